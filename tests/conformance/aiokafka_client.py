@@ -1,4 +1,4 @@
-"""aiokafka. Each consumer and each call has an event loop in a thread of its own, which also runs when nobody polls, so
+"""aiokafka. Each consumer and each call has an event loop in a thread of its own. The loop also runs between polls, so
 that heartbeats go out.
 """
 
@@ -151,7 +151,7 @@ class AiokafkaAdmin(Admin):
 
 
 def _check(answer: Any) -> None:
-    """This client hands on what the broker answered, in whatever version; errors are for the caller to find."""
+    """This client passes on the broker's answer, in whatever version; the caller must look for errors."""
     for rows in answer.to_object().values():
         for row in rows if isinstance(rows, list) else ():
             code = next(row[name] for name in ("error_code", "topic_error_code") if name in row)

@@ -1,5 +1,5 @@
 """Two agents in two zones as processes on a real Postgres, and a scenario's way to set up topics, records and groups
-without its client: by this project's own client.
+without its client, through this project's own client.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Cluster:
         self._numbers = itertools.count()
 
     def start(self) -> None:
-        """Until all agents know one another: before that two may take themselves for a group's coordinator, and a
-        member that leaves where the group has been fenced is not heard."""
+        """Wait until all agents know one another. Before that, two agents may both take themselves for a group's
+        coordinator, and a fenced agent ignores a member that leaves."""
         for agent in self.processes.agents:
             agent.begin_start()
         for agent in self.processes.agents:
@@ -46,7 +46,7 @@ class Cluster:
 
     def _knows_all(self, agent: AgentProcess) -> bool:
         async def ask() -> int:
-            # A client without a zone is named the agents of all.
+            # A client without a zone is told the agents of all zones.
             async with connected(agent.address) as client:
                 return len((await client.metadata([])).brokers)
 
@@ -70,7 +70,7 @@ class Cluster:
         return name
 
     def topic_again(self, name: str) -> None:
-        """After it was deleted; a client that asked for it meanwhile may have made it already."""
+        """Create the topic after it was deleted; a client that asked for it meanwhile may have created it already."""
         try:
             self.topic(name=name)
         except KafkaError as error:
@@ -85,7 +85,7 @@ class Cluster:
         in_thread(delete())
 
     def write(self, topic: str, records: Sequence[Sent], *, partition: int = 0, at_once: int = 10) -> int:
-        """In batches of a few. Returns the offset of the first."""
+        """Write in batches of a few records. Returns the offset of the first."""
         now_ms = int(time.time() * 1000)
 
         async def write() -> int:

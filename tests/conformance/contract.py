@@ -1,9 +1,10 @@
-"""The demands of a scenario on a Kafka client of any kind: a Python library, a command-line tool, a program in another
-language. A client lists in `lacks` the scenarios that it cannot do by its nature, and why; everything else must pass.
+"""The demands of a scenario on a Kafka client of any kind: a Python library, a command-line tool, or a program in
+another language. A client lists in `lacks` the scenarios that it cannot support by its nature, and why; it must pass
+all others.
 
-Consumers are polled without a pause, each in a thread of its own, as applications do it (`Live`). Two consumers that
-are polled in turn by one thread hold each other up: aiokafka's `getmany` returns when a rebalance has ended, which the
-other one must join; kafka-python (3.0) drops an assignment that came between two of its polls, and joins again.
+Each consumer is polled without a pause in a thread of its own, as in applications (`Live`). Two consumers that one
+thread polls in turn block each other: aiokafka's `getmany` returns when a rebalance has ended, which the other consumer
+must join; kafka-python (3.0) drops an assignment that came between two of its polls, and joins again.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ RECORDS = [
     )
     for number in range(60)
 ]
-"""With headers, null keys and null values (never both null: aiokafka refuses to send that)."""
+"""Records with headers, null keys and null values (never both null: aiokafka refuses to send that)."""
 
 
 class NoOffsetError(Exception):
@@ -75,13 +76,13 @@ class Reading:
     reset: str = "earliest"
     """earliest, latest, or none."""
     fetch_bytes: int | None = None
-    """So much of a partition at a time, and little ahead of the application."""
+    """The bytes to fetch of a partition at a time; the client reads only a little ahead of the application."""
     heartbeat_ms: int = HEARTBEAT_MS
     session_ms: int = SESSION_MS
 
 
 class Consumer(ABC):
-    """Used by one thread."""
+    """A consumer for use by one thread."""
 
     @abstractmethod
     def poll(self, seconds: float) -> Sequence[Item]:
@@ -98,7 +99,7 @@ class Consumer(ABC):
 
 
 class Admin(ABC):
-    """Errors are exceptions whose text names Kafka's error."""
+    """An admin client. Errors are exceptions whose text names Kafka's error."""
 
     @abstractmethod
     def create(self, topic: str, partitions: int, configs: Mapping[str, str]) -> None: ...
@@ -123,11 +124,11 @@ class Admin(ABC):
 
     @abstractmethod
     def groups(self) -> Mapping[str, str]:
-        """Group -> its state; "" where the client does not tell."""
+        """The state of each group; "" if the client does not report it."""
 
     @abstractmethod
     def group(self, group: str) -> tuple[str, int]:
-        """Its state, and how many members it has."""
+        """The group's state and its number of members."""
 
     @abstractmethod
     def committed(self, group: str, topic: str) -> Mapping[int, int]: ...
@@ -142,14 +143,14 @@ class Admin(ABC):
 class Client(ABC):
     name: str
     lacks: Mapping[str, str] = {}
-    """Scenario -> why this client has no such thing."""
+    """The scenarios that this client lacks, each with the reason."""
     is_heavy = False
-    """Takes too long for every run: soak."""
+    """Whether it takes too long for every run; then it runs in soak only."""
     always_there = False
-    """One of the project's own test dependencies: never skipped."""
+    """Whether it is one of the project's own test dependencies, which are never skipped."""
 
     def absent(self) -> str:
-        """Why it is not at hand on this machine; "" when it is."""
+        """The reason why the client is missing on this machine; "" if it is present."""
         return ""
 
     @property
@@ -166,17 +167,17 @@ class Client(ABC):
         codec: str = "none",
         client_id: str = "conformance",
     ) -> Sequence[int]:
-        """To partition 0, idempotently. Returns the offsets, [] where the client does not tell."""
+        """Write to partition 0, idempotently. Returns the offsets, or [] if the client does not report them."""
 
     @abstractmethod
     def consumer(self, bootstrap: str, reading: Reading) -> Consumer: ...
 
     def ends(self, bootstrap: str, topic: str) -> tuple[int, int]:
-        """First offset of partition 0, and the next that will be written."""
+        """The first offset of partition 0, and the next one to be written."""
         raise NotImplementedError
 
     def offset_at(self, bootstrap: str, topic: str, timestamp_ms: int) -> int:
-        """The first of partition 0 with that timestamp or a later one."""
+        """The first offset of partition 0 with that timestamp or a later one."""
         raise NotImplementedError
 
     def admin(self, bootstrap: str) -> Admin:
@@ -184,7 +185,7 @@ class Client(ABC):
 
 
 class Live:
-    """A consumer in the thread that polls it."""
+    """A consumer and the thread that polls it."""
 
     def __init__(self, make: Callable[[], Consumer]) -> None:
         self._orders: SimpleQueue[tuple[Callable[[Consumer], Any], Future[Any]]] = SimpleQueue()
@@ -198,7 +199,7 @@ class Live:
         self._thread.start()
 
     def pause(self) -> None:
-        """No more polls, but for one that is under way."""
+        """Stop polling, except for a poll that is under way."""
         self._resumed.clear()
         self._do(lambda consumer: None)
 

@@ -109,7 +109,7 @@ def _when(client: Client) -> str:
 
 
 def _version(client: Client) -> str:
-    """The one that is pinned here; "" when it is whatever the machine has."""
+    """The version that is pinned here; "" if the machine's own version is used."""
     pins = (ROOT / "constraints.txt").read_text() + (ROOT / "tests/conformance/programs/go/go.mod").read_text()
     found = re.search(rf"{re.escape(client.name)}(?:==| v)(\d+\.\d+)", pins)
     return found[1] if found else ""

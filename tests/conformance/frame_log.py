@@ -21,7 +21,7 @@ class Call:
 
     @property
     def seconds(self) -> float:
-        """inf when there was no answer."""
+        """inf if there was no answer."""
         return self.answered_s - self.asked_s
 
     def covers(self, at_s: float) -> bool:
@@ -29,7 +29,7 @@ class Call:
 
 
 class FrameLog(ThreadedProxy):
-    """Listens at `address` and hands everything on to `to`."""
+    """Listens at `address` and forwards everything to `to`."""
 
     def __init__(self, address: str, to: tuple[str, int]) -> None:
         super().__init__(address)

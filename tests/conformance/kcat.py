@@ -64,7 +64,7 @@ class KcatConsumer(Consumer):
         self._partitions = found if "assigned" in line else set()
 
     def commit(self) -> None:
-        """It commits by itself, when it closes."""
+        """kcat commits by itself when it closes."""
 
     def partitions(self) -> set[int]:
         return self._partitions
@@ -72,7 +72,7 @@ class KcatConsumer(Consumer):
     def close(self) -> None:
         self._process.terminate()
         try:
-            # Its output is read, or it would wait for that for ever.
+            # Read its output, because kcat would wait for a reader for ever.
             self._process.communicate(timeout=TIMEOUT_S)
         finally:
             self._process.kill()

@@ -1,6 +1,6 @@
-"""Clients of other languages: a program of ours around each, which takes a line of JSON and answers with one.
+"""Clients in other languages: a small program of ours around each one reads a line of JSON and answers with another.
 
-Bytes are base64. A request is {"do": "write" | "open" | "poll" | "commit" | "close" | an act of `Admin`, ...}; an
+Bytes are base64. A request is {"do": "write" | "open" | "poll" | "commit" | "close" | an act of `Admin`, ...}. An
 answer with "error" is raised here. One program serves all scenarios of a cluster, because a JVM takes a second to
 start.
 """
@@ -30,7 +30,7 @@ BUILD_S_MAX = 300
 
 
 class Program:
-    """Its process. Calls wait for one another."""
+    """The client's process. Calls wait for one another."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as the process
@@ -214,7 +214,7 @@ class Java(ProgramClient):
 
 
 class Go(ProgramClient):
-    """Built where the modules are at hand or can be had: heavy."""
+    """Built where the modules are present or can be downloaded. This takes long."""
 
     is_heavy = True
 

@@ -52,7 +52,7 @@ def numbered(count: int, *, size: int = 10) -> list[Sent]:
 
 
 def codec(codec: str, client: Client, cluster: Cluster) -> None:
-    """Written by it, read by it and by librdkafka; and read by it what librdkafka wrote."""
+    """The client writes; the client and librdkafka read. Then librdkafka writes, and the client reads."""
     other = Confluent()
     for writer in (client, other) if client.name != other.name else (client,):
         topic = cluster.topic()
@@ -107,7 +107,7 @@ LOG, CUT = 100, 90
 
 
 def passed_by(reset: str, client: Client, cluster: Cluster) -> None:
-    """A consumer that is far behind when the records before it are deleted under it."""
+    """The records before a slow consumer's position are deleted while it reads."""
     topic = cluster.topic()
     cluster.write(topic, numbered(LOG, size=20_000), at_once=5)
     with live(client, cluster, Reading(topic=topic, start=0, reset=reset, fetch_bytes=30_000)) as consumer:
@@ -146,7 +146,7 @@ def _last(consumer: Live) -> int:
 
 
 def made_anew(client: Client, cluster: Cluster) -> None:
-    """A topic is deleted and made again under its name while it is read: the new one is read from its start."""
+    """A topic is deleted and created again under its name while it is read. The new one is read from its start."""
     topic = cluster.topic()
     cluster.write(topic, numbered(20))
     with live(client, cluster, Reading(topic=topic, start=0)) as consumer:
@@ -172,7 +172,7 @@ def members(client: Client, cluster: Cluster, readings: Sequence[Reading]) -> It
 
 
 def shared(members: Sequence[Live]) -> list[set[int]]:
-    """Wait until each partition is one member's, and each has as many."""
+    """Wait until each partition belongs to one member, and all members have the same number."""
 
     def is_shared() -> bool:
         for member in members:
@@ -210,7 +210,7 @@ def await_all(members: Sequence[Live], count: int) -> None:
 
 
 def rebalance(client: Client, cluster: Cluster) -> None:
-    """Two share a topic; one leaves, and the other takes its partitions where it left them."""
+    """Two members share a topic; one leaves, and the other takes over its partitions at its offsets."""
     topic = cluster.topic(PARTITIONS)
     reading = Reading(topic=topic, group=topic)
     with members(client, cluster, [reading, reading]) as (one, two):
@@ -226,7 +226,7 @@ def rebalance(client: Client, cluster: Cluster) -> None:
 
 
 def static(client: Client, cluster: Cluster) -> None:
-    """One of two static members is started again: each has what it had, without a rebalance."""
+    """One of two static members is restarted: both keep their partitions, without a rebalance."""
     topic = cluster.topic(PARTITIONS)
     readings = [Reading(topic=topic, group=topic, instance=f"i{number}", session_ms=20_000) for number in range(2)]
     with members(client, cluster, readings) as (one, two):
@@ -289,7 +289,7 @@ def topics(client: Client, cluster: Cluster) -> None:
         wait_until(lambda: admin.count_partitions(topic) == 3, TIMEOUT_S)
         wait_until(lambda: admin.config(topic, "retention.ms") == "123456789", TIMEOUT_S)
         admin.set_config(topic, "retention.ms", "987654321")
-        # Of any agent, which hears of it in a moment.
+        # any agent may be asked; the others learn of the change a moment later
         wait_until(lambda: admin.config(topic, "retention.ms") == "987654321", TIMEOUT_S)
         admin.grow(topic, 5)
         wait_until(lambda: admin.count_partitions(topic) == 5, TIMEOUT_S)
@@ -302,7 +302,7 @@ def topics(client: Client, cluster: Cluster) -> None:
 
 
 def zones(client: Client, cluster: Cluster) -> None:
-    """A client that names its zone talks to that zone's agents alone."""
+    """A client that names its zone talks only to that zone's agents."""
     topic = cluster.topic()
     for zone, mine in zip(ZONES, cluster.processes.agents, strict=True):
         [other] = [agent for agent in cluster.processes.agents if agent is not mine]

@@ -1,5 +1,5 @@
-"""Admin clients, unchanged: kafka-python's, aiokafka's and confluent-kafka's create, describe, alter, grow and delete,
-and understand refusals.
+"""Unchanged admin clients of kafka-python, aiokafka and confluent-kafka create, describe, alter, grow and delete, and
+understand refusals.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def test_kafka_python_creates_describes_alters_grows_and_deletes(dev: Dev) -> No
         admin.alter_configs([change], incremental=True)
         assert _kafka_python_configs(admin, name) == {**configs, "segment.ms": "7000"}
         change.configs = {"segment.ms": "8000"}
-        admin.alter_configs([change], incremental=False)  # it reads what is set and sends it along
+        admin.alter_configs([change], incremental=False)  # it reads the present configs and sends them along
         assert _kafka_python_configs(admin, name) == {**configs, "segment.ms": "8000"}
         admin.create_partitions({name: NewPartitions(5)})
         assert len(admin.describe_topics([name])[0]["partitions"]) == 5
@@ -77,7 +77,7 @@ def test_kafka_python_sees_sizes_producers_and_that_nothing_is_elected_or_moved(
 
 
 def _kafka_python_configs(admin: Any, name: str) -> dict[str, str]:
-    """Those of a topic that are set."""
+    """The configs that are set on a topic."""
     from kafka.admin import ConfigResource, ConfigResourceType
 
     [of_name] = admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, name)]).values()
@@ -132,7 +132,7 @@ async def test_aiokafka_creates_describes_alters_grows_and_deletes(dev: Dev) -> 
         again = await admin.create_topics([NewTopic(name, 2, 3)])
         assert [each[1] for each in again.topic_errors] == [36]
         assert await value_of("retention.ms") == "5000"
-        # aiokafka speaks AlterConfigs, which replaces what is set
+        # aiokafka sends AlterConfigs, which replaces all configs that are set
         await admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, name, {"segment.ms": "7000"})])
         assert (await value_of("segment.ms"), await value_of("retention.ms")) == ("7000", "604800000")
         grown = await admin.create_partitions({name: NewPartitions(5)})
@@ -156,7 +156,7 @@ def confluent(dev: Dev) -> Any:
 
 
 def _code(act: Callable[[], Any]) -> int:
-    """Of the error that the client makes of a refusal; 0 when it succeeds."""
+    """The code of the error that the client raises for a refusal; 0 if the call succeeds."""
     from confluent_kafka import KafkaException
 
     try:

@@ -1,4 +1,4 @@
-"""Clients beyond the scenarios: news at the end of a log, and refusals."""
+"""Clients beyond the scenarios: new records at the end of a log, and refusals."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_a_consumer_at_the_end_gets_what_comes(cluster: Cluster, client: Client)
     with live(client, cluster, Reading(topic=topic, start=10)) as consumer:
         cluster.write(topic, numbered(1))
         consumer.await_items(1)
-        cluster.write(topic, numbered(2))  # it is at the end by now, and waits
+        cluster.write(topic, numbered(2))  # by now it is at the end, and waits
         assert [item.offset for item in consumer.await_items(3)] == [10, 11, 12]
 
 

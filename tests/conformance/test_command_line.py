@@ -1,4 +1,6 @@
-"""`siltstone produce` and `consume` beside other clients: each reads what the other wrote, and keys go the same way."""
+"""`siltstone produce` and `consume` beside other clients: each reads the other's records, and keys go to the same
+partitions.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Consumer groups with ordinary clients, in cases that need more than one client: several kinds in one group that
-outlives its agents, offsets that are set and deleted by hand, and joins that are held for longer than a session.
+"""Consumer groups with ordinary clients, in cases that need more than one client: several kinds of client in one group
+that outlives its agents, offsets that are set and deleted by hand, and joins that are held longer than a session.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def test_kinds_of_clients_share_a_group_whose_offsets_outlive_its_agents(cluster
         await_all(first, write_everywhere(cluster, topic, 20))
         for member in first:
             member.commit()
-    # when: the others come, and everything is started anew meanwhile
+    # when: the others come, and everything is restarted meanwhile
     cluster.processes.stop()
     cluster.start()
     write_everywhere(cluster, topic, 10)
@@ -97,7 +97,7 @@ def test_offsets_are_set_and_deleted_by_hand(cluster: Cluster) -> None:
 
 
 def test_joins_that_are_held_for_longer_than_a_session_end_no_session(processes: Processes) -> None:
-    # given: an agent that clients reach by way of a log of frames, and a first rebalance of three sessions' length
+    # given: an agent that clients reach through a log of frames, and a first rebalance three sessions long
     port = free_port()
     agent = processes.add(
         listen=f"127.0.0.1:{port}",
@@ -127,7 +127,7 @@ def test_joins_that_are_held_for_longer_than_a_session_end_no_session(processes:
     joins, beats = log.of("JoinGroup"), log.of("Heartbeat")
     held = [call for call in joins if call.seconds > HELD_MS / 1500]
     assert 2 * len(KINDS) <= len(held) <= 3 * len(KINDS) and len(joins) <= 3 * len(held)
-    # and: heartbeats take the way of the joins, so they would wait behind a held one; none is sent meanwhile
+    # and: heartbeats share the connection of the joins, so they would wait behind a held one; none is sent meanwhile
     assert {call.connection for call in beats} == {call.connection for call in held}
     for call in held:
         meanwhile = [beat for beat in beats if beat.connection == call.connection and call.covers(beat.asked_s)]
@@ -137,7 +137,8 @@ def test_joins_that_are_held_for_longer_than_a_session_end_no_session(processes:
 async def test_a_heartbeat_behind_ones_own_held_join_is_answered_as_a_members(
     start_agent: StartAgent, dial: Dial
 ) -> None:
-    """As in Kafka a connection's requests wait for one another; what a held join keeps waiting ends no session."""
+    """As in Kafka, a connection's requests wait for one another. A request that waits behind a held join ends no
+    session."""
     running = await start_agent(group_initial_rebalance_delay_ms=HELD_MS, group_min_session_timeout_ms=SESSION_MS)
     raw = await dial.raw(running.address)
 

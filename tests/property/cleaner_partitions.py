@@ -1,4 +1,4 @@
-"""Random partitions of every kind that a cleaner may meet, each from one seed."""
+"""Random partitions of every kind that a cleaner may meet. Each comes from one seed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Partition:
     keys_max: int
     passes: int
     cuts: list[list[int]] = field(default_factory=list)
-    """Where windows end: of the scan, of the rewrite."""
+    """The places where windows end: those of the scan, and those of the rewrite."""
 
 
 def random_partition(seed: int) -> Partition:
@@ -90,7 +90,7 @@ class _Maker:
     def step(self) -> None:
         r = self.r
         if r.random() < 0.2:
-            self.end += r.randint(1, 50)  # offsets that an earlier cleaning has emptied
+            self.end += r.randint(1, 50)  # offsets that an earlier cleaning emptied
         kind = r.random()
         if kind < 0.6:
             self.add(self.data())
@@ -150,7 +150,7 @@ class _Maker:
         return NewRecord(0, key, value, headers)
 
     def data(self, *, attributes: int = 0, producer_id: int = -1) -> bytes:
-        """Some records, with gaps between their offsets when an earlier cleaning has been there."""
+        """Some records, with gaps between their offsets if an earlier cleaning was there."""
         r = self.r
         span = r.choice((1, 2, 5, 20, 60))
         deltas = sorted(r.sample(range(span), r.randint(1, span)))

@@ -1,4 +1,4 @@
-"""Messages of any API and version, made from the tables in `wire.messages`."""
+"""Messages of any API and version, generated from the tables in `wire.messages`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _INTEGERS = {
     "int64": st.integers(-(2**63), 2**63 - 1),
 }
 _ERROR_CODES = st.sampled_from([int(code) for code in ErrorCode])
-_TIMES_MS = st.just(-1) | st.integers(0, 4_102_444_800_000)  # kio makes datetimes and timedeltas of them
+_TIMES_MS = st.just(-1) | st.integers(0, 4_102_444_800_000)  # kio turns these into datetimes and timedeltas
 _STRINGS = st.text(st.characters(codec="utf-8"), max_size=8) | st.sampled_from(["a" * 126, "a" * 127, "ü" * 200])
 _OCTETS = st.binary(max_size=8) | st.sampled_from([bytes(126), bytes(127), bytes(20_000)])
 _UUIDS = st.sampled_from([UUID(int=0), UUID("67e55044-10b1-426f-9247-bb680e5fe0c8")]) | st.uuids()
@@ -73,7 +73,7 @@ _made: dict[tuple[type[Struct], int], st.SearchStrategy[Any]] = {}
 
 
 def messages(struct_class: type[Struct], version: int) -> st.SearchStrategy[Any]:
-    """Structs of this class with any value in every field that the version has."""
+    """Structs of this class with any value in every field of the version."""
     known = _made.get((struct_class, version))
     if known is None:
         fields = {
@@ -84,7 +84,7 @@ def messages(struct_class: type[Struct], version: int) -> st.SearchStrategy[Any]
 
 
 def fullest(struct_class: type[Struct], version: int) -> Any:
-    """A struct with something in every field: arrays have two elements, nothing is null or default."""
+    """A struct with a value in every field: arrays have two elements, nothing is null or default."""
 
     def value(wire_type: WireType[Any], index: int) -> Any:
         match wire_type:

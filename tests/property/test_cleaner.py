@@ -112,7 +112,7 @@ def check_batches_keep_their_places(partition: Partition, cleaned: Cleaned) -> N
             assert header.base_timestamp_ms == old.base_timestamp_ms
         if header.has_delete_horizon and not old.has_delete_horizon:
             assert header.base_timestamp_ms == bounds.delete_horizon_ms
-            # a record without a key and without a value hides nothing: it is no tombstone
+            # a record without a key and without a value supersedes nothing: it is no tombstone
             assert all(one.offset < end for one in stored([batch]) if one.key is not None and one.value is None)
     ends = {read_header(batch).next_offset for batch in cleaned.batches}
     for must_stay in (bounds.first_uncleanable_offset, bounds.last_stable_offset, bounds.high_watermark):

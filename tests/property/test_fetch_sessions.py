@@ -1,7 +1,7 @@
 """A client of a fetch session knows the same as from full fetches, after every step of a random history.
 
-The client behaves as Java's `FetchSessionHandler`: it names the changed partitions, begins again when it is refused or
-an answer was lost, and takes partitions that an answer leaves out for unchanged.
+The client behaves as Java's `FetchSessionHandler`. It names the changed partitions, begins again when it is refused or
+an answer was lost, and takes a partition that an answer leaves out for unchanged.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Log:
     error: ErrorCode = ErrorCode.NONE
 
     def read(self, partition: int, offset: int) -> PartitionData:
-        """What a full fetch says."""
+        """The answer of a full fetch."""
         if not self.start <= offset <= self.end:
             return PartitionData(
                 partition_index=partition, error_code=ErrorCode.OFFSET_OUT_OF_RANGE, high_watermark=-1, records=b""
@@ -87,12 +87,12 @@ class Client:
     def __init__(self, *, by_id: bool) -> None:
         self.by_id = by_id
         self.wanted: dict[Key, int] = {}
-        """Where it reads."""
+        """The offset to read from, by partition."""
         self.known: dict[Key, PartitionData] = {}
-        """What it was told last, without the records."""
+        """The last answer for each partition, without the records."""
         self.session_id = self.epoch = 0
         self._sent: dict[Key, int] = {}
-        """What the session holds, as far as the client knows."""
+        """The session's contents as far as the client knows."""
 
     def request(self) -> FetchRequest:
         full = self.epoch == 0
@@ -116,11 +116,11 @@ class Client:
         return {"topic_id": topic} if self.by_id else {"topic": topic}
 
     def lose(self) -> None:
-        """The answer does not come, or says that the session is not as it should be."""
+        """The answer is lost, or reports an error of the session."""
         self.epoch = 0
 
     def take(self, answer: FetchResponse) -> dict[Key, PartitionData] | None:
-        """All partitions as the client sees them now; None when it was refused."""
+        """All partitions as the client sees them now; None when the request was refused."""
         if answer.error_code:
             if answer.error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND:
                 self.session_id = 0
@@ -185,7 +185,8 @@ def check_counts(agent: Agent) -> None:
 
 
 def meddle(agent: Agent, client: Client, ahead: int | None) -> None:
-    """Somebody uses the client's session in another kind of version, or in an epoch to come: nothing comes of it."""
+    """Use the client's session with the other kind of version, or in a future epoch. The agent refuses, and nothing
+    changes."""
     if client.epoch:
         request = FetchRequest(session_id=client.session_id, session_epoch=client.epoch + (ahead or 0))
         assert agent.begin(request, by_id=client.by_id if ahead else not client.by_id).error
@@ -194,7 +195,7 @@ def meddle(agent: Agent, client: Client, ahead: int | None) -> None:
 def live_through(
     by_id: bool, slots_max: int, partitions_max: int, first: list[tuple[int, int]], history: list[tuple[Any, ...]]
 ) -> None:
-    """Fetch before and after each step, and compare."""
+    """Fetch before and after each step, and compare with full fetches."""
     names: list[TopicKey] = [UUID(int=9 + each) if by_id else f"t{each}" for each in range(TOPICS)]
     agent = Agent(slots_max, partitions_max, seed=3)
     agent.logs = {(name, at): Log() for name in names for at in range(PARTITIONS)}
@@ -203,7 +204,7 @@ def live_through(
         client.wanted[names[topic], at] = 0
 
     parked: list[FetchContext] = []
-    """Not answered yet when the client gave up."""
+    """Fetches that were not answered when the client gave up."""
 
     def fetch(how: str = "") -> None:
         request = client.request()

@@ -1,4 +1,4 @@
-"""The file format: built files read back, damaged files are refused, and version 1 never changes."""
+"""The file format: written files read back, damaged files are refused, and version 1 never changes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ kinds_of_bytes = st.sampled_from([bytes, bytearray, memoryview])
 
 
 def with_known_crcs(source: ExtentSource) -> st.SearchStrategy[ExtentSource]:
-    """The same with the CRCs of some chunks given beforehand."""
+    """The same file with the CRCs of some chunks passed in."""
     crcs = st.tuples(*(st.sampled_from([None, crc32c(chunk)]) for chunk in source.chunks))
     return crcs.map(lambda known: source._replace(chunk_crcs=known))
 
@@ -80,7 +80,7 @@ def an_extent(body: bytes = b"extent", *, number: int = 0) -> ExtentSource:
 
 
 def with_trailer(data: bytes, index: bytes, *, version: int = 1, flags: int = 0) -> bytes:
-    """A file with any index, sealed as if it were right."""
+    """A file with any index, sealed as if the index were correct."""
     start = struct.pack(">QQIHH4x", len(data), len(index), crc32c(index), version, flags)
     return data + index + start + struct.pack(">I8s", crc32c(start), MAGIC)
 
@@ -153,7 +153,7 @@ def test_an_unknown_section_that_is_required_is_refused() -> None:
 
 
 def test_fields_that_a_later_release_added_are_stepped_over() -> None:
-    # given: header, section entries and rows longer than this release knows them
+    # given: a header, section entries and rows longer than this release knows them
     row = struct.pack(">16siIQQqqQqqIIQ", uuid.UUID(int=7).bytes, 3, 0, 0, 4, 10, 11, 2, 5, 6, crc32c(b"data"), 0, 0)
     section = struct.pack(">HHIQQ8x", 12, 0, 0, 0, 4)
     header = struct.pack(
@@ -240,7 +240,7 @@ def test_the_golden_file_of_version_1_is_written_and_read_as_ever() -> None:
 
 
 async def merged_golden_file() -> bytes:
-    """An L1 file: two batches, an extent that covers offsets without any, one flagged."""
+    """An L1 file with two batches, one extent without batches for its offsets, and one flagged extent."""
     topic = uuid.UUID("0194f1a2-7c3d-4e5f-8a9b-0c1d2e3f4a5b")
     store = MemoryStore()
     writer = FileWriter(store, "l1/golden", level=1, created_ms=NOW_MS + 250)

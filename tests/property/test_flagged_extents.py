@@ -1,5 +1,5 @@
-"""Random damage in an extent of several batches: the sound batches before it are served to the byte, and no damaged one
-is.
+"""Random damage in an extent of several batches: the sound batches before the damage are served byte for byte, and no
+damaged batch is served.
 
 The model is the list of batches as they were written, with their offsets.
 """
@@ -20,12 +20,12 @@ from wire.batch import CRC_COVERS_FROM, read_header
 from wire.records import NewRecord, build_batch
 
 OFFSET_FIELDS = [*range(8), *range(12, 16)]
-"""Bytes of a batch that its CRC does not cover and its framing does not need: base offset and leader epoch."""
+"""The bytes of a batch that its CRC does not cover and its framing does not need: base offset and leader epoch."""
 
 
 @contextmanager
 def small_blocks(read_bytes_min: int) -> Iterator[None]:
-    """So that a few records fill several blocks."""
+    """Small blocks, so that a few records fill several of them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("storage.format.survey.BLOCK_BYTES", 400)
         patch.setattr("agents.read.plan.READ_BYTES_MIN", read_bytes_min)
@@ -38,7 +38,7 @@ def some_extent(chances: random.Random, kind: str) -> FlaggedExtent:
     for number in range(chances.randint(2, 8)):
         count = chances.randint(1, 4)
         offset += chances.choice([0, 0, 1, 50]) if kind == "thinned" else 0
-        offset += 3 if kind == "thinned" and number == 1 else 0  # one gap at least
+        offset += 3 if kind == "thinned" and number == 1 else 0  # at least one gap
         size = chances.choice([0, 10, 300])
         batch = build_batch([NewRecord(at, b"k", chances.randbytes(size)) for at in range(count)])
         batches.append(stamped(batch, offset))
@@ -48,7 +48,7 @@ def some_extent(chances: random.Random, kind: str) -> FlaggedExtent:
 
 
 def damage(chances: random.Random, found: FlaggedExtent) -> set[int]:
-    """Change some bytes that lie together, in one place or in two. Returns which positions."""
+    """Change some adjacent bytes, in one place or in two. Returns their positions."""
     positions: set[int] = set()
     for _ in range(chances.choice([1, 1, 2])):
         at = chances.randrange(len(found.data))
@@ -72,7 +72,7 @@ def test_what_is_sound_before_damage_is_served_and_nothing_damaged_is(kind: str,
     for number, batch in enumerate(found.batches):
         fields = {position - start for position in damaged if start <= position < start + len(batch)}
         if kind == "l0":
-            fields -= set(OFFSET_FIELDS)  # they are given when it is read
+            fields -= set(OFFSET_FIELDS)  # these fields are assigned when the batch is read
         if fields:
             first_bad = number if first_bad is None else first_bad
             bad_bases.add(read_header(batch).base_offset)
@@ -86,14 +86,14 @@ def test_what_is_sound_before_damage_is_served_and_nothing_damaged_is(kind: str,
             rest = [batch for batch in found.batches if read_header(batch).last_offset >= offset]
             assert read.batches == rest[: len(read.batches)]
             assert not bad_bases & set(read.bases)
-            # and all that is sound before the damage is, where its offsets are certain
+            # and all sound batches before the damage are served, where their offsets are certain
             is_certain = kind != "thinned" or not is_head_damaged
             if first_bad is not None and is_certain and rest and rest[0] in found.batches[:first_bad]:
                 assert read.batches
                 whole = found.read(offset)
                 assert whole.batches == rest[: first_bad - len(found.batches) + len(rest)]
                 assert whole.ends_in_damage
-            # and what is behind it, where no head is damaged and batches carry their offsets
+            # and so are the batches behind it, where no head is damaged and batches carry their offsets
             is_behind = first_bad is not None and rest and rest[0] not in found.batches[: first_bad + 1]
             if is_behind and kind != "l0" and not is_head_damaged and (base := read_header(rest[0]).base_offset):
                 assert found.read(base).batches or base in bad_bases, "who goes round the damage reads on"
@@ -118,7 +118,7 @@ def test_reads_of_any_size_go_on_where_the_last_one_ended(kind: str, seed: int) 
             if read.batches:
                 offset = read_header(read.batches[-1]).last_offset + 1
                 resume = read.resume if chances.random() < 0.7 else None
-            # a range that ends inside the first batch is asked for again, longer
+            # a range that ends inside the first batch is requested again with more bytes
             bytes_max = chances.choice([1, 200, 2_000]) if read.batches else 2 * bytes_max
         else:
             pytest.fail(f"no end of it at offset {offset}")

@@ -1,4 +1,4 @@
-"""The table of keys against a dict, over random histories with full tables, ranges and clears."""
+"""The table of keys compared with a dict, over random histories with full tables, ranges and clears."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.fixtures.chance import examples
 def test_a_table_does_what_a_dict_does(
     seed: int, keys_max: int, pool: int, crowd: int, calls: list[tuple[int, bool]]
 ) -> None:
-    # given keys that are spread over the index, or all search from its end, or even have the same tag
+    # given keys that are spread over the index, that all search from its end, or that even share one tag
     chance = np.random.default_rng(seed)
     keys = chance.integers(0, 2**64, (pool, 4), dtype=np.uint64)
     if crowd:
@@ -35,7 +35,7 @@ def test_a_table_does_what_a_dict_does(
         hashes = keys[chance.integers(0, pool, rows)]
         lengths = chance.integers(-1, 5, rows).astype(np.int32)
         lo, hi = sorted(chance.integers(0, 2**64, 2, dtype=np.uint64).tolist()) if ranged else (0, HASH_MAX)
-        # when both are given the same rows, and cleared when they are full
+        # when both get the same rows, and are cleared when they are full
         done = 0
         while True:
             rest = hashes[done:], lengths[done:], ordinal + done
@@ -43,7 +43,7 @@ def test_a_table_does_what_a_dict_does(
                 each.enter(*rest, bits, range_lo=lo, range_hi=hi)
                 for each, bits in zip((table, model), dead, strict=True)
             ]
-            # then both do as many rows, hold as many keys, and have the same dead
+            # then both take the same number of rows, hold the same number of keys, and mark the same rows dead
             assert steps[0] == steps[1]
             assert table.keys == model.keys
             assert np.array_equal(*dead)

@@ -1,6 +1,6 @@
-"""Kernels against their twins in Python over sound and damaged bytes: the same verdict, the same columns.
+"""Kernels compared with their Python twins over sound and damaged bytes: the same verdict, the same columns.
 
-The bytes end at a page that may not be read, so a kernel that looks past them ends the test run.
+The bytes end at a page that may not be read, so a kernel that reads past them ends the test run.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BYTE = st.sampled_from([0, 1, 2, 3, 0x7E, 0x7F, 0x80, 0x81, 0xFE, 0xFF]) | st.in
 
 @st.composite
 def damaged(draw: st.DrawFn, data: bytes) -> bytes:
-    """`data` with up to three of its bytes changed, put in, taken out, or cut off."""
+    """`data` with up to three of its bytes changed, inserted, removed or cut off."""
     body = bytearray(data)
     for _ in range(draw(st.integers(0, 3))):
         place = draw(st.integers(0, len(body)))
@@ -51,7 +51,7 @@ def damaged(draw: st.DrawFn, data: bytes) -> bytes:
 
 
 def verdict(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """The columns with their types, or what was refused where and why."""
+    """The columns with their types, or the refusal: its place and its reason."""
     try:
         columns = call(*arguments, **options)
     except CorruptPayloadError as error:
@@ -98,12 +98,12 @@ VARINTS_64 += [b"\x80" * 9 + b"\x00", b"\x80" * 10 + b"\x00", b"\xff" * 10, b"\x
 @pytest.mark.parametrize("place", ["length", "timestamp", "offset", "key", "value", "headers", "header key"])
 @pytest.mark.parametrize("varint", VARINTS_64, ids=bytes.hex)
 def test_numbers_of_every_width_are_read_or_refused_alike(place: str, varint: bytes) -> None:
-    # given a record in which one number is written in an odd way, and the others in the shortest
+    # given a record in which one number has an unusual encoding, and the others the shortest one
     fields = {"timestamp": b"\0", "offset": b"\0", "key": b"\x01", "value": b"\x01", "headers": b"\x02"}
     fields |= {"header key": b"\0", "header value": b"\x01"} | ({place: varint} if place != "length" else {})
     body = b"\0" + b"".join(fields.values())
     length = varint if place == "length" else bytes((2 * len(body),))
-    # when it is scanned, alone and with another behind it
+    # when it is scanned, alone and with another record behind it
     alone = check_scan([length + body], [1])
     check_scan([length + body + b"\x0c\x00\x00\x00\x01\x01\x00"], [2])
     # then a delta keeps every bit it may have
@@ -115,12 +115,12 @@ def test_numbers_of_every_width_are_read_or_refused_alike(place: str, varint: by
 
 @pytest.mark.parametrize("last", [0x80, 0xFF, 0x7E])
 def test_a_number_that_goes_on_behind_the_last_byte_is_refused_alike(last: int) -> None:
-    # given a record of every kind of field that ends after each of its bytes, with a length that fits
+    # given a record of every kind of field, cut after each of its bytes, with a length that fits
     record = NewRecord(NOW_MS, b"k", b"v", (("h", b"x"), ("n", None)))
     body = build_batch([record])[BATCH_HEADER_BYTES + 1 :]
     for end in range(6, len(body) + 1):
         cut = body[: end - 1] + bytes((last,))
-        # when its last byte, the last there is, says that one more follows, or is another number
+        # when the last byte that exists announces one more byte, or is another number
         check_scan([bytes((2 * len(cut),)) + cut], [1])
 
 
@@ -146,7 +146,7 @@ def test_windows_whole_or_damaged_are_judged_alike(
 @settings(max_examples=examples(150), deadline=None)
 @given(header=st.lists(BYTE, min_size=61, max_size=70).map(bytes), data=st.data())
 def test_headers_of_any_bytes_are_judged_alike(header: bytes, data: st.DataObject) -> None:
-    # Magic and length are made likely to be right: else nothing behind them is looked at.
+    # Make a right magic and length likely: otherwise nothing behind them is examined.
     length = data.draw(st.integers(47, 60) | st.integers(-(2**31), 2**31 - 1))
     magic = data.draw(st.sampled_from([2, 2, 2, 1]))
     edited = header[:8] + length.to_bytes(4, "big", signed=True) + header[12:16] + bytes((magic,)) + header[17:]
@@ -170,7 +170,7 @@ def test_keys_up_to_the_last_byte_are_hashed_alike(lengths: list[int], seed: int
 
 
 def test_a_refused_record_is_a_refused_batch() -> None:
-    # Who catches what is wrong with a batch catches these too.
+    # A caller that catches the errors of a bad batch catches these too.
     with pytest.raises(CorruptBatchError):
         scan_records(MEMORY.hold(b"\0"), *places([b"\0"], [1]))
     with pytest.raises(CorruptBatchError):

@@ -1,4 +1,4 @@
-"""Merges of any history give what a naive model gives: every live batch once, in offset order, at its offset."""
+"""Merges of any history give the result of a naive model: every live batch once, in offset order, at its offset."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ l0_files = st.lists(st.lists(sent, min_size=1, max_size=6), min_size=1, max_size
 
 @contextmanager
 def small_windows(window_bytes: int) -> Iterator[None]:
-    """Windows of some hundred bytes, so that batches and extents lie across them as they would over gigabytes."""
+    """Windows of some hundred bytes, so that batches and extents cross them as they would with gigabytes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cursors, "WINDOW_BYTES", window_bytes)
         patch.setattr(cursors, "WINDOW_BYTES_MIN", min(window_bytes, 64))
@@ -53,7 +53,7 @@ def small_windows(window_bytes: int) -> Iterator[None]:
 
 
 def check_ranges(world: MergeWorld, commit: CommitMerge) -> None:
-    """The output extents tile exactly what was covered."""
+    """Check that the output extents tile exactly the covered offsets."""
     for partition_id in world.partitions:
         tiles: list[tuple[int, int]] = []
         for extent in extents_of(commit, partition_id):
@@ -65,7 +65,7 @@ def check_ranges(world: MergeWorld, commit: CommitMerge) -> None:
 
 
 def expected_log(world: MergeWorld, commit: CommitMerge) -> dict[int, bytes]:
-    """The model's batches within what was covered."""
+    """The model's batches within the covered offsets."""
     logs: dict[int, bytes] = {}
     for partition_id, ranges in commit.covered.items():
         data = b""
@@ -107,7 +107,7 @@ def test_leveling_and_merging_any_history_keeps_every_live_batch_once(
                 segment_bytes=str(segment_bytes),
                 segment_ms=str(span_ms),
             )
-        # when it is leveled in some runs
+        # when it is leveled in several runs
         leveled = []
         for run in range(runs):
             world.l0_files, world.extents = [], []
@@ -119,12 +119,12 @@ def test_leveling_and_merging_any_history_keeps_every_live_batch_once(
             assert await world.log_of(commit) == expected_log(world, commit)
             world.adopt(commit)
             leveled += world.extents
-        # and these are merged, some extents left out
+        # and these runs are merged, with some extents left out
         world.l0_files = []
         world.extents = [extent for number, extent in enumerate(leveled) if number not in left_out]
         claimed = world.claim(kind=MergeKind.MERGE, level=2, output_bytes=output_bytes)
         commit = await world.engine(cursor_bytes=window_bytes).run(claimed)
-        # then every batch of an input is in one output, at its offset, and ranges are those of the inputs
+        # then every batch of an input is in one output, at its offset, and the ranges are those of the inputs
         check_ranges(world, commit)
         assert await world.log_of(commit) == expected_log(world, commit)
         for partition_id in commit.covered:
@@ -170,7 +170,7 @@ def test_dedupe_gives_the_same_bytes_from_memory_and_from_windows_and_keeps_ever
     assert commit.summary | {"gets": 0} == again.summary | {"gets": 0}
     after = records_in(kept)
     end = before[-1][0] + 1
-    # every record left is one that was there, and the latest below the bound, and all above it, are left
+    # every remaining record existed before; the latest below the bound, and all records above it, remain
     assert set(after) <= set(before)
     bound = max(end - uncleanable, 0)
     last = {key: (offset, key, value) for offset, key, value in before if offset < bound}

@@ -1,7 +1,7 @@
-"""Every message of every version, byte for byte against two other implementations of the protocol.
+"""Every message of every version, compared byte for byte with two other implementations of the protocol.
 
-kio and kafka-python both come from Kafka's own definitions; our tables do not. Each of them reads what we wrote, must
-see the same value in the field of the same name, and writes the same bytes.
+kio and kafka-python both derive from Kafka's own definitions; our tables do not. Each of them reads the bytes that we
+wrote, must see the same value in the field of the same name, and writes the same bytes.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ def kio_class(message_class: type[Message], version: int) -> Any | None:
 
 
 def kafka_python_classes() -> dict[str, Any]:
-    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # it reads its resources the old way
+    with warnings.catch_warnings(
+        action="ignore", category=DeprecationWarning
+    ):  # it still reads its resources through the old interface
         modules = [
             importlib.import_module(f"kafka.protocol.{name}") for name in ("admin", "consumer", "metadata", "producer")
         ]
@@ -73,7 +75,7 @@ def assert_same(ours: Any, theirs: Any, version: int, their_names: Callable[[str
     if isinstance(ours, Struct):
         for row in type(ours).wire_table.fields:
             if version not in row.versions or (row.tag is not None and getattr(ours, row.name) is None):
-                continue  # a tagged struct that is not on the wire: the oracle may have one of defaults
+                continue  # a tagged struct that is not on the wire: the oracle may have one with defaults
             name = next(name for name in their_names(row.name) if hasattr(theirs, name))
             assert_same(getattr(ours, row.name), getattr(theirs, name), version, their_names, f"{path}.{row.name}")
     elif isinstance(ours, list):
@@ -86,13 +88,13 @@ def assert_same(ours: Any, theirs: Any, version: int, their_names: Callable[[str
 
 
 def plain(value: object, ours: object) -> object:
-    """The value without the types that the oracles put around it."""
+    """The value without the types that the oracles wrap it in."""
     match value:
         case datetime.timedelta():
             return value // datetime.timedelta(milliseconds=1)
         case datetime.datetime():
             return (value - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)) // datetime.timedelta(milliseconds=1)
-        case set():  # of bit positions
+        case set():  # a set of bit positions
             return int.from_bytes(sum(1 << bit for bit in value).to_bytes(4), signed=True)
         case None if ours == -(2**31):
             return ours
@@ -109,7 +111,7 @@ def versions_of(message_class: type[Message]) -> list[int]:
 
 
 def layouts_of(message_class: type[Message]) -> list[int]:
-    """One version of each form that the message has: the others are read by the very same code."""
+    """One version for each layout of the message: the same code reads the other versions."""
     table = message_table(message_class)
     found: dict[object, int] = {}
     for version in versions_of(message_class):
@@ -153,7 +155,7 @@ def assert_kio_agrees(oracle: Any, message: Message, version: int, ours: bytes) 
 
 def assert_kafka_python_agrees(message: Message, version: int, ours: bytes) -> None:
     oracle = KAFKA_PYTHON[type(message).__name__]
-    # Its own ApiVersionsResponse.decode takes any answer with an error for version 0, so the one it inherits is called.
+    # Its own ApiVersionsResponse.decode takes any answer with an error for version 0, so call the inherited one.
     decoded = super(oracle, oracle).decode(ours, version=version)
     decoded._header = None  # without this a decoded message cannot be encoded
 
@@ -218,7 +220,7 @@ def test_a_length_that_lies_allocates_nothing(message_class: type[Message]) -> N
     for version in layouts_of(message_class):
         good = b"".join(encode(fullest(message_class, version), version))
         lies = COMPACT_LIES if version in message_table(message_class).flexible else LIES
-        decode(message_class, version, memoryview(good))  # compiles it
+        decode(message_class, version, memoryview(good))  # compiles the class's code
         tracemalloc.start(1)
         try:
             for position in range(len(good)):

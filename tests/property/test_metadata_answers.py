@@ -1,4 +1,4 @@
-"""Metadata answers from kept entries equal, byte for byte, answers that are built from scratch, whatever changes in
+"""Metadata answers made from kept entries equal answers built from scratch, byte for byte, whatever changes in
 between.
 """
 
@@ -48,8 +48,7 @@ BAD_NAME = "no/slash"
 
 
 class RestlessClock(SystemClock):
-    """Says at every look that a slice is over, so that every place where the event loop may turn is one where it
-    does."""
+    """A clock by which every slice is over at once, so that the event loop turns at every place where it may."""
 
     def __init__(self) -> None:
         self._now_ms = 0.0
@@ -61,7 +60,7 @@ class RestlessClock(SystemClock):
 
 @dataclass
 class Parts:
-    """What the handler uses of an agent: real parts, without the sockets between them."""
+    """The parts of an agent that the handler uses: real ones, without the sockets between them."""
 
     entries_bytes_max: int = 1 << 20
     clock: Clock = field(default_factory=RestlessClock)
@@ -91,7 +90,7 @@ class Parts:
         self.see([agent(1)])
 
     def see(self, agents: Sequence[AgentInfo]) -> None:
-        """As a beat does."""
+        """Act as a heartbeat does."""
         self.membership.agents = tuple(agents)
         self.membership.version += 1
 
@@ -101,7 +100,7 @@ class Parts:
         return b"".join(encode_response(header, response))
 
     def made_anew(self, header: RequestHeader, request: MetadataRequest) -> bytes:
-        """The same answer without anything kept, object by object."""
+        """The same answer built object by object, without any kept entry."""
         agents = self.membership.agents
         named = eligible(agents, zone_of(header.client_id))
         operations = TOPIC_OPERATIONS if request.include_topic_authorized_operations else NOT_ASKED
@@ -265,11 +264,11 @@ def test_answers_are_those_that_would_be_made_anew(history: list[tuple[object, .
     asyncio.run(run())
 
 
-# ---- what a change costs
+# ---- the cost of a change
 
 
 def _once(wanted: Sequence[MetadataRequestTopic]) -> Sequence[MetadataRequestTopic]:
-    """What is named twice is answered once, where it was named first."""
+    """A topic that is named twice is answered once, at its first place."""
     return [each for number, each in enumerate(wanted) if each not in wanted[:number]]
 
 
@@ -288,12 +287,12 @@ async def test_an_answer_that_takes_long_is_of_one_instant_and_not_kept_for_anot
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert not answering.done()
-    # when a topic goes, another comes and the agents change meanwhile
+    # when one topic goes, another comes, and the agents change meanwhile
     await change(parts, ("delete", "b"))
     await change(parts, ("create", "c", 3))
     await change(parts, ("agents", [(1, ""), (2, "")]))
     assert not answering.done()
-    # then it tells of the moment it was begun, and the next one of the present
+    # then it describes the moment when it was begun, and the next answer describes the present
     assert await answering == as_it_was
     assert await parts.answer(V12, ALL) == parts.made_anew(V12, ALL)
 
@@ -317,12 +316,12 @@ async def test_a_change_costs_what_it_changes() -> None:
     [view] = parts.topic_entries.views
     before = {name: parts.topic_entries.entry(view, topic_of(parts, name)) for name in NAMES}
     assert None not in before.values()
-    # when one gets configs, one partitions, and one is deleted
+    # when one topic gets configs, one gets partitions, and one is deleted
     await change(parts, ("alter", "a"))
     assert not inspect.isawaitable(metadata_api.handle(cast("Broker", parts), V12, ALL)), "configs are not shown"
     await change(parts, ("grow", "b", 1))
     await change(parts, ("delete", "c"))
-    # then only the one that looks different is made again
+    # then only the topic that looks different is built again
     assert parts.topic_entries.entry(view, topic_of(parts, "a")) is before["a"]
     assert parts.topic_entries.entry(view, topic_of(parts, "b")) is None
     assert parts.topic_entries.entry(view, topic_of(parts, "d")) is before["d"]
@@ -330,7 +329,7 @@ async def test_a_change_costs_what_it_changes() -> None:
 
 
 async def test_agents_of_another_zone_change_nothing_for_a_zone_and_old_views_go() -> None:
-    # given answers for zone x and for everybody
+    # given answers for zone x and for clients without a zone
     parts = Parts()
     parts.see([agent(1, "x"), agent(2, "y")])
     await change(parts, ("create", "a", 3))
@@ -340,7 +339,7 @@ async def test_agents_of_another_zone_change_nothing_for_a_zone_and_old_views_go
     assert {view.node_ids for view in parts.topic_entries.views} == {(1, 2), (1,)}
     # when an agent joins zone y
     parts.see([agent(1, "x"), agent(2, "y"), agent(3, "y")])
-    # then zone x is answered at once, and what named the agents as they were is gone
+    # then zone x is answered at once, and entries that named the earlier agents are gone
     assert not inspect.isawaitable(metadata_api.handle(cast("Broker", parts), of_x, ALL))
     assert {view.node_ids for view in parts.topic_entries.views} == {(1,)}
     assert await parts.answer(V12, ALL) == parts.made_anew(V12, ALL)

@@ -1,4 +1,4 @@
-"""The planner over any view: it never breaks a rule, it always gets some things right, and it comes to rest."""
+"""The planner over any view: it never breaks a rule, it always satisfies some properties, and it comes to rest."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def files(draw: st.DrawFn, file_id: int) -> FileView:
         level,
         draw(classes(level)),
         lo=lo,
-        hi=lo + draw(st.integers(0, 50)),  # ranges overlap and lie inside one another
+        hi=lo + draw(st.integers(0, 50)),  # the ranges overlap and contain one another
         run_id=draw(st.sampled_from([file_id, 1_000])) if level else file_id,
         size_bytes=size,
         live_bytes=draw(st.sampled_from([size, size, size // 3])) if level else size,
@@ -136,7 +136,7 @@ def views(draw: st.DrawFn, *, busy: bool = True) -> CompactionView:
 
 
 def _holding(file: FileView, logs: list[PartitionView]) -> FileView:
-    """With the bytes of its extents at least: what is moved out of it must not use it up before they are."""
+    """At least the bytes of its extents, so that the extents that move out do not use up the file's bytes too early."""
     held = sum(extent.length for log in logs for extent in log.extents if extent.file_id == file.file_id)
     live_bytes = max(file.live_bytes, held)
     return replace(file, live_bytes=live_bytes, size_bytes=max(file.size_bytes, live_bytes))
@@ -234,7 +234,7 @@ def test_snapshots_say_what_the_inputs_hold(view: CompactionView) -> None:
 @settings(deadline=None, max_examples=examples(60))
 @given(views(busy=False), st.sampled_from([0.1, 0.7, 1.0]))
 def test_planning_comes_to_rest_with_few_runs(view: CompactionView, kept: float) -> None:
-    # given a view in which nothing is left alone for ever, though some of it is past its time and still there, and
+    # given a view in which nothing waits for ever, though some of it is past its time and still there, and
     # merges that all succeed
     free = [
         replace(each, expires_ms=0 if each.level and each.file_id % 3 else None, trouble_until_ms=0)
@@ -242,13 +242,13 @@ def test_planning_comes_to_rest_with_few_runs(view: CompactionView, kept: float)
     ]
     outcome = Outcome(replace(view, files=free), kept=kept)
     options = replace(OPTIONS, daily_interval_ms=10**9)
-    # when plans are carried out until there is none
+    # when plans are carried out until no plan has work
     for _ in range(60):
         specs = plan_merges(outcome.view, options)
         if not specs and outcome.view.now_ms > NOW_MS + 200_000:
             break
         outcome.apply(specs, later_ms=20_000)
-    # then it does not go on for ever, no L0 is left, and no rule finds enough runs, however their ranges lie
+    # then this comes to an end, no L0 is left, and no rule finds enough runs, however their ranges lie
     assert specs == []
     files = [replace(each, expires_ms=None) for each in outcome.view.files]
     draft = PlanDraft(replace(outcome.view, files=files), options)

@@ -1,8 +1,8 @@
 """A partition in any layout over L0, L1 and L2 reads as the plain list of its batches does.
 
-Histories are random: files are written, merged with gaps, empty and flagged extents, merged again, deleted from the
-log start, their objects swept; the index is caught up with or not, and look-ups are cached. Reads may begin anywhere
-and ask for any number of bytes. The model is the list of all batches ever written and of those that merges have left.
+Histories are random. Files are written, merged with gaps, empty and flagged extents, merged again, and deleted from the
+log start; their objects are swept. The index is up to date or not, and look-ups are cached. Reads begin anywhere and
+ask for any number of bytes. The model is the list of all batches ever written, and of those that merges have kept.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ METRICS = Metrics()
 
 @contextmanager
 def small_blocks() -> Iterator[None]:
-    """So that a few records fill several blocks of a file and of the cache."""
+    """Small blocks, so that a few records fill several blocks of a file and of the cache."""
     with pytest.MonkeyPatch.context() as patch:
         for module in ("agents.read.plan", "agents.read.timestamps", "storage.format.file_writer"):
             patch.setattr(f"{module}.BLOCK_BYTES", BLOCK_BYTES)
@@ -68,7 +68,7 @@ class Model:
 
     written: dict[tuple[int, int], bytes] = field(default_factory=dict[tuple[int, int], bytes])
     kept: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
-    """Not taken by a merge, not in a flagged extent, not below the log start."""
+    """The batches that no merge removed, in no flagged extent and not below the log start."""
     flagged: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     start: int = 0
     end: int = 0
@@ -115,12 +115,12 @@ class World:
         self.topic_id = topic.topic_id
         self.lease: WriterLease = await self.metadata.agents.register_agent(AgentAddress(host="h", port=1))
         self.merger = await HandMerger.start(self.metadata, self.store, runtime=self.runtime)
-        await self.follower.catch_up()  # not started: the history says when it looks
+        await self.follower.catch_up()  # not started: the history decides when it looks
 
     async def end(self) -> None:
         await self.reads.close()
 
-    # ---- what happens
+    # ---- events
 
     async def write(self) -> None:
         """One L0 file with batches of some partitions."""
@@ -180,7 +180,7 @@ class World:
             await self.merger.merge(extents=chosen, level=2, shape=self.shape)
 
     def shape(self, stretch: Stretch) -> list[Stretch]:
-        """Some batches go, extents are cut anywhere between them, some are flagged."""
+        """Remove some batches, cut extents at random places between the others, and flag some extents."""
         model = self.models[stretch.partition_id]
         pieces: list[Stretch] = [Stretch(stretch.partition_id, stretch.base_offset, stretch.last_offset, [])]
         goes = self.random.choice([0.0, 0.3, 0.9, 1.0])
@@ -209,14 +209,14 @@ class World:
         model.flagged = [each for each in model.flagged if each[1] >= low]
 
     async def sweep(self) -> None:
-        """The grace is over for all that is dead."""
+        """End the grace period of everything that is dead."""
         await self.store.delete_many([file.key for file in await self.metadata.deletion.dead_files(grace_ms=0)])
         self.clock.advance_ms(self.random.choice([0, 20_000, 100_000]))
 
     async def catch_up(self) -> None:
         await self.follower.catch_up()
 
-    # ---- what must be true
+    # ---- checks
 
     async def read(self) -> None:
         wants: list[Want] = []
@@ -229,7 +229,7 @@ class World:
         bytes_max = self.random.choice([0, 500, 5_000, 100_000])
         reading = await self.reads.reader.read(wants, bytes_max=bytes_max)
         reading.release()
-        # With records at hand, a partition whose file is just gone may have to be asked for again.
+        # With records at hand, a partition whose file has just gone may have to be requested again.
         nothing = not any(taken.buffers for taken in reading.taken)
         is_first = True
         for want, taken in zip(wants, reading.taken, strict=True):
@@ -238,12 +238,12 @@ class World:
             is_first = is_first and not taken.buffers
 
     def check(self, want: Want, taken: Taken, *, must_have: bool, limit: int, is_first: bool = True) -> int:
-        """Returns the offset to go on from."""
+        """Read once. Returns the offset to go on from."""
         model, offset = self.models[want.partition_id], want.offset
         log = self.index.partition(want.partition_id)
         assert log is not None
         if taken.error is ErrorCode.OFFSET_OUT_OF_RANGE:
-            assert offset < model.start, "only what was deleted is out of range"
+            assert offset < model.start, "only deleted offsets are out of range"
             return model.start
         data = b"".join(bytes(each) for each in taken.buffers)
         assert len(data) == taken.size_bytes
@@ -269,7 +269,7 @@ class World:
         return offset
 
     async def read_through(self) -> None:
-        """Everything that is left, front to back, in answers of any size."""
+        """Read everything that is left, front to back, in answers of any size."""
         await self.follower.catch_up()
         for number, model in self.models.items():
             offset = model.start
@@ -286,7 +286,7 @@ class World:
                 offset = after
 
     async def timestamps(self) -> None:
-        """By record, in offset order, as the list of records has it."""
+        """Single records in offset order, as in the list of records."""
         await self.follower.catch_up()
         for number, model in self.models.items():
             records = [

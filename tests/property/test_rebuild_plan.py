@@ -1,5 +1,5 @@
 """`plan_rebuild` against a model (`tests/fixtures/rebuild_world.py`): whatever happened, and whenever the catalogue was
-written, a rebuild makes readable exactly the live records, and no deleted ones.
+written, a rebuild makes exactly the live records readable, and no deleted ones.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def readable_of(world: World, plan: RebuildPlan, partition: int) -> list[Record]
 
 
 def check_keys(world: World, plan: RebuildPlan, after: list[Record], end: int, id_: int = COMPACTED) -> None:
-    """No deleted key, no old value: what is newest of a key is what was newest of it, as far as offsets came back."""
+    """Check that no deleted key and no old value returns: each key's newest record is still its newest one, as far as
+    offsets came back."""
     [start] = [row["log_start_offset"] for row in plan.tables["log_starts"] if row["partition_id"] == id_]
     holes = [(hole.base_offset, hole.last_offset) for hole in plan.holes if hole.partition_id == id_]
     truth = {
@@ -66,7 +67,8 @@ def left_l0(world: World) -> set[str]:
 
 
 def check_left_out(world: World, plan: RebuildPlan) -> None:
-    """Nothing that was acknowledged; all that was sealed before a file whose commit the catalogue knows."""
+    """Check the files left out: none was acknowledged, and they include every uncommitted file that was sealed before a
+    file whose commit the catalogue knows."""
     never = left_l0(world)
     assert set(plan.uncommitted_l0) <= never and not plan.newer_l0.keys() & set(plan.uncommitted_l0)
     [told_ms] = [file.created_ms for file in world.files.values() if file.writer_seq == world.told[0] >= 0] or [0]
@@ -88,7 +90,7 @@ def check(world: World) -> None:
         if is_told and heard_jobs == {job.job_id for job in world.done}:
             assert after == before and {loss.what for loss in plan.losses} <= {NEWER_L0}
             assert plan.newer_l0.keys() <= left_l0(world), "what nobody was told of may look newer"
-        # what a committed merge of L0 holds is there, though nobody heard of the commit
+        # the contents of a committed merge of L0 are there, even if the catalogue lacks the commit
         assert {record for record in world.leveled(partition) if record in before} <= set(after)
         if partition == COMPACTED:
             check_keys(world, plan, after, end)
@@ -105,7 +107,8 @@ def check(world: World) -> None:
 
 
 def check_sound(world: World) -> None:
-    """With parts of the catalogue unread: offsets are held once, with what was given to them; live files are there."""
+    """With parts of the catalogue unread: each offset is held once, with the record that was given to it, and live
+    files are there."""
     world.increments = [each for each in world.increments if world.chance.random() < 0.5]
     plan = world.rebuild()
     for partition in TOPICS:

@@ -1,5 +1,6 @@
 """Catalogues that two compactors write at once (`tests/fixtures/rebuild_together.py`): every acknowledged record comes
-back in its place, or is listed as missing and the result is not called complete; without faults it is called complete.
+back in its place, or is listed as missing and the result is not called complete. Without faults the result is called
+complete.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from tests.fixtures.rebuild_world import Record
 from tests.property.test_rebuild_plan import check_keys, readable_of
 
 SILENT = frozenset({"old", "miss"})
-"""What a rebuild cannot notice: increments of a release that did not say where they begin, or that are gone."""
+"""The faults that a rebuild cannot notice: increments of a release that did not record where they begin, and missing
+increments.
+"""
 
 
 def check(world: Together) -> None:
@@ -25,9 +28,9 @@ def check(world: Together) -> None:
     plan = world.plan(catalogued)
     may_notice = not world.faults & SILENT
     if behind:
-        assert is_unsure(world) or world.is_gap(catalogued), "a gap that is none"
+        assert is_unsure(world) or world.is_gap(catalogued), "a gap is reported where none exists"
     elif may_notice and not is_damaged:
-        assert not world.is_gap(catalogued), "a gap that is not seen"
+        assert not world.is_gap(catalogued), "a gap is not reported"
     if may_notice:
         assert not world.commits.keys() & set(plan.uncommitted_l0)
     is_complete = plan.is_complete and catalogued.is_whole
@@ -54,14 +57,14 @@ def check_partition(world: Together, plan: RebuildPlan, id_: int, *, is_whole: b
     if not is_whole:
         return
     lost = set(world.readable(id_)) - set(after)
-    assert not lost or not is_complete, "not all came back, and nobody says so"
+    assert not lost or not is_complete, "not all records came back, and the result is called complete"
     if world.places[id_].compacts:
         [end] = [row["next_offset"] for row in plan.tables["watermarks"] if row["partition_id"] == id_]
         check_keys(world, plan, after, end, id_)
     place = plan.places[id_]
     listed = {*plan.newer_l0, *plan.unknown_topics}
     has_holes = any((loss.what, *loss[1:3]) == ("offsets", *place) for loss in plan.losses)
-    assert not lost or has_holes or lost <= in_files(world, listed, id_), "what is lost is not listed"
+    assert not lost or has_holes or lost <= in_files(world, listed, id_), "a lost record is not listed"
 
 
 def in_files(world: Together, keys: set[str], id_: int) -> set[Record]:
@@ -69,7 +72,7 @@ def in_files(world: Together, keys: set[str], id_: int) -> set[Record]:
 
 
 def check_recovered(world: Together) -> None:
-    """After somebody's snapshot all is known, whatever was before."""
+    """After one compactor's snapshot everything is known, whatever happened before."""
     teller = Teller(world)
     teller.snapshot()
     catalogued, behind, is_damaged = world.bucketed()

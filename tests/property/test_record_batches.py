@@ -1,4 +1,4 @@
-"""Batches against two other implementations: each reads what the other writes; damage raises only our errors."""
+"""Batches compared with two other implementations: each reads the other's output, and damage raises only our errors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CODECS = st.sampled_from(Codec)
 MANY = [NewRecord(NOW_MS + n, b"%d" % n, b"v" * (n % 300)) for n in range(3000)]
 
 READERS_AND_WRITERS = {
-    # kafka-python reads and writes snappy with a package that is not a dependency of ours
+    # kafka-python reads and writes snappy with a package that we do not depend on
     "kafka-python": (kafka_records, [codec for codec in Codec if codec is not Codec.SNAPPY]),
     "aiokafka": (aiokafka_records, list(Codec)),
 }
@@ -138,7 +138,7 @@ def test_we_read_what_other_writers_build(name: str, records: list[NewRecord], c
     header = read_header(batch)
 
     assert crc_matches(batch, 0, header) and header.size_bytes == len(batch)
-    assert header.codec in (codec, Codec.NONE)  # a writer keeps what does not shrink as it is
+    assert header.codec in (codec, Codec.NONE)  # a writer keeps data as it is when compression does not shrink it
     assert (header.producer_id, header.producer_epoch, header.base_sequence) == (44, 3, 11)
     assert header.max_timestamp_ms == max(one.timestamp_ms for one in records)
     assert ours(batch) == records

@@ -1,4 +1,4 @@
-"""Any log, over all levels, with the gaps that dedupe leaves: its slices read like its batches in plain Python."""
+"""Any log over all levels, with the gaps that dedupe leaves: its slices read like its batches in plain Python."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def some_batch(r: random.Random) -> bytes:
 
 
 async def some_log(r: random.Random) -> ScanLog:
-    """Written, merged and thinned by turns; now and then records are deleted below an offset."""
+    """A log that is written, merged and thinned by turns; now and then records below an offset are deleted."""
     log = await ScanLog.make(r.randint(1, 3))
     partitions = len(log.topic.partition_ids)
     for _ in range(r.randint(2, 7)):
@@ -69,18 +69,18 @@ async def some_log(r: random.Random) -> ScanLog:
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_slices_of_any_log_hold_what_its_batches_hold(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     r = random.Random(seed)
-    # given a log, read in pieces small enough that batches lie across reads, and windows end anywhere
+    # given a log, read in pieces so small that batches cross reads, and windows end anywhere
     log = asyncio.run(some_log(r))
     monkeypatch.setattr(windows, "READ_BYTES", r.choice((700, 5_000, 8 << 20)))
     monkeypatch.setattr(windows, "SMALL_BYTES", r.choice((0, 2_000, 1 << 20)))
     monkeypatch.setattr(windows, "JOINED_BYTES", r.choice((1, 3_000, 4 << 20)))
     monkeypatch.setattr(windows, "AHEAD_BYTES", r.choice((1, 24 << 20)))
 
-    # then all of it, in slices of any size
+    # then all of it reads right, in slices of any size
     found = asyncio.run(log.scan(slice_bytes=r.choice((200, 500, 3_000, 1 << 20)), batch_rows=r.choice((1, 7, 65_536))))
     assert found == log.expected()
 
-    # and any part of it
+    # and so does any part of it
     snapshot = asyncio.run(log.snapshot())
     for part in snapshot.partitions:
         end = r.randint(part.log_start_offset, part.high_watermark)

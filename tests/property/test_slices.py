@@ -1,7 +1,7 @@
-"""A partition deduped in slices: batch for batch the same as the embedded engine's result with a large enough buffer.
+"""A partition deduped in slices gives, batch for batch, the embedded engine's result with a large enough buffer.
 
-Hypothesis draws seeds and prints the one that fails. Each is a random partition (`cleaner_partitions.py`), cut at
-random into extents and slices, some batches unreadable, some extents damaged.
+Hypothesis draws seeds and prints the one that fails. Each seed is a random partition (`cleaner_partitions.py`), cut at
+random into extents and slices, with some batches unreadable and some extents damaged.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ SUMMED = (
 
 
 def unreadable(batch: bytes, r: random.Random) -> bytes:
-    """Seldom: still sound by header and CRC-32C."""
+    """Now and then, the batch with unreadable records; header and CRC-32C stay right."""
     return with_payload(batch, b"\xff" * 30) if read_header(batch).records_count and r.random() < 0.04 else batch
 
 
 def small_windows(r: random.Random) -> ExitStack:
-    """So that extents of some kilobytes pass in several, and chunks end inside of them."""
+    """Small windows: extents of some kilobytes pass in several of them, and chunks end inside windows."""
     patches = ExitStack()
     window_bytes = r.choice((400, 3_000, 1 << 20))
     for module, name, value in (
@@ -89,11 +89,11 @@ async def check(seed: int) -> None:
     log_start = r.choice((extents[0].base_offset, extents[0].base_offset, extents[0].last_offset, 0))
     plan = plan_of(extents, partition.bounds, cuts, log_start_offset=log_start, cursor_bytes=r.choice((2_000, 1 << 22)))
     with small_windows(r):
-        # when the embedded engine dedupes it, and when its slices are
+        # when the embedded engine dedupes it, and when its slices are deduped
         whole = await engine_of(store, plan).run(plan.claimed())
         keys = await group_keys(store, plan)
         slices = await rewrite(store, plan)
-    # then both leave the same batches, and say the same of them
+    # then both leave the same batches and report the same about them
     expected, left = await left_by(store, [whole]), await left_by(store, slices)
     assert left.data == expected.data
     assert (left.ranges, left.flagged) == (expected.ranges, expected.flagged)

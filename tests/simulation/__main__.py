@@ -49,7 +49,7 @@ def main() -> int:
 
 
 def _range(text: str) -> range:
-    """Empty when it cannot be read."""
+    """Empty if the file cannot be read."""
     first, _, last = text.partition("-")
     try:
         return range(int(first), int(last or first) + 1)

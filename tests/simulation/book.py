@@ -1,4 +1,4 @@
-"""Everything that clients sent and were told: the other half of every check at the end of a run."""
+"""Everything that clients sent and every answer they got: the other half of every check at the end of a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TopicPartition: TypeAlias = tuple[str, int]
 
 @dataclass(slots=True)
 class Batch:
-    """One record batch of one producer. Its values name it, so it is known wherever it turns up."""
+    """One record batch of one producer. Its values name the batch, so a reader knows it wherever it turns up."""
 
     producer: str
     number: int
@@ -21,11 +21,11 @@ class Batch:
     is_idempotent: bool
     sequence: int = -1
     sent_ms: float = -1
-    """When it was last sent."""
+    """The time when it was last sent."""
     told_offset: int = -1
-    """The offset it was acknowledged at; -1 = it was not."""
+    """The offset at which it was acknowledged; -1: not acknowledged."""
     told_sent_ms: float = -1
-    """When the request that was acknowledged had been sent."""
+    """The time when the acknowledged request was sent."""
 
     @property
     def name(self) -> str:
@@ -36,11 +36,11 @@ class Batch:
 class Book:
     batches: list[Batch] = field(default_factory=list[Batch])
     seen: dict[TopicPartition, dict[int, bytes]] = field(default_factory=lambda: defaultdict(dict))
-    """Record value by offset, as consumers were told."""
+    """Record values by offset, as consumers received them."""
     acknowledged_end: dict[TopicPartition, int] = field(default_factory=lambda: defaultdict(int))
-    """One past the last offset that a client was told."""
+    """One past the last offset that any client was told."""
     copies_told: list[tuple[Batch, int]] = field(default_factory=list[tuple[Batch, int]])
-    """Offsets answered to second copies of a request."""
+    """Offsets that were answered to second copies of a request."""
 
     def new_batch(
         self, producer: str, number: int, place: TopicPartition, records: int, *, is_idempotent: bool

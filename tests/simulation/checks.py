@@ -1,8 +1,8 @@
-"""The checks at the end of a run, when everything is healed and has settled: the invariants, and what each client was
-told.
+"""The checks at the end of a run, when all faults are healed and the system has settled: the invariants, and the
+answers that clients got.
 
-The truth is read from the metadata and the objects themselves, past every agent: for each partition, each stored batch
-with the offset it was given.
+The truth is read directly from the metadata and the objects, not through an agent: for each partition, each stored
+batch with its offset.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ async def _all_files(server: MemoryMetadata) -> AsyncIterator[invariants.FileInf
 
 
 async def read_truth(server: MemoryMetadata, store: MemoryStore) -> Truth:
-    """Every stored batch by topic and partition number, in offset order. For a state that keeps the invariants."""
+    """Every stored batch by topic and partition number, in offset order. Only valid for a state that keeps the
+    invariants."""
     snapshot = await server.agents.snapshot()
     marks = {mark.partition_id: mark for mark in snapshot.watermarks}
     names: dict[int, TopicPartition] = {
@@ -99,7 +100,7 @@ async def read_truth(server: MemoryMetadata, store: MemoryStore) -> Truth:
 
 
 def check_clients(truth: Truth, book: Book, deleted_ms: Mapping[str, float]) -> Iterator[str]:
-    """Everything acknowledged is there at the offset told, once; nothing is there that should not be.
+    """Every acknowledged record is there once, at the offset that the client was told; nothing unexpected is there.
 
     If a topic was deleted, only batches sent after the last deletion (`deleted_ms`) must be there.
     """
@@ -130,7 +131,7 @@ def check_clients(truth: Truth, book: Book, deleted_ms: Mapping[str, float]) -> 
 
 
 def _check_sequences(truth: Truth) -> Iterator[str]:
-    """Batches of one idempotent producer lie in the order of their sequences, without a hole."""
+    """The batches of one idempotent producer lie in the order of their sequences, without a hole."""
     for place, batches in truth.items():
         expected: dict[int, int] = {}
         for stored in batches:
@@ -146,7 +147,7 @@ def _check_sequences(truth: Truth) -> Iterator[str]:
 
 
 def check_seen(truth: Truth, book: Book, ends: Mapping[TopicPartition, int]) -> Iterator[str]:
-    """Consumers were shown only stored records; and all of them up to `ends`, to which they had to read."""
+    """Consumers saw only stored records, and all of them up to `ends`, the offsets to which they had to read."""
     for place, end in ends.items():
         stored = {batch.offset + n: value for batch in truth[place] for n, value in enumerate(batch.values)}
         seen = book.seen[place]

@@ -1,9 +1,9 @@
-"""Kafka clients on the wire: one connection, and the behaviour that all kinds of clients share. See `producers.py`,
+"""Kafka clients on the wire: one connection, and the behaviour that all kinds of clients share. See `producers.py` and
 `consumers.py`.
 
-Requests are written and answers read by `wire.api`, and both sides count on Kafka's order: answers come in the order of
-their requests, each with its correlation id. A client that waits too long cuts the line, as Kafka's do; after the
-faults are healed no client may have to.
+`wire.api` writes requests and reads answers. Both sides rely on Kafka's order: answers come in the order of their
+requests, each with its correlation id. A client that waits too long cuts the line, as Kafka's do; after the faults are
+healed no client may have to.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ Response = TypeVar("Response", bound=Message)
 TIMEOUT_MS = 2_500
 
 VERSIONS = {0: (3, 7, 8, 12), 1: (4, 7, 11, 12), 2: (1, 5, 8), 3: (12,), 19: (5, 7), 20: (5, 6), 22: (1, 4)}
-"""The APIs that clients here speak, of those that agents serve, by API key."""
+"""The APIs that agents serve and clients here use, by API key."""
 
 
 class LineLostError(Exception):
-    """The line broke: the request may have been done."""
+    """The line broke: the request may have been carried out."""
 
 
 @dataclass(slots=True)
@@ -67,7 +67,7 @@ class Line:
             raise LineLostError("refused") from error
 
     def begin(self, request: Message) -> asyncio.Future[Message]:
-        """Send without waiting. The future ends with the answer or LineLostError."""
+        """Send without waiting. The future ends with the answer or with LineLostError."""
         answer: asyncio.Future[Message] = self.world.loop.create_future()
         answer.add_done_callback(_mark_heard)
         if self.is_lost:
@@ -137,7 +137,7 @@ def _mark_heard(answer: asyncio.Future[Message]) -> None:
 
 
 class Client(ABC):
-    """A process that talks to agents, any of them."""
+    """A process that talks to any of the agents."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world = world
@@ -166,7 +166,7 @@ class Client(ABC):
         await asyncio.sleep((low_ms + (high_ms - low_ms) * self.rng.random()) / 1000)
 
     async def dial(self, address: str = "") -> Line:
-        """A line to a random agent, or to this one; tried until an agent answers."""
+        """A line to a random agent, or to the given one. Tries until an agent answers."""
         while True:
             line = Line(self.world, self, address or self.rng.choice(self.world.addresses))
             try:

@@ -1,8 +1,8 @@
-"""Consumers that hop between agents, and the questions they ask on the way.
+"""Consumers that hop between agents, and the questions that they ask on the way.
 
 A consumer has a position in every partition of its topic and never leaves it: answers must begin exactly there and go
-on without a hole, and the position is never out of range. It also reads again from places it has been to, and asks for
-the latest offset, which may not be below any offset that a client was told before.
+on without a hole, and the position is never out of range. It also reads again from earlier positions, and asks for the
+latest offset, which may not be below any offset that a client was told before.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class Consumer(Client):
         return all_answered
 
     def _take(self, line: Line, place: TopicPartition, offset: int, part: PartitionData, sent_ms: float) -> bool:
-        """Check one partition's answer and move on. False if this agent had nothing to say."""
+        """Check one partition's answer and move on. False if this agent returned nothing."""
         error = ErrorCode(part.error_code)
         who = f"{self.name} asked {line.address} for {place} from {offset}"
         if error is ErrorCode.KAFKA_STORAGE_ERROR:
@@ -157,7 +157,7 @@ class Consumer(Client):
         return True
 
     def _read(self, who: str, place: TopicPartition, offset: int, records: memoryview) -> int:
-        """Check the batches of an answer; returns the offset behind them."""
+        """Check the batches of an answer. Returns the offset behind them."""
         end = offset
         seen = self.world.book.seen[place]
         for at, header in iter_headers(records):
@@ -178,7 +178,7 @@ class Consumer(Client):
 
 
 class Browser(Client):
-    """Asks for anything, anywhere, also where topics are deleted: any answer but an unexpected error is good."""
+    """Asks for anything, anywhere, also where topics are deleted. Every answer is fine except an unexpected error."""
 
     def __init__(self, world: World, name: str, places: list[TopicPartition]) -> None:
         super().__init__(world, name)

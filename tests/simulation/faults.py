@@ -1,7 +1,7 @@
 """The faults of a run, their rates, and the books: every fault that fired and every in-doubt path that was taken.
 
-Each seed draws which faults it has at all and how often they strike ("swarm testing"): a run in which everything goes
-wrong at once rarely gets as far as the rare orders of events. `tests/simulation/README.md` says how to read the counts.
+Each seed draws the faults that it has at all and their rates ("swarm testing"): a run in which everything goes wrong at
+once rarely gets as far as the rare orders of events. `tests/simulation/README.md` explains how to read the counts.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Path(StrEnum):
 Kind: TypeAlias = Fault | Path
 
 _RATES: dict[Fault, tuple[float, float]] = {
-    # (how likely a seed has it, the highest rate per chance)
+    # (the probability that a seed has it, the highest rate per chance)
     Fault.METADATA_ANSWER_LOST: (0.5, 0.12),
     Fault.METADATA_CALL_LOST: (0.5, 0.12),
     Fault.METADATA_LATE: (0.4, 0.10),
@@ -93,7 +93,7 @@ _RATES: dict[Fault, tuple[float, float]] = {
 
 
 class Faults:
-    """The plan of one run and its books. Everything is drawn from `rng`; after `heal` nothing strikes any more."""
+    """The plan of one run and its books. Everything is drawn from `rng`; after `heal` no fault fires any more."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -138,12 +138,12 @@ def all_kinds() -> tuple[Kind, ...]:
 
 
 def never(counts: Counter[str]) -> list[str]:
-    """The faults and paths that did not happen once."""
+    """The faults and paths that never happened."""
     return [str(kind) for kind in all_kinds() if not counts[kind]]
 
 
 def table(counts: Counter[str]) -> str:
-    """One line per fault and path, with how often it came."""
+    """One line per fault and path, with its count."""
 
     def lines(title: str, kinds: Iterable[Kind]) -> list[str]:
         return [title, *(f"  {counts[kind]:>9,}  {kind}" for kind in kinds)]

@@ -1,4 +1,4 @@
-"""The agents of a simulation: each in its seat (an address), started, killed, put to sleep, replaced and drained."""
+"""The agents of a simulation, each in its seat (an address): started, killed, put to sleep, replaced and drained."""
 
 from __future__ import annotations
 
@@ -24,11 +24,13 @@ if TYPE_CHECKING:
 
 FIRST_PORT = 9001
 _METRICS = Metrics()
-"""Shared by all agents of all runs: nobody reads these metrics, and making them takes longer than starting an agent."""
+"""Shared by all agents of all runs: no test reads these metrics, and making them takes longer than starting an
+agent.
+"""
 
 
 class CountedRetrying(Retrying):
-    """The product's own, with its failures in the books."""
+    """The product's own class, with its failures recorded in the books."""
 
     faults: Faults
 
@@ -41,7 +43,7 @@ class CountedRetrying(Retrying):
 
 
 class GapGauge:
-    """Stands in for the gauge of gaps: counts how often a follower had one."""
+    """Replaces the gauge of gaps: counts how often a follower had one."""
 
     def __init__(self, faults: Faults) -> None:
         self._faults = faults
@@ -54,7 +56,7 @@ class GapGauge:
 
 
 class Seat:
-    """An address, and the processes that have or had it."""
+    """An address, and the processes that have it or had it."""
 
     def __init__(self, world: World, number: int, settings: dict[str, Any]) -> None:
         self.world = world
@@ -114,7 +116,8 @@ class Seat:
         try:
             await agent.start()
         except (MetadataUnavailableError, WriterFencedError) as error:
-            # Fenced: a registration of its predecessor, reported as lost, was done after its own. The process ends.
+            # Fenced: a registration of its predecessor, reported as lost, was carried out after its own. The process
+            # ends.
             world.note(process.name, "did not start", why=str(error))
             world.loop.after(0, world.loop.outside, self._gone, process)
             return
@@ -127,11 +130,11 @@ class Seat:
             self.world.violation(f"{process.name} halted: {failed.exception()!r}")
 
     def _put_done(self, process: Process) -> None:
-        """Between PUT and commit is where a writer may be overtaken."""
+        """Between PUT and commit another process may overtake the writer."""
         if self.world.faults.strikes(Fault.ASLEEP_BEFORE_COMMIT):
             self._sleep(process, self.world.faults.between(300, 2500))
 
-    # ---- what is done to it, from outside
+    # ---- faults from outside
 
     def crash_within(self, callbacks: int) -> None:
         """Kill it before the n-th callback from now."""
@@ -150,7 +153,7 @@ class Seat:
             self._sleep(self.process, duration_ms)
 
     def replace_while_asleep(self, duration_ms: float) -> None:
-        """The sleeper is taken for dead, and another is started at its address; then it wakes up."""
+        """The sleeper is taken for dead, and another process is started at its address; then the sleeper wakes up."""
         if self.process is not None and self.process.is_running and self.is_ready:
             self.world.faults.count(Fault.TWIN)
             self._sleep(self.process, duration_ms)
@@ -182,7 +185,7 @@ class Seat:
             process.thaw()
 
     def _gone(self, process: Process) -> None:
-        """Killed or ended: its lines break, and if it has no successor another is started."""
+        """Killed or ended: its lines break, and if it has no successor another process is started."""
         if process.is_dead:
             return
         world = self.world

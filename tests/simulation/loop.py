@@ -1,14 +1,14 @@
-"""An asyncio event loop in which time is a number and the order of things is drawn from a seed.
+"""An asyncio event loop in which time is a number and a seed decides the order of events.
 
-It never sleeps and opens no socket: when nothing is ready, time jumps to the next timer. Every callback belongs to a
-`Process` (found through a context variable, so that everything a process starts belongs to it too). One of the
-processes that have something ready is drawn, and its oldest callback runs. A loop that `shuffles` draws the callback as
-well; asyncio does not rule that out, and good code does not depend on the order.
+The loop never sleeps and opens no socket: when nothing is ready, time jumps to the next timer. Every callback belongs
+to a `Process`, found through a context variable, so that everything a process starts belongs to it too. The loop draws
+one of the processes that have something ready, and runs its oldest callback. A loop that `shuffles` draws the callback
+as well; asyncio does not rule that out, and good code does not depend on the order.
 
-A process is *killed* as by kill -9: not one more line of it runs, no `finally`, no `__aexit__`; its coroutines are kept
+A process is *killed* as by kill -9: no further line of it runs, no `finally`, no `__aexit__`. Its coroutines are kept
 aside so that the garbage collector does not run those either. It is *frozen* as by SIGSTOP: callbacks that become ready
-wait, and its timers ring when it thaws. A `trigger` strikes right before the n-th callback of a process from now, so
-both can happen at every await.
+wait, and its timers ring when it thaws. A `trigger` strikes right before the n-th callback of a process from now, so a
+kill and a freeze can happen at every await.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 CALLBACK_S = 0.000_01
-"""Virtual time that one callback takes: nothing is free, and a busy loop ends at its deadline."""
+"""The virtual time that one callback takes. No callback is free, so a busy loop ends at its deadline."""
 CALLBACKS_MAX = 400_000
-"""A run takes about 10,000."""
+"""The most callbacks of a run; an ordinary run takes about 10,000."""
 
 _PROCESS: ContextVar[Process | None] = ContextVar("process", default=None)
 
@@ -47,7 +47,7 @@ class Process:
         self.is_dead = False
         self.is_frozen = False
         self.callbacks_left = -1
-        """Until `trigger` strikes; -1 = never."""
+        """The number of callbacks until `trigger` strikes; -1: never."""
         self.trigger: Callable[[], None] | None = None
         self.context: Context = copy_context()
         self.context.run(_PROCESS.set, self)
@@ -89,7 +89,7 @@ class SimulationLoop(asyncio.BaseEventLoop):
         self._is_over = False
         self.callbacks = 0
         self.outside = Process(self, "world")
-        """Owns everything that belongs to no other process: the network, the stores' far side, the nemesis."""
+        """Owns everything that belongs to no other process: the network, the far side of the stores, the nemesis."""
 
     # ---- time
 
@@ -109,7 +109,7 @@ class SimulationLoop(asyncio.BaseEventLoop):
     async def create_server(  # type: ignore[override]
         self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any
     ) -> Any:
-        """`sock` is a listener of the simulated network, which knows how to serve."""
+        """`sock` is a listener of the simulated network, which can serve."""
         return options["sock"].serve(protocol_factory)
 
     # ---- what is ready
@@ -141,7 +141,7 @@ class SimulationLoop(asyncio.BaseEventLoop):
             self._runnable.append(process)
 
     def bury(self, process: Process) -> None:
-        """Keep what a killed process was doing: were it collected, its `finally` blocks would run."""
+        """Keep the coroutines of a killed process: if they were collected, their `finally` blocks would run."""
         self.park(process)
         self._buried.append(list(process.ready))
         self._buried.append(asyncio.all_tasks(self))
@@ -150,7 +150,7 @@ class SimulationLoop(asyncio.BaseEventLoop):
     # ---- running
 
     def _run_once(self) -> None:
-        """Everything until `stop`: asyncio's loop calls this over and over, and here a turn is one callback."""
+        """Run everything until `stop`. asyncio's loop calls this again and again; here a turn is one callback."""
         runnable, scheduled, draw = self._runnable, self._scheduled, self._rng.random  # type: ignore[attr-defined]
         while not self._stopping:  # type: ignore[attr-defined]
             while scheduled and scheduled[0]._when <= self._now_s:
@@ -200,12 +200,12 @@ class SimulationLoop(asyncio.BaseEventLoop):
         pass
 
     def _asyncgen_finalizer_hook(self, agen: object) -> None:
-        """A generator that a killed process left, or that the run ended in: nothing of it runs any more."""
+        """A generator left by a killed process or by the end of the run. No more of it runs."""
 
     # ---- the end
 
     def end(self) -> None:
-        """End every coroutine that is left; their last steps are not part of the run."""
+        """End every remaining coroutine; their last steps are not part of the run."""
         self._is_over = True
         tasks = {*asyncio.all_tasks(self), *(task for each in self._buried if isinstance(each, set) for task in each)}
         for task in tasks:

@@ -1,4 +1,4 @@
-"""Trouble from outside: the nemesis, a janitor, and a user that deletes and makes topics."""
+"""Trouble from outside: the nemesis, a janitor, and a user that deletes and creates topics."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 LEASE_AND_MORE_MS = (10_500, 12_500)
 TWINS_MAX = 12
-"""Sleeps per run. Each sleep makes the run longer, so a run without other faults might never end; and as long as it
-lasts all processes fight for one address."""
+"""The most sleeps per run. Each sleep makes the run longer, so a run without other faults might never end; and as long
+as it lasts all processes compete for one address.
+"""
 
 
 class Nemesis:
@@ -91,7 +92,7 @@ class Nemesis:
         self._world.faults.take_away(fault, self._world.loop.now_ms + duration_ms)
 
     def _forget_rows(self) -> None:
-        """A user changes a topic, and before all agents have seen it the row is gone: they start cold."""
+        """A user changes a topic, and the row is gone before all agents have seen it: they start cold."""
         world = self._world
         topic = next(iter(world.server.database.topics.values()))
         retention_ms = str(int(world.faults.between(86_400_000, 864_000_000)))
@@ -101,7 +102,8 @@ class Nemesis:
 
 
 class Janitor:
-    """Deletes objects that nobody committed: it takes any old enough key, and deletes only after `abort_file` won.
+    """Deletes objects that no writer committed: it takes any key that is old enough, and deletes only after
+    `abort_file` won.
 
     The product's own janitor is gentler (it leaves keys alone for hours); the protocol may not depend on that.
     """
@@ -148,7 +150,7 @@ class Janitor:
 
 
 class TopicAdmin(Client):
-    """Deletes and makes one topic, over and over; at the end it exists."""
+    """Deletes and creates one topic again and again; at the end the topic exists."""
 
     def __init__(self, world: World, topic: str) -> None:
         super().__init__(world, "admin")
@@ -167,7 +169,7 @@ class TopicAdmin(Client):
                     line, CreateTopicsRequest(topics=[topic], timeout_ms=1000), CreateTopicsResponse
                 )
             wanted = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if exists else ErrorCode.TOPIC_ALREADY_EXISTS
-            # A late agent may know nothing of it; a call whose answer was lost may have been done.
+            # A late agent may not know the change; a call whose answer was lost may have been carried out.
             if error in (ErrorCode.NONE, wanted):
                 self.world.faults.count(Fault.TOPIC_DELETED if exists else Fault.TOPIC_CREATED)
                 exists = not exists

@@ -1,8 +1,8 @@
 """Lines between clients and agents: bytes arrive in order, late, in pieces, or not at all.
 
 An agent's side of a line is an asyncio transport below the real `agents.connection.Connection`; a client's side is
-`ClientEnd`. A line that is cut loses what is on its way, or delivers some of it first, as TCP may. A listener takes
-lines while its process sleeps, as a kernel's backlog does.
+`ClientEnd`. A line that is cut loses the bytes on their way, or delivers some of them first, as TCP may. A listener
+accepts lines while its process sleeps, as a kernel's backlog does.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Network:
         return bind
 
     async def connect(self, client: ClientEnd, address: str) -> None:
-        """Raises ConnectionRefusedError if nobody listens there."""
+        """Raises ConnectionRefusedError if no process listens there."""
         await asyncio.sleep(self.latency_ms() / 1000)
         listener = self._listeners.get(address)
         if listener is None or listener.process.is_dead:
@@ -68,7 +68,7 @@ class Network:
 
 
 class Listener:
-    """A bound address: what `bind` returns, and what `create_server` makes of it."""
+    """A bound address: the result of `bind`, and of `create_server`."""
 
     def __init__(self, network: Network, process: Process, address: str) -> None:
         self.process = process
@@ -131,7 +131,7 @@ class Pipe:
 
 
 class AgentEnd(asyncio.Transport):
-    """The transport that a `Connection` sees. Writing is paused above a bound, as by a reader that does not read."""
+    """The transport that a `Connection` sees. Writing pauses above a bound, as with a peer that does not read."""
 
     def __init__(self, network: Network, process: Process, client: ClientEnd) -> None:
         super().__init__({"peername": (client.name, 0)})
@@ -156,7 +156,7 @@ class AgentEnd(asyncio.Transport):
         self._go_on()
 
     def cut(self) -> None:
-        """Called from outside: both sides hear of it, with or without the bytes on their way."""
+        """Called from outside: both sides learn of it, with or without the bytes on their way."""
         self.incoming.cut(delivers=self._network.faults.rng.random() < 0.5)
         self._outgoing.cut(delivers=self._network.faults.rng.random() < 0.5)
 
@@ -169,13 +169,13 @@ class AgentEnd(asyncio.Transport):
             self._network.loop.after(0, self.process, self._lose, None)
 
     def client_went(self) -> None:
-        """Unread bytes are gone with it."""
+        """Unread bytes are lost with it."""
         self._network.loop.after(0, self.process, self._drop_unread)
 
     # ---- asyncio.Transport
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """The network's own bound holds, which is lower."""
+        """The network's own, lower bound applies."""
 
     def is_closing(self) -> bool:
         return self._is_closing or self._is_lost
@@ -230,7 +230,7 @@ class AgentEnd(asyncio.Transport):
                     self.close()
             elif isinstance(item, bytes):
                 self._feed(item)
-        # Whether it is being read or not, a connection hears that its line is gone.
+        # Whether or not the connection is being read, it learns that its line is gone.
         if _LOST in self._waiting and self._protocol is not None:
             self._waiting.clear()
             self._lose(ConnectionResetError("the line was cut"))
@@ -296,7 +296,7 @@ class ClientEnd:
             self.lose()
 
     def close(self) -> None:
-        """Go, in good order; answers that come later are nobody's."""
+        """Close in good order; later answers are dropped."""
         if not self._is_over and self.line is not None:
             self._is_over = True
             self.line.incoming.send(_END)

@@ -33,7 +33,7 @@ Plant = Callable[[], AbstractContextManager[None]]
 
 
 async def _commit_once(self: Any, file: FileOnItsWay) -> Committed:
-    """`WritePath._commit_until_answered` that does not repeat."""
+    """`WritePath._commit_until_answered` without the retry."""
     request = CommitL0(
         lease=file.lease,
         seq=file.seq,
@@ -67,7 +67,7 @@ def seals_again_what_is_in_doubt() -> Iterator[None]:
 
 @contextmanager
 def serves_over_a_gap() -> Iterator[None]:
-    """An extent above the known end is taken in at once, as if nothing could be missing below it."""
+    """An extent above the known end is taken in at once, as if no extent below it could be missing."""
     add_file = LogIndex.add_file
 
     def eager(self: Any, file_id: int, ref: FileRef, rows: Any, **more: Any) -> list[int]:
@@ -84,7 +84,7 @@ def serves_over_a_gap() -> Iterator[None]:
 
 @contextmanager
 def takes_a_put_in_doubt_for_done() -> Iterator[None]:
-    """No HEAD: the answer of a PUT was lost, so it is said to be stored."""
+    """No HEAD: if the answer of a PUT was lost, the object is taken for stored."""
     publish = Retrying.publish
 
     async def hopeful(self: Any, call: Any, key: str, *, size_bytes: int, crc32c: int) -> None:
@@ -102,7 +102,7 @@ def takes_a_put_in_doubt_for_done() -> Iterator[None]:
 
 @contextmanager
 def deletes_without_winning_the_key() -> Iterator[None]:
-    """The janitor looks whether a key was committed, and deletes when it was not, without aborting it first."""
+    """The janitor checks whether a key was committed and deletes it if not, without aborting it first."""
 
     async def looks_only(self: Any, key: str) -> bool:
         return key not in {file.key for file in await self._metadata.operators.files()}
@@ -113,7 +113,7 @@ def deletes_without_winning_the_key() -> Iterator[None]:
 
 @contextmanager
 def _deletions_unwatched() -> Iterator[None]:
-    """Leave it to the checks at the end: the watch on deletions would see this bug at once."""
+    """Leave the bug to the checks at the end: the watch on deletions would see it at once."""
     from tests.simulation.world import World
 
     with patch.object(World, "deleting", lambda *_: None):
@@ -122,7 +122,7 @@ def _deletions_unwatched() -> Iterator[None]:
 
 @contextmanager
 def reads_producers_before_the_locks() -> Iterator[None]:
-    """The commit judges by the producers as they were when it was sent: one SQL statement would do just this."""
+    """The commit judges by the producers as they were when it was sent. One SQL statement alone would do just this."""
     commit_l0 = SimulatedMetadata.commit_l0
     before: dict[str, Mapping[Any, Any]] = {}
 
@@ -145,7 +145,7 @@ def reads_producers_before_the_locks() -> Iterator[None]:
 
 @contextmanager
 def answers_latest_from_memory() -> Iterator[None]:
-    """ListOffsets and "out of range" are answered from what this agent has seen so far."""
+    """ListOffsets and "out of range" are answered from the files that this agent has seen so far."""
     make = Agent._broker
 
     def forgetful(self: Any, *args: Any) -> Any:
@@ -173,8 +173,8 @@ def answers_latest_from_memory() -> Iterator[None]:
 
 @contextmanager
 def goes_on_after_a_doubt() -> Iterator[None]:
-    """A commit whose answer was lost is told lost and never repeated, and the next own commit moves the follower's
-    cursor past it: had it been done, this agent would never see what it holds."""
+    """A commit whose answer was lost is reported lost and never repeated, and the next own commit moves the follower's
+    cursor past it. If the lost commit was carried out, this agent never sees its batches."""
     saw_own = Follower.saw_own
 
     def leaping(self: Any, lease: WriterLease, seq: int, *rest: Any) -> None:
@@ -230,7 +230,7 @@ def commits_an_aborted_key() -> Iterator[None]:
 
 @contextmanager
 def gives_a_duplicate_another_offset() -> Iterator[None]:
-    """A retry is recognised, and answered with the offset that the next batch will get."""
+    """A retry is recognised, but answered with the offset that the next batch will get."""
 
     def forgetful(batches: Sequence[L0Batch], *, next_offsets: Mapping[int, int], **rest: Any) -> Any:
         judged = judge(batches, next_offsets=next_offsets, **rest)

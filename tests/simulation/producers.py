@@ -2,8 +2,8 @@
 
 The idempotent producer has one partition and up to five batches in flight. When one fails or the line breaks, it sends
 everything unresolved again in order, on this line or on another agent's, while the first copies may still be under way.
-A sequence that is refused as out of order is a violation unless an earlier batch was unresolved when it was sent: all
-before it was acknowledged, so it was the next one.
+A sequence that is refused as out of order is a violation, unless an earlier batch was unresolved when it was sent: if
+every earlier batch was acknowledged, the sequence was the next one.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ RETRIABLE = {
     ErrorCode.REQUEST_TIMED_OUT,
     ErrorCode.KAFKA_STORAGE_ERROR,
 }
-"""Errors that faults may cause. UNKNOWN_TOPIC_OR_PARTITION is one only where topics are deleted."""
+"""Errors that faults may cause. UNKNOWN_TOPIC_OR_PARTITION is only allowed where topics are deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class _InFlight:
     answer: asyncio.Future[Message]
     sent_ms: float
     was_next: bool
-    """Everything before it was acknowledged when it was sent."""
+    """Whether every earlier batch was acknowledged when it was sent."""
 
 
 class Producer(Client):
@@ -71,7 +71,7 @@ class Producer(Client):
         )
 
     def heard(self, batch: Batch, answer: PartitionProduceResponse, sent_ms: float) -> bool:
-        """Write down the answer for one batch. True if it is acknowledged."""
+        """Record the answer for one batch. True if it is acknowledged."""
         error = ErrorCode(answer.error_code)
         self.facts("is told", batch=batch.name, error=error.name, offset=answer.base_offset)
         if error is ErrorCode.NONE:
@@ -129,7 +129,7 @@ class IdempotentProducer(Producer):
         all_heard = True
         while in_flight:
             if self.rng.random() < 0.04:
-                line.close()  # as after a request.timeout.ms: requests in flight may still be done
+                line.close()  # as after a request.timeout.ms: requests in flight may still be carried out
                 return False
             sent = in_flight.popleft()
             try:
@@ -173,7 +173,7 @@ class IdempotentProducer(Producer):
         return _InFlight(batch, line.begin(request), batch.sent_ms, was_next)
 
     async def _send_copy(self, batch: Batch, request: ProduceRequest) -> None:
-        """The same request once more, at about the same time, by another line."""
+        """Send the same request once more, at about the same time, on another line."""
         await self.pause(0, 40)
         line = await self.dial()
         try:

@@ -1,9 +1,9 @@
-"""The metadata service and the object store as an agent meets them: across a network, with faults.
+"""The metadata service and the object store as an agent reaches them: across a network, with faults.
 
-A call is carried out on the far side, in the world's process: it goes on when the caller is killed meanwhile, and it
+A call is carried out on the far side, in the world's process. It goes on when the caller is killed meanwhile, and it
 may happen after the caller was told that the answer is lost. (`storage/wrappers/faulty.py` strikes inside the caller
 and cannot do either, so it is not used here.) The far side is the real `MemoryMetadata` and `MemoryStore`; above the
-store lies the real `Retrying`, as in an agent's own stack.
+store is the real `Retrying`, as in an agent's own stack.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ class Fate:
     """The fate of one call."""
 
     acts_ms: float | None
-    """When the far side carries it out; None = never."""
+    """When the far side carries it out; None: never."""
     told_ms: float
-    """When the caller hears, even if only that the answer is lost."""
+    """When the caller gets a result, even if only the news that the answer is lost."""
     is_lost: bool = False
-    """The caller gets an error, no matter what was done."""
+    """The caller gets an error, whether or not the call was carried out."""
 
 
 class FarSide:
-    """Calls across a network. `doubts` and `refusals` build the error of a lost answer and of a call never made."""
+    """Calls across a network. `doubts` builds the error of a lost answer, `refusals` the error of a call never made."""
 
     def __init__(self, loop: SimulationLoop, process: Process, faults: Faults) -> None:
         self.loop = loop
@@ -116,7 +116,7 @@ async def given(hint: asyncio.Event, timeout_ms: float) -> bool:
 
 
 def finish(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that at most yields, in one go: on the far side it is atomic."""
+    """Run a coroutine that only yields, without a pause: on the far side it is atomic."""
     while True:
         try:
             coroutine.send(None)
@@ -145,7 +145,7 @@ class SimulatedMetadata(FarSide):
 
     @property
     def agents(self) -> Any:
-        """It keeps by itself what agents call, of every part."""
+        """It implements by itself the calls that agents make to every part."""
         return self
 
     groups = readers = operators = deletion = agents
@@ -174,7 +174,7 @@ class SimulatedMetadata(FarSide):
             raise
 
     async def _commit(self, request: CommitL0, *, is_late: bool) -> Committed:
-        """On the far side; keeps the books."""
+        """Runs on the far side, and keeps the books."""
         known = request.key in self.server.database.file_ids
         try:
             committed = await self.server.agents.commit_l0(request)

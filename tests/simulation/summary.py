@@ -14,7 +14,7 @@ SEEDS = "simulation seeds"
 
 
 def record(record_property: Callable[[str, object], None], counts: Counter[Kind], seeds: int) -> None:
-    """Hand a test's counts to the summary; plain strings, because they may come from a worker process."""
+    """Add a test's counts to the summary. They are plain strings, because they may come from a worker process."""
     record_property(COUNTS, {str(kind): count for kind, count in counts.items()})
     record_property(SEEDS, seeds)
 

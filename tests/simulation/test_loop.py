@@ -1,4 +1,4 @@
-"""The simulation's own loop: what a kill, a sleep and a trigger mean."""
+"""The simulation's own loop: the effects of a kill, a sleep and a trigger."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_of_a_killed_process_not_even_a_finally_runs(loop: SimulationLoop) -> No
     # when it is killed
     loop.after(2_500, loop.outside, process.kill)
     loop.run_until_complete(asyncio.sleep(10))
-    # then that was all of it
+    # then nothing more of it runs
     assert len(ticks) == 2
     assert -1 not in ticks
 
@@ -59,7 +59,7 @@ def test_a_sleeper_goes_on_where_it_was_when_it_wakes(loop: SimulationLoop) -> N
 
 
 def test_a_trigger_strikes_before_a_chosen_callback(loop: SimulationLoop) -> None:
-    # given a process that would tick for ever, two callbacks a tick (the timer, and the task it wakes)
+    # given a process that would tick for ever, with two callbacks per tick (the timer, and the task it wakes)
     ticks: list[float] = []
     process = Process(loop, "victim")
     process.spawn(tick_for_ever(ticks, loop))

@@ -1,4 +1,4 @@
-"""The simulation finds the bugs that it is there to find: each is planted, and seeds run until one shows it."""
+"""The simulation finds the bugs that it exists to find: each is planted, and seeds run until one shows it."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ def test_a_planted_bug_is_found(name: str) -> None:
     # then one of the first shows it
     assert found is not None, f"{SEEDS_MAX} seeds did not show it"
     print(f"{name}: seed {found.seed}: {found.violations[0]}")
-    # and as a broken promise, not as an exception out of the plant
+    # and as a broken promise, not as an exception in the planted code
     assert "Traceback" not in found.violations[0]

@@ -1,4 +1,4 @@
-"""A thousand runs under a thousand seeds: see README.md on how to replay one and how to read the counts."""
+"""A thousand runs under a thousand seeds. README.md explains how to replay one and how to read the counts."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def run_by_hand(*options: str, **environment: str) -> subprocess.CompletedProces
 
 @pytest.mark.timeout(300)
 def test_every_promise_is_kept_under_every_seed(record_property: RecordProperty) -> None:
-    # when the world runs under each seed, with what its seed has go wrong
+    # when the world runs under each seed, with the faults that the seed draws
     counts, failed = run_seeds(range(SEEDS))
     record(record_property, counts, SEEDS)
-    # then nothing promised was broken
+    # then no promise was broken
     assert not failed, "\n\n".join(map(str, failed))
-    # and the seeds meant something: every fault fired, every in-doubt path was taken
+    # and the seeds were worth running: every fault fired, every in-doubt path was taken
     assert never(counts) == []
 
 
@@ -85,7 +85,7 @@ def test_a_seed_that_fails_can_be_replayed_by_the_command_it_prints() -> None:
     python, m, module, *options = failed.replay.split()
     assert (python, m, module) == ("python", "-m", "tests.simulation")
     replayed = run_by_hand(*options)
-    # then it breaks the same promise, and the trace says how it came to that
+    # then it breaks the same promise, and the trace shows the way to it
     assert replayed.returncode == 1
     assert failed.violations[0] in replayed.stdout
     assert "is ready" in replayed.stdout

@@ -1,8 +1,8 @@
-"""One run: everything put together under one seed, let run, healed, let settle, and checked.
+"""One run: everything is put together under one seed, runs, is healed, settles, and is checked.
 
-First a few seconds in which clients work and things go wrong. Then the faults end, sleepers wake, the dead are
-replaced, and every producer must be answered; then every consumer, and one reader at each agent, must reach the end;
-then come the checks. All time is virtual and all chance comes from the seed, so a seed is a run.
+The first few seconds have working clients and faults. Then the faults end, sleepers wake, the dead are replaced, and
+every producer must be answered. Then every consumer, and one reader at each agent, must reach the end. The checks come
+last. All time is virtual and every random choice comes from the seed, so a seed is a run.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from tests.simulation.producers import IdempotentProducer, PlainProducer
 from tests.simulation.services import SimulatedMetadata, finish
 
 STEADY = "steady"
-"""Its topic stays; every check is made on it."""
+"""A topic that stays; every check is made on it."""
 CHURNED = "churned"
-"""Its topic is deleted and made again."""
+"""A topic that is deleted and created again."""
 
 WORK_MS = (600, 2_500)
 SETTLE_MS_MAX = 30_000
 HEALED_MS = 5_000
-"""So long after the faults are over nobody may have trouble any more."""
+"""From this long after the end of the faults, no client may have trouble any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a run came to."""
+    """The outcome of a run."""
 
     seed: int
     violations: list[str]
@@ -138,7 +138,7 @@ class World:
         return partition[0] == CHURNED
 
     def is_healed_since(self, sent_ms: float) -> bool:
-        """Whether a request sent then had nothing in its way."""
+        """Whether a request sent at that time met no fault."""
         return self.healed_ms is not None and sent_ms > self.healed_ms + HEALED_MS
 
     def extend(self, duration_ms: float) -> None:
@@ -147,7 +147,7 @@ class World:
             self._until_ms = max(self._until_ms, self.loop.now_ms + duration_ms + 200)
 
     def start_copy(self, process: Process, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Sending a second copy: the run does not end without it."""
+        """Run while a second copy is sent: the run does not end without it."""
         self._copies += 1
         self.start(process, coroutine).add_done_callback(self._copy_ended)
 
@@ -155,7 +155,7 @@ class World:
         return self._ends is not None and all(end >= self._ends[place] for place, end in positions.items())
 
     def deleting(self, key: str) -> None:
-        """Called before an object goes."""
+        """Called before an object is deleted."""
         database = self.server.database
         file_id = database.file_ids.get(key)
         if file_id is None or database.files[file_id].info.state is not FileState.ABORTED:
@@ -215,7 +215,7 @@ class World:
         return clients, consumers, None
 
     def _watch_deletions(self) -> None:
-        """Note when a topic is deleted, by the metadata's own doing."""
+        """Record when a topic is deleted, as the metadata do it."""
         delete_topic = self.server.agents.delete_topic
 
         async def noted(topic_id: Any) -> None:
@@ -275,13 +275,13 @@ class World:
         self._copies -= 1
 
     def _unhandled(self, _: object, context: dict[str, Any]) -> None:
-        # What nobody fetched is found when it is collected, which is not part of the run.
+        # An exception that no task fetched is found at garbage collection, which is not part of the run.
         if "never retrieved" not in context["message"]:
             self.violation(f"unhandled: {context['message']}", context.get("exception"))
 
     @contextmanager
     def logged(self) -> Iterator[None]:
-        """What agents log goes into the trace; an exception nobody expected is a violation."""
+        """The agents' log lines go into the trace; an unexpected exception is a violation."""
 
         def take(_: Any, method: str, said: dict[str, Any]) -> Any:
             event = said.pop("event")
@@ -302,7 +302,7 @@ class World:
 
 
 class Auditor(Consumer):
-    """Reads everything through one agent, when all is well again."""
+    """Read everything through one agent, after all is healed."""
 
     part_bytes_max = (200, 1 << 20)
 
@@ -315,7 +315,7 @@ class Auditor(Consumer):
 
 
 def run_seed(seed: int, *, says_all: bool = False, planted: str = "") -> Outcome:
-    """One run from its seed. Never raises for what the run did: that is in the outcome."""
+    """One run from its seed. Never raises for an error of the run: that is in the outcome."""
     world = World(seed, says_all=says_all)
     with world.logged():
         try:

@@ -23,7 +23,7 @@ HASTY = {
 async def test_records_past_their_time_behind_younger_ones_are_merged_out_of_l1(
     system: System, start_compactor: StartCompactor
 ) -> None:
-    # given a young record, and behind it records that are older than their retention of a week
+    # given a young record, and behind it records older than their retention of a week
     await system.client.create_topic("t", partitions=1)
     compactor = await start(system, start_compactor, **HASTY)
     now_ms = int(time.time() * 1000)

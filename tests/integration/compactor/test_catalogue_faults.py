@@ -1,4 +1,4 @@
-"""The catalogue under clocks that step back, full disks and refusing stores; and rebuilds that must not be begun."""
+"""The catalogue when clocks step back, disks are full or stores refuse; and rebuilds that must not begin."""
 
 # ruff: noqa: F811 - fixtures of another module are arguments here
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.parametrize("store_url", ["directory"], indirect=True)
 
 
 class NoCatalogue(WrappedStore):
-    """Rights on `catalog/` are taken away at some time."""
+    """A store whose rights on `catalog/` can be taken away."""
 
     refuses = False
 
@@ -60,7 +60,7 @@ class World:
         return value
 
     async def set_clock(self, ahead_seconds: int) -> None:
-        """The clock of Postgres."""
+        """Metadata whose clock, Postgres's, the test can move."""
         await self.lost.query(
             "CREATE OR REPLACE FUNCTION clock_ms() RETURNS bigint LANGUAGE sql VOLATILE PARALLEL SAFE AS"
             f" $$ SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint + {ahead_seconds * 1000} $$",
@@ -99,7 +99,7 @@ def world(lost: Lost) -> World:
 
 
 async def test_merges_are_told_once_and_by_their_ids_whatever_the_clock_says(world: World) -> None:
-    # given a merge that runs, and one that was done before the snapshot
+    # given a merge that runs, and one that was finished before the snapshot
     running, _ = await world.job("running"), await world.job("done")
     catalog = world.catalog()
     await catalog.round()
@@ -111,7 +111,7 @@ async def test_merges_are_told_once_and_by_their_ids_whatever_the_clock_says(wor
     assert await catalog.round()
     await world.lost.query(f"UPDATE merge_jobs SET state = 'done' WHERE job_id = {running}", new=False)
     await catalog.flush()
-    # then each is told, once
+    # then each merge is recorded, once
     assert not await catalog.round()
     told = [job.job_id for each in (await world.found()).catalogued.increments for job in each.jobs]
     assert told == [done, late, running]
@@ -147,7 +147,7 @@ async def test_increments_and_the_age_go_on_where_no_snapshot_can_be_taken(
     catalog = world.catalog(interval_ms=60_000, store=world.store)
     await catalog.round()
     await world.lost.metadata.agents.create_topic("one", partitions=1, configs={})
-    # given a disk that is full, when a snapshot is due
+    # given a full disk, when a snapshot is due
     await world.set_clock(120)
 
     def full(*_: object, **__: object) -> str:
@@ -159,7 +159,7 @@ async def test_increments_and_the_age_go_on_where_no_snapshot_can_be_taken(
     # then the increment is written, and the gauge shows the age of the snapshot
     assert len(await world.names("catalog/increments/")) == 1
     assert world.metric("catalog_age_seconds") >= 120 and world.metric("catalog_failures_total") == 1
-    # and where nothing can be written at all, the age is told
+    # and where nothing can be written at all, the gauge shows the age
     world.store.refuses = True
     await world.set_clock(7200)
     await world.lost.metadata.agents.create_topic("two", partitions=1, configs={})

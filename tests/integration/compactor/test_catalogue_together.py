@@ -48,7 +48,7 @@ class NoManifests(WrappedStore):
 
 
 class Paused:
-    """A catalogue whose snapshot stops behind its first table: what happens then is not in it."""
+    """A catalogue whose snapshot pauses after its first table; events during the pause are not in the snapshot."""
 
     def __init__(self, world: World, *, store: ObjectStore | None = None) -> None:
         self.reached, self.goes_on = asyncio.Event(), asyncio.Event()
@@ -73,7 +73,7 @@ async def test_of_two_snapshots_at_once_the_one_that_ends_last_hides_nothing(
     world: World, start_agent: StartAgent, dial: Dial
 ) -> None:
     lost, agent, client = await with_plain_topic(world, start_agent, dial)
-    # given a compactor whose snapshot takes its time, and another that begins meanwhile, with a snapshot too
+    # given a compactor whose snapshot is slow, and another that begins its own snapshot meanwhile
     paused, quick = Paused(world), world.catalog()
     taken = asyncio.create_task(paused.catalog.round())
     await paused.reached.wait()
@@ -82,7 +82,7 @@ async def test_of_two_snapshots_at_once_the_one_that_ends_last_hides_nothing(
     await quick.flush()
     paused.goes_on.set()
     await taken
-    # then nothing is missing, neither at once nor when both went on
+    # then nothing is missing, neither at once nor after both went on
     at_once = await names_that_come_back(lost)
     await send(client, "plain", (b"k", b"later"))
     await quick.flush()
@@ -98,7 +98,7 @@ async def test_what_somebody_told_who_was_killed_in_his_snapshot_is_not_gone_on_
     lost, agent, client = await with_plain_topic(world, start_agent, dial)
     catalog = world.catalog()
     await catalog.round()
-    # given a compactor that began later, told what happened during its snapshot, and was killed before the manifest
+    # given a compactor that began later, recorded the events during its snapshot, and was killed before the manifest
     await send(client, "plain", (b"k", b"before it began"))
     killed = Paused(world, store=KilledAtManifest(lost.store))
     taken = asyncio.create_task(killed.catalog.round())
@@ -112,7 +112,7 @@ async def test_what_somebody_told_who_was_killed_in_his_snapshot_is_not_gone_on_
     assert not rebuilt.is_complete and not rebuilt.plan.uncommitted_l0
     assert [(loss.what, loss.records) for loss in rebuilt.losses] == [("offsets", 1), ("newer L0", 1)]
     assert rebuilt.plan.known_ms == rebuilt.found.catalogued.instant.taken_ms
-    # when the first goes on, then it tells all of it: not from where the other was
+    # when the first compactor goes on, then it records all of it, and not only from the end of the other's records
     await catalog.flush()
     assert await names_that_come_back(lost) == {"plain"}
     await agent.agent.stop()
@@ -129,10 +129,10 @@ async def test_a_snapshot_that_fails_at_its_end_is_not_gone_on_from_and_an_unrea
     store.refuses = True
     with pytest.raises(ObjectStoreError):
         await catalog.snapshot()
-    # then they are told
+    # then an increment records them
     await catalog.flush()
     assert await names_that_come_back(lost) == {"before"}
-    # and when that cannot be read, nobody says that all is well
+    # and when that increment cannot be read, no part reports a complete result
     [increment] = await world.names("catalog/increments/")
     path = tmp_path / "objects" / increment
     path.write_bytes(path.read_bytes()[:-1])
@@ -146,7 +146,7 @@ async def test_what_was_acknowledged_after_the_clock_went_back_is_listed(
     await lost.catalog.round()
     await send(client, "plain", (b"k", b"told"))
     await lost.catalog.flush()
-    # given a Postgres whose clock goes back, of which the agent hears at its next beat
+    # given a Postgres whose clock goes back, which the agent learns at its next heartbeat
     await world.set_clock(-60)
     await until(is_ahead(agent, 50), 20)
     await send(client, "plain", (b"k", b"acknowledged"))
@@ -165,7 +165,7 @@ async def test_records_of_topics_and_partitions_that_the_catalogue_never_heard_o
     await send(client, "new", (b"k", b"acknowledged"))
     [of_new] = [file.key for file in await lost.metadata.operators.files()]
     await agent.agent.stop()
-    # then not all came back
+    # then the rebuild reports that not all came back
     rebuilt = await lost.rebuild(dry_run=True)
     assert rebuilt.plan.unknown_topics == [of_new] and not rebuilt.is_complete
 
@@ -174,7 +174,7 @@ async def test_a_file_that_cannot_be_appended_does_not_keep_the_others_from_it(
     world: World, start_agent: StartAgent, dial: Dial
 ) -> None:
     lost, agent, client = await with_plain_topic(world, start_agent, dial)
-    # given a file whose hour was forgotten, so that nobody knows whether it was deleted
+    # given a file whose hour was forgotten, so that its deletion is uncertain
     await send(client, "plain", (b"k", b"old"))
     [old] = await lost.metadata.operators.files()
     for change in (
@@ -202,7 +202,7 @@ def is_ahead(agent: RunningAgent, seconds: int, *, below: int = 10**6) -> Callab
 
 
 async def names_that_come_back(lost: Lost) -> set[str]:
-    """The names of the topics that came back; checks that all records did too."""
+    """The names of the topics that came back. Checks that all records came back too."""
     rebuilt = await lost.rebuild(dry_run=True)
     assert rebuilt.is_complete and not rebuilt.plan.uncommitted_l0, (rebuilt.losses, rebuilt.found.passed_over)
     return {row["name"] for row in rebuilt.plan.tables["topics"]}

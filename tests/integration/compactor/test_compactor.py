@@ -1,5 +1,6 @@
 """A compactor in the test's own event loop, beside a real agent, on both metadata stores: its work, and the fate of
-merges when something fails."""
+merges when something fails.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ async def test_files_are_leveled_merged_deduped_and_the_old_ones_deleted_while_r
 
 
 async def _is_settled(system: System) -> bool:
-    """Nothing in L0, an L2 run, and the compacted partition cleaned to its end."""
+    """Whether L0 is empty, L2 has a run, and the compacted partition is cleaned to its end."""
     topics = {topic.name: topic for topic in await system.metadata.agents.list_topics()}
     [kv] = await system.metadata.operators.partition_views(topics["kv"].topic_id)
     levels = await system.levels()
@@ -125,11 +126,11 @@ async def test_an_object_that_the_store_cannot_give_holds_up_its_own_merge_alone
         return job is not None and sick.key in job.error and job.not_before_ms > job.created_ms
 
     await until(rests)
-    # then: what came later is leveled, though the oldest job is not
+    # then: later files are leveled, though the oldest job has not run
     await system.write("t", 3)
     await until(lambda: compactor.merges("done") == 1, timeout_s=20)
     assert await system.job(JobState.FAILED) is None
-    # and the store's recovery ends it
+    # and the job ends when the store recovers
     system.faults.rules = ()
     await until(lambda: compactor.merges("done") == 2, timeout_s=20)
     assert len(await system.values("t")) == 60
@@ -184,7 +185,7 @@ async def test_one_that_lost_its_job_stops_and_commits_nothing(system: System, s
     gate = Gate(system)
     sleeper = await start(system, start_compactor, engine=gate.engine, **LEVEL_ONLY)
     await gate.waiting.wait()
-    # given: it is given back behind its back, and another compactor does it
+    # given: the job is returned without its knowledge, and another compactor does it
     running = await system.job(JobState.RUNNING)
     assert running is not None
     await system.metadata.compactors.give_back_job(running.job_id, running.epoch)

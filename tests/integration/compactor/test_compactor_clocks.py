@@ -1,5 +1,6 @@
-"""A compactor whose own clock jumps: leases, limits, horizons, graces and the times in keys come from the metadata
-store, so it does no harm and loses no work."""
+"""A compactor whose own clock jumps. Leases, limits, horizons, graces and the times in keys come from the metadata
+store, so the compactor does no harm and loses no work.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ QUIET = {"forced_interval_ms": 200, "forced_dirty_wait_ms": 200, "orphan_check_i
 
 
 class JumpingClock(SystemClock):
-    """Sets the wall clock, as an operator or NTP may; monotonic time goes on."""
+    """A clock whose wall time the test sets, as an operator or NTP may; monotonic time goes on."""
 
     def __init__(self) -> None:
         self.ahead_ms = 0
@@ -48,13 +49,13 @@ async def test_a_merge_in_which_the_clock_jumps_is_committed_under_a_key_of_the_
     clock.ahead_ms = jump_ms
     gate.open.set()
     await until(lambda: compactor.merges("done") == 1)
-    # then the merge is neither late nor lost, and its file is as old as it is
+    # then the merge is neither late nor lost, and its file has its real age
     [output] = [file for file in await system.metadata.operators.files() if file.level == 1]
     assert parse_file_key(output.key).hour in (hour_of(before_ms), hour_of(await system.metadata.now_ms()))
     assert before_ms <= output.created_ms <= await system.metadata.now_ms()
     assert compactor.merges("lost") == compactor.merges("failed") == 0
     assert len(await system.values("t")) == 30
-    # and its lease is as long as anybody's, and duties stay where they are
+    # and its lease is as long as any other, and duties stay where they are
     assert [node_id for node_id, _ in await system.metadata.compactors.live_compactors()] == [
         compactor.compactor.node_id
     ]
@@ -86,7 +87,7 @@ async def test_with_a_clock_that_jumped_no_tombstone_goes_early_and_nothing_youn
         await until(lambda rounds=rounds: _passes(system, rounds), timeout_s=60)
         clock.ahead_ms += jump_ms // 4
         await system.write("kv", 3, keys=1)
-    # then the tombstone, whose hour is not over, is there; and neither what died nor what is young has gone
+    # then the tombstone, whose hour is not over, is there; and no dead file and no young object has gone
     assert (b"last", None) in [(bytes(each.key or b""), each.value) for _, each in await read_all(system.client, "kv")]
     assert {file.state for file in await system.metadata.operators.files(limit=1000)} == {
         FileState.LIVE,
@@ -99,7 +100,7 @@ async def test_with_a_clock_that_jumped_no_tombstone_goes_early_and_nothing_youn
 
 
 async def put_uncommitted(system: System) -> str:
-    """Returns its key: of this hour, by a writer that has left."""
+    """Put an object of this hour by a writer that has left. Returns its key."""
     [file] = [each for each in await system.metadata.operators.files() if next(iter_index(each.index)).base_offset == 0]
     wanted = parse_file_key(file.key)
     key = file.key.replace(f"/{wanted.writer_id}-", "/999999-")

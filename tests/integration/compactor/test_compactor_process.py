@@ -48,7 +48,7 @@ def live_levels(processes: Processes) -> set[int]:
 
 
 def until_leveled(processes: Processes, *levels: int) -> None:
-    """Until nothing is in L0 and something in each of `levels`."""
+    """Wait until L0 is empty and each of `levels` has a file."""
     wait_until(lambda: (found := live_levels(processes)) and 0 not in found and set(levels) <= found, 60)
 
 
@@ -74,7 +74,7 @@ def test_l1_and_l2_appear_under_load_and_every_record_stays_where_it_was_acknowl
     assert compactor.metric("compactor_errors_total") == 0
     kinds = {(job["kind"], job["state"], job["fraction"]) for job in jobs(processes)}
     assert {("level", "done", 1.0), ("merge", "done", 1.0)} <= kinds
-    # told to go, it goes
+    # when told to stop, it stops
     assert compactor.stop() == 0
     assert "compactor stops" in compactor.log
 
@@ -90,7 +90,7 @@ def test_two_compactors_side_by_side_share_the_work_and_one_plans(
         load.finish_and_check(processes.bootstrap)
     assert total(both, "compactor_duty", duty="plan") == 1
     assert total(both, "merges_total", outcome="failed") == total(both, "merges_total", outcome="lost") == 0
-    # when the planner goes, the other plans
+    # when the compactor with the planner goes, the other one plans
     planner = next(each for each in both if each.metric("compactor_duty", duty="plan") == 1)
     other = next(each for each in both if each is not planner)
     assert planner.stop() == 0
@@ -99,7 +99,7 @@ def test_two_compactors_side_by_side_share_the_work_and_one_plans(
 
 
 async def written(bootstrap: str, batches: int) -> list[bytes]:
-    """Batches of about 100 KB, each a file of its own. Returns the values."""
+    """Write batches of about 100 KB, each a file of its own. Returns the values."""
     values = [b"%05d" % number + b"." * 100_000 for number in range(batches)]
     async with connected(bootstrap) as client:
         for value in values:
@@ -117,7 +117,7 @@ def test_a_store_without_room_swaps_nothing_and_leaves_nothing_and_when_there_is
     compactor.limit_files(80_000)
     values = asyncio.run(written(processes.bootstrap, 6))
     wait_until(lambda: compactor.metric("merges_total", kind="level", outcome="given_back") >= 2, 60)
-    # then: the job is given back and tried again, and no part of an output lies about
+    # then: the job is returned and tried again, and no part of an output is left behind
     assert live_levels(processes) == {0}
     assert processes.postgres.value("SELECT count(*) FROM merge_jobs WHERE state IN ('done', 'failed')") == 0
     assert "round failed" in compactor.log and "no space in the object directory" in compactor.log
@@ -173,7 +173,7 @@ def test_a_signal_during_the_start_ends_the_start(processes: Processes, compacto
 def test_warm_compiles_the_kernels_and_leaves() -> None:
     outcome = CliRunner().invoke(main, ["compactor", "warm"])
     assert outcome.exit_code == 0 and outcome.output.startswith("kernels are ready, after ")
-    # when it is called again, then it says that it did nothing
+    # when it is called again, then it reports that it did nothing
     again = CliRunner().invoke(main, ["compactor", "warm"])
     assert "nothing was compiled" in again.output or cache_directory() is None
 

@@ -1,5 +1,6 @@
-"""A topic is deleted while a merge of it is under way and its bytes lie in files beside those of another: in the end no
-object holds a byte of it and no table a row."""
+"""A topic is deleted while a merge of it is under way and its bytes lie in files beside those of another topic. In the
+end no object holds a byte of it and no table a row.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ NO_OTHER_REWRITE = {
     "forced_dirty_bytes_min": 1 << 40,
     "forced_interval_ms": 3_600_000,
 }
-"""A file at L2 is rewritten for the purge deadline alone."""
+"""Options under which only the purge deadline causes a rewrite of a file at L2."""
 OF_PARTITION = {
     "extents": "SELECT count(*) FROM extents WHERE partition_id = $1",
     "log_starts": "SELECT count(*) FROM log_starts WHERE partition_id = $1",
@@ -62,7 +63,7 @@ class Deleted:
         [self.partition_id] = topics["gone"].partition_ids
 
     async def write(self, files: int) -> None:
-        """Both topics in each file."""
+        """Write both topics to each file."""
         for _ in range(files):
             sequence = next(self._sequence)
             now_ms = int(time.time() * 1000)
@@ -71,7 +72,7 @@ class Deleted:
             await asyncio.gather(self._client.produce("gone", 0, batch), self.system.write("stays", 1))
 
     async def rows(self) -> dict[str, int]:
-        """By table, of the partition that goes."""
+        """The number of rows by table, for the partition that goes."""
         connection = await open_connection(self._postgres_url, connect_timeout_s=10, command_timeout_s=10, settings={})
         try:
             return {name: await connection.fetchval(query, self.partition_id) for name, query in OF_PARTITION.items()}
@@ -79,12 +80,12 @@ class Deleted:
             await connection.close()
 
     async def shared_files(self) -> int:
-        """L0 files in which both topics lie."""
+        """The L0 files in which both topics lie."""
         files = await self.system.metadata.operators.files(limit=1000)
         return sum(len({row.partition_id for row in iter_index(file.index)}) == 2 for file in files)
 
     async def holding(self) -> list[str]:
-        """Keys of objects in which the secret stands."""
+        """The keys of objects that contain the secret."""
         found: list[str] = []
         for key in [stat.key async for stat in self.system.store.list()]:
             try:
@@ -133,13 +134,13 @@ async def test_nothing_of_a_topic_that_is_deleted_under_a_merge_is_left_in_bucke
         return compactor.metric("merges_total", kind="merge", outcome="done") >= 1 and 0 not in await system.levels()
 
     await until(is_merged, timeout_s=30)
-    # then its bytes go, from files that stay too, soon after the deadline
+    # then its bytes go soon after the deadline, also from files that stay
     await until(lambda: _is_none(topics.holding()), timeout_s=40)
     print(f"in no object {time.monotonic() - deleted_at:.1f} s after it was deleted")
     assert compactor.metric("merges_total", kind="purge", outcome="done") >= 1
     await until(lambda: _is_none(topics.rows()), timeout_s=20)
     assert await topics.rows() == dict.fromkeys(OF_PARTITION, 0)
-    # and what stays is whole
+    # and the other topic is whole
     left = await system.values("stays")
     assert left == stays if policy == "delete" else len(left) >= 5 and left == [each for each in stays if each in left]
     assert await system.fsck() == []
@@ -150,6 +151,6 @@ async def test_nothing_of_a_topic_that_is_deleted_under_a_merge_is_left_in_bucke
 
 
 async def _is_none(found: Any) -> bool:
-    """An empty list, or counts that are all 0."""
+    """Whether the value is an empty list, or counts that are all 0."""
     what = await found
     return not (any(what.values()) if isinstance(what, dict) else what)

@@ -1,5 +1,6 @@
-"""Without anybody asking for it: under a producer that never stops, merges reach L2, compacted partitions are cleaned,
-and a key that was deleted is in the end in no object at all, though its bytes lay in files beside those of others."""
+"""Bytes go without any request: under a producer that never stops, merges reach L2 and compacted partitions are
+cleaned. In the end no object holds a key that was deleted, though its bytes lay in files beside those of other keys.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ def batch(*pairs: tuple[bytes, bytes | None]) -> bytes:
 
 
 async def write_for_ever(client: KafkaClient) -> None:
-    """To both topics, so that files hold both."""
+    """Write to both topics, so that files hold both."""
     for number in itertools.count():
         pairs = [(b"k%d" % (at % KEYS), b"%d:%d" % (number, at)) for at in range(20)]
         await client.produce("kv", 0, batch(*pairs))
@@ -54,7 +55,7 @@ async def write_for_ever(client: KafkaClient) -> None:
 
 
 async def holding(store: ObjectStore, *wanted: bytes) -> list[str]:
-    """Keys of the objects in which any of these bytes stand."""
+    """The keys of the objects that contain any of these bytes."""
     found: list[str] = []
     for key in [stat.key async for stat in store.list()]:
         with contextlib.suppress(ObjectNotFoundError):
@@ -112,7 +113,7 @@ async def test_a_deleted_key_is_in_the_end_in_no_object_though_nobody_asked_and_
             view = await view_of(metadata, "kv")
             if view.cleaned_through_offset <= deleted_at:
                 return False
-            await asyncio.sleep(0.5)  # reading the whole bucket is dear
+            await asyncio.sleep(0.5)  # reading the whole bucket is expensive
             return not await holding(store, SECRET_KEY, SECRET_VALUE)
 
         await until(is_forgotten, timeout_s=100)
@@ -121,7 +122,7 @@ async def test_a_deleted_key_is_in_the_end_in_no_object_though_nobody_asked_and_
     finally:
         producer.cancel()
         await asyncio.gather(producer, return_exceptions=True)
-    # and nothing else is lost: the newest value of each key, all of the other topic
+    # and nothing else is lost: the newest value of each key, and all of the other topic
     kept = {bytes(record.key or b"") for _, record in await read_all(client, "kv")}
     assert kept == {b"k%d" % number for number in range(KEYS)}
     plain = await read_all(client, "plain")
@@ -155,7 +156,7 @@ DEFAULTS_SCALED: dict[str, Any] = {
     "job_limit_base_ms": 5_000,
     "dedupe_keys_max": 200_000,
 }
-"""A minute of the defaults in a second or a few, a GiB in some MiB. The dirty ratio is the default."""
+"""The defaults, scaled: a minute becomes a second or a few, a GiB some MiB. The dirty ratio is the default."""
 
 
 class NeverStops:
@@ -235,7 +236,7 @@ async def look(metadata_url: str, store_url: str, *, read: bool) -> tuple[int, s
 
 
 async def read_both(bootstrap: str) -> tuple[dict[tuple[int, bytes], tuple[int, bytes]], dict[tuple[int, int], bytes]]:
-    """As `NeverStops` remembers them."""
+    """The records, in the form in which `NeverStops` remembers them."""
     newest: dict[tuple[int, bytes], tuple[int, bytes]] = {}
     plain: dict[tuple[int, int], bytes] = {}
     async with connected(bootstrap) as client:
@@ -265,7 +266,7 @@ def test_for_minutes_under_a_producer_that_never_stops_levels_cleaning_and_forge
     levels: set[int] = set()
 
     def is_forgotten() -> bool:
-        time.sleep(2)  # reading the whole bucket is dear
+        time.sleep(2)  # reading the whole bucket is expensive
         cleaned_through, present, held = asyncio.run(look(metadata_url, store_url, read=len(seen) > 2))
         seen.setdefault(cleaned_through, time.monotonic() - began)
         levels.update(present)

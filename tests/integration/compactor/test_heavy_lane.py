@@ -22,13 +22,13 @@ from tests.fixtures.fleet import until
 from tests.fixtures.heavy_merges import InProcessSubmitter
 
 HEAVY_BYTES = 1_000_000
-"""As planned; what lies there is small."""
+"""The planned size; the real files are small."""
 QUIET = {**LEVEL_ONLY, "l2_runs_min": 1_000}
-"""Nothing is merged but L0 files and what a test asks for."""
+"""Options under which only L0 files are merged, and the jobs that a test requests."""
 
 
 class FullCluster:
-    """A `Submitter` whose drivers wait for room until there is some."""
+    """A `Submitter` whose drivers wait until the cluster has room."""
 
     name = "full"
 
@@ -97,7 +97,7 @@ async def has_no_l0(system: System) -> bool:
 
 
 async def merge_of(system: System, topic: str, planned_bytes: int) -> int:
-    """A job over all that the topic has, as if it had been planned with so many bytes."""
+    """A job over the whole topic, as if it had been planned with this many bytes."""
     [partition_id] = next(
         each for each in await system.metadata.agents.list_topics() if each.name == topic
     ).partition_ids
@@ -141,12 +141,12 @@ async def test_small_merges_go_on_beside_a_heavy_one_which_takes_no_memory_here(
     for job_id in (small, smaller):
         await until(lambda job_id=job_id: state(job_id, JobState.DONE), timeout_s=20)
 
-    # then the small ones are done by the compactor itself, one heavy one waits and says so, the other is not begun
+    # then the compactor does the small ones itself, one heavy merge waits and reports it, the other has not begun
     assert "engine" not in (await job(system, small)).result
     assert await state(heavy, JobState.RUNNING) and await state(second, JobState.READY)
     await until(lambda: tells(system, heavy), timeout_s=20)
     assert running.metric("merge_memory_bytes") == 0
-    # and with room both are done there
+    # and when there is room, both are done on the cluster
     cluster.has_room.set()
     for job_id in (heavy, second):
         await until(lambda job_id=job_id: state(job_id, JobState.DONE), timeout_s=20)
@@ -162,7 +162,7 @@ async def tells(system: System, job_id: int) -> bool:
         return False
     units = len(
         waiting.spec["extent_ids"]
-    )  # each is one; on a busy machine the writes of a topic may make more of them
+    )  # each is one merge; on a busy machine the writes of a topic may cause more of them
     assert progress["step"] == f"full: pending, 0 of {units} units done; job run 7 is QUEUED"
     assert progress["engine"] == "full"
     return True
@@ -183,7 +183,7 @@ async def test_a_compactor_that_stops_gives_its_heavy_merge_back_and_one_without
     await first.compactor.stop()
     given_back = await job(system, heavy)
     assert (given_back.state, given_back.attempts) == (JobState.READY, 0)
-    # when a compactor comes that has no cluster, then its merge lane takes merges of every size
+    # when a compactor without a cluster comes, then its merge lane takes merges of every size
     await start_beside(system, start_compactor, **QUIET)
 
     async def is_done() -> bool:

@@ -1,4 +1,6 @@
-"""The objects that the janitor deletes, and those that it must not. On both metadata stores; file contents are fake."""
+"""The objects that the janitor deletes, and those that it must not delete. On both metadata stores; the contents of
+files are fake.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ IDS = SystemIds()
 
 
 class Stubborn(WrappedStore):
-    """Does not delete some keys, and remembers how many it was asked to delete at once."""
+    """A store that refuses to delete some keys, and remembers the size of each deletion request."""
 
     def __init__(self, inner: ObjectStore) -> None:
         super().__init__(inner)
@@ -51,7 +53,7 @@ class Stubborn(WrappedStore):
         self.uploads_aborted = 0
         self.clock_ahead_ms = 0
         self.aged_ms: dict[str, int] = {}
-        """Key -> the ms by which its object looks older than it is."""
+        """The ms by which an object looks older than it is, by key."""
 
     async def delete_many(self, keys: Sequence[str]) -> Deleted:
         self.asked.append(len(keys))
@@ -130,7 +132,7 @@ class World:
         return (await self.metadata.agents.commit_l0(request)).file_id
 
     async def live(self, count: int) -> list[str]:
-        """L0 files that are live."""
+        """Live L0 files."""
         keys = [await self.put() for _ in range(count)]
         for key in keys:
             await self.commit(key)
@@ -157,7 +159,7 @@ class World:
         return claimed
 
     async def merge(self, l0_file_ids: Sequence[int]) -> str:
-        """As a compactor does it. Returns the key of the output."""
+        """Write an output as a compactor does. Returns its key."""
         compactor = await self.metadata.compactors.register_compactor("test")
         claimed = await self.claim(compactor, l0_file_ids)
         first, last = await self._range_of(l0_file_ids)
@@ -223,7 +225,7 @@ class World:
             await self.metadata.agents.unregister_agent(lease)
 
     async def failed_over(self) -> None:
-        """The metadata are on another timeline than the adopted one."""
+        """Move the metadata to another timeline than the adopted one."""
         if isinstance(self.metadata, MemoryMetadata):
             database = self.metadata.database
             database.adopted = database.adopted._replace(timeline=database.adopted.timeline - 1)
@@ -231,7 +233,7 @@ class World:
             await run_sql(self._metadata_url, "UPDATE cluster SET adopted_timeline = adopted_timeline - 1")
 
     def fails_over_after(self, name: str) -> Any:
-        """Metadata that fails over right after it has answered this call."""
+        """Metadata that fail over right after the answer to this call."""
         part = self.metadata.agents if name == "live_agents" else self.metadata.deletion
         call = getattr(part, name)
 
@@ -340,7 +342,7 @@ async def test_a_sleeping_writer_that_commits_while_we_look_keeps_its_file(world
     await world.agents_leave()
 
     async def known_keys(keys: Sequence[str]) -> frozenset[str]:
-        """The commit arrives just after the janitor was told that nobody knows the key."""
+        """The commit arrives just after the janitor was told that no row knows the key."""
         known = await world.metadata.deletion.known_keys(keys)
         await world.commit(late)
         return known
@@ -358,11 +360,11 @@ async def test_what_a_writer_at_work_has_not_committed_yet_is_spared(world: Worl
     swept = await world.janitor().sweep_orphans()
     assert (swept.spared, swept.deleted) == (2, 0)
     assert world.metric("orphans_spared") == 2
-    # what a merge left that has ended otherwise goes while its compactor lives and works on
+    # the left-overs of a merge that ended otherwise go while its compactor is alive and works on
     await world.metadata.compactors.give_back_job(claimed.job.job_id, claimed.job.epoch)
     assert (await world.janitor().sweep_orphans()).deleted == 1
     assert await world.gone(compactors)
-    # past all patience an agent's goes all the same
+    # past every limit, an agent's object goes all the same
     assert (await world.janitor(orphan_bound_ms=1).sweep_orphans()).deleted == 1
     assert await world.gone(agents)
 
@@ -375,7 +377,7 @@ async def test_what_a_compactor_wrote_before_the_merge_that_it_is_at_is_an_orpha
     await world.agents_leave()
     # by the store's clock both are as young as the merge: neither goes yet
     assert (await world.janitor().sweep_orphans()).spared == 2
-    # an hour later, by the store's clock and by the merge's, the older one is one that no merge will commit
+    # an hour later, by the store's clock and the merge's, no merge can commit the older one any more
     world.store.aged_ms[left] = HOUR_MS
     swept = await world.janitor().sweep_orphans()
     assert (swept.spared, swept.deleted) == (1, 1)
@@ -413,7 +415,7 @@ async def test_too_many_orphans_raise_an_alarm_and_none_goes(world: World) -> No
         await world.janitor().sweep_orphans()
     assert not await world.gone(orphans[0])
     assert (world.metric("orphans_refused"), world.metric("orphans")) == (1, 21)
-    # who has looked into it may say how many
+    # an operator who has examined it may set the number
     assert (await world.janitor(orphan_refuse_files=21).sweep_orphans()).deleted == 21
     assert world.metric("orphans_refused") == 0
 
@@ -454,14 +456,14 @@ async def test_after_a_failover_nothing_is_deleted_or_aborted_until_somebody_ado
             await janitor.sweep()
         with pytest.raises(JanitorHaltedError, match=r"siltstone fsck --adopt"):
             await janitor.sweep_orphans()
-    # then it touches nothing in the store, not even to read its clock, and says so once
+    # then it touches nothing in the store, does not even read its clock, and reports it once
     assert (len(world.store.asked), world.store.uploads_aborted) == (deletes, 0)
     assert not await world.gone(dead) and await world.state(dead) is FileState.DEAD
     assert not await world.gone(orphan) and await world.state(orphan) is None
     assert (world.metric("janitor_halted"), world.metric("dead_files_waiting")) == (1, 1)
     said = capsys.readouterr().err
     assert said.count("janitor halted") == said.count("siltstone fsck --adopt") == 1
-    # and when it is adopted it goes on
+    # and when the database is adopted the janitor goes on
     await world.metadata.operators.adopt_history((await world.metadata.deletion.history()).present)
     assert (await janitor.sweep()).deleted_files == 1
     assert (await janitor.sweep_orphans()).deleted == 1

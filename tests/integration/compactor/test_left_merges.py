@@ -1,4 +1,4 @@
-"""Leftovers of crashed merges: more files than the limit of orphans, and still no need for an operator."""
+"""Leftovers of crashed merges: more files than the limit of orphans, and still no work for an operator."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ HOUR_MS = 3_600_000
 
 
 class Crashes:
-    """An engine that writes all its outputs and is never heard of again."""
+    """An engine that writes all its outputs and then disappears."""
 
     def __init__(self, system: System) -> None:
         self._system = system
@@ -57,7 +57,7 @@ class Crashes:
 
 
 class Listed(WrappedStore):
-    """Counts how often somebody reads its clock, which is before each listing. All lies there for an hour longer."""
+    """A store that counts reads of its clock, one before each listing. Its objects look an hour older than they are."""
 
     def __init__(self, inner: ObjectStore, *, ahead_ms: int) -> None:
         super().__init__(inner)
@@ -90,7 +90,7 @@ class Left:
         )
 
     async def job(self) -> ClaimedJob:
-        """Claimed, over a new file."""
+        """A claimed merge over a new file."""
         await self.system.write("t", 1)
         file = (await self.system.metadata.agents.snapshot()).files[-1]
         lease = await self.system.metadata.compactors.register_compactor("test")
@@ -121,14 +121,14 @@ class Left:
         return key
 
     async def l0_files(self, count: int) -> None:
-        """An hour old by their keys."""
+        """The keys are an hour old."""
         for _ in range(count):
             begun_ms = CLOCK.wall_ms() - HOUR_MS
             key = file_key(level=0, writer_id=998, epoch=0, file_uuid=IDS.uuid7(begun_ms), created_ms=begun_ms)
             await self.system.store.put_if_absent(key, b"any bytes", crc32c=crc32c(b"any bytes"))
 
     async def done(self, claimed: ClaimedJob) -> None:
-        """The next attempt ends it; its inputs hold nothing any more, so there are no outputs."""
+        """The next attempt ends the job. Its inputs hold nothing live any more, so there are no outputs."""
         [topic] = await self.system.metadata.agents.list_topics()
         await self.system.metadata.agents.delete_topic(topic.topic_id)
         commit = CommitMerge(job_id=claimed.job.job_id, epoch=claimed.job.epoch, outputs=[], covered={})
@@ -144,7 +144,7 @@ async def left(system: System) -> Left:
 async def test_a_crashed_merge_of_many_outputs_is_swept_once_another_attempt_has_done_it(
     system: System, start_compactor: StartCompactor
 ) -> None:
-    # given a merge of thirty outputs whose compactor is gone in the moment before the commit
+    # given a merge of thirty outputs whose compactor disappears just before the commit
     await system.client.create_topic("t", partitions=30)
     for partition in range(30):
         await system.client.produce("t", partition, build_batch([NewRecord(1_700_000_000_000, b"k", bytes(70_000))]))
@@ -162,7 +162,7 @@ async def test_a_crashed_merge_of_many_outputs_is_swept_once_another_attempt_has
     second = await start(system, start_compactor, **options)
     await until(lambda: second.merges("done") >= 1, timeout_s=30)
 
-    # then what the first left goes by itself
+    # then the leftovers of the first go by themselves
     async def are_gone() -> bool:
         there = {stat.key async for stat in system.store.list("l1/")}
         return not there & set(engine.outputs)
@@ -175,7 +175,7 @@ async def test_a_crashed_merge_of_many_outputs_is_swept_once_another_attempt_has
 async def test_files_of_attempts_of_a_job_that_is_done_are_swept_however_many(left: Left) -> None:
     claimed = await left.job()
     files = await left.files(claimed.job.job_id, epoch=claimed.job.epoch, count=25)
-    # as long as the job may fail for good, its files may be the last copies of what they hold
+    # as long as the job may fail for good, its files may be the last copies of their records
     await left.system.metadata.compactors.unregister_compactor(WriterLease(writer_id=claimed.job.holder or 0, epoch=0))
     with pytest.raises(TooManyOrphansError, match="25 of 26 objects are unknown"):
         await left.janitor().sweep_orphans()
@@ -225,7 +225,7 @@ async def test_of_a_job_that_failed_and_of_one_that_nobody_knows_files_are_count
 
 
 async def test_what_is_not_counted_does_not_hide_what_is(left: Left, monkeypatch: pytest.MonkeyPatch) -> None:
-    # in one go: in several it stops with the one in which it is sure, which the files' random names decide
+    # in one round: over several rounds the count stops when it is sure, which depends on the files' random names
     monkeypatch.setattr(compactor.deletion.janitor, "FOOTERS_AT_ONCE", 30)
     claimed = await left.job()
     await left.files(claimed.job.job_id, epoch=claimed.job.epoch, count=25)
@@ -254,12 +254,12 @@ async def test_no_footer_is_read_where_there_are_too_many_in_any_case_or_few_eno
     with pytest.raises(TooManyOrphansError):
         await left.janitor().sweep_orphans()
     assert read == []
-    # nor where so many would have to be read that it is more than may be
+    # nor if the check would have to read more than its limit
     monkeypatch.setattr(compactor.deletion.janitor, "FOOTERS_AT_ONCE", 2)
     monkeypatch.setattr(compactor.deletion.janitor, "FOOTERS_MAX", 10)
     with pytest.raises(TooManyOrphansError, match="46 of 47 objects"):
         await left.janitor(orphan_refuse_files=35).sweep_orphans()
     assert read == []
-    # else no more than it takes to know
+    # otherwise it reads no more than it needs to decide
     assert (await left.janitor(orphan_refuse_files=44).sweep_orphans()).deleted == 46 and len(read) == 2
     assert (await left.janitor().sweep_orphans()).orphans == 0 and len(read) == 2

@@ -1,7 +1,7 @@
 """Well-known examples of compaction, from a producer to a consumer.
 
-Every part is the real one: an agent and a Kafka client, the planner with its defaults, the merge engine. Only time is
-made by hand, and jobs are run by the test, so that nothing else happens between two of its steps.
+Every part is real: an agent and a Kafka client, the planner with its defaults, the merge engine. Only time is
+simulated, and the test runs the jobs itself, so that nothing else happens between two of its steps.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ READ_S_MAX = 20
 
 
 class HeldClock(ManualClock):
-    """Moves only when the test moves it; waits in between take real time."""
+    """A clock that moves only when the test moves it. Waits take real time."""
 
     async def sleep_ms(self, duration_ms: float) -> None:
         await asyncio.sleep(duration_ms / 1000)
@@ -48,12 +48,12 @@ class Cluster:
     client: KafkaClient
 
     async def create_topic(self, name: str, **configs: str) -> None:
-        """Compacted; config names with _ for a dot."""
+        """A compacted topic; config names have _ for a dot."""
         named = {config.replace("_", "."): value for config, value in configs.items()}
         await self.client.create_topic(name, partitions=1, configs={"cleanup.policy": "compact", **named})
 
     async def produce(self, topic: str, *records: tuple[str, str | None]) -> None:
-        """Each record in a batch, and a file, of its own."""
+        """Write each record as a batch and a file of its own."""
         for key, value in records:
             record = NewRecord(self.clock.wall_ms(), key.encode(), None if value is None else value.encode())
             await self.client.produce(topic, 0, build_batch([record]))
@@ -62,7 +62,7 @@ class Cluster:
         return plan_merges(await self.metadata.compactors.compaction_view(), OPTIONS)
 
     async def merge(self) -> list[tuple[MergeKind, int]]:
-        """Plan and run until nothing is due; (kind, inputs) of every merge."""
+        """Plan and run until nothing is due. Returns the (kind, inputs) of every merge."""
         done: list[tuple[MergeKind, int]] = []
         while specs := await self.plan():
             for spec in specs:
@@ -73,7 +73,7 @@ class Cluster:
         return done
 
     async def compact(self, topic: str) -> list[tuple[MergeKind, int]]:
-        """Requests compaction as `siltstone compact TOPIC --now` does, and runs it to its end."""
+        """Request compaction as `siltstone compact TOPIC --now` does, and run it to its end."""
         [topic_id] = [each.topic_id for each in await self.metadata.agents.list_topics() if each.name == topic]
         await self.metadata.operators.request_compaction(topic_id)
         self.clock.advance_ms(OPTIONS.requested_interval_ms)
@@ -87,7 +87,9 @@ class Cluster:
         ]
 
     async def reads(self, topic: str, expected: Sequence[Row]) -> None:
-        """Agents learn of a merge a moment after its commit; what they serve until then is the topic as it was."""
+        """Wait for the agents, which learn of a merge a moment after its commit and serve the earlier topic until
+        then.
+        """
         deadline = asyncio.get_running_loop().time() + READ_S_MAX
         while (found := await self.read(topic)) != list(expected):
             assert asyncio.get_running_loop().time() < deadline, f"consumers see {found}"
@@ -127,10 +129,10 @@ async def test_ten_balances_become_five_and_the_deleted_user_is_forgotten_a_day_
     assert await cluster.read("balances") == BALANCES
     # when the topic is compacted
     assert await cluster.compact("balances") == [(MergeKind.LEVEL, 10), (MergeKind.FORCED, 1)]
-    # then each user's last balance is left, and that one user was deleted
+    # then each user's last balance remains, and the deletion of one user
     left = [BALANCES[offset] for offset in (4, 6, 7, 8, 9)]
     await cluster.reads("balances", left)
-    # and that is seen for as long as delete.retention.ms says, whoever asks for another pass meanwhile
+    # and the deletion is visible for the time of delete.retention.ms, even if another pass is requested meanwhile
     cluster.clock.advance_ms(DAY_MS - 1)
     await cluster.compact("balances")
     await cluster.reads("balances", left)
@@ -145,11 +147,11 @@ async def test_the_strip_keeps_its_head_until_that_is_compacted_too(cluster: Clu
     tail = [("K1", "A"), ("K2", "B"), ("K1", "C"), ("K3", "D"), ("K2", "E"), ("K1", "F"), ("K3", "G"), ("K2", "H")]
     await cluster.produce("strip", *tail)
     await cluster.compact("strip")
-    # when one more record comes, which is the head: it is in L0
+    # when one more record comes: it is the head, in L0
     await cluster.produce("strip", ("K1", "I"))
     # then its key is there twice
     await cluster.reads("strip", [(5, "K1", "F"), (6, "K3", "G"), (7, "K2", "H"), (8, "K1", "I")])
-    # and until it is deduped, also when it is leveled
+    # and so until it is deduped, also after it is leveled
     cluster.clock.advance_ms(OPTIONS.l0_wait_ms_max)
     assert await cluster.merge() == [(MergeKind.LEVEL, 1)]
     await cluster.reads("strip", [(5, "K1", "F"), (6, "K3", "G"), (7, "K2", "H"), (8, "K1", "I")])
@@ -196,7 +198,7 @@ async def test_before_the_32nd_run_consumers_see_every_record(cluster: Cluster) 
 
 
 async def test_alice_bob_and_carol_have_one_state_each_and_who_is_deleted_has_none(cluster: Cluster) -> None:
-    # given the topic "users", which is to forget the deleted at once
+    # given the topic "users", which is set to forget deleted keys at once
     await cluster.create_topic("users", delete_retention_ms="0")
     await cluster.produce("users", ("alice", "1"), ("bob", "1"), ("alice", "2"), ("carol", "1"), ("bob", "2"))
     await cluster.produce("users", ("alice", "3"), ("carol", "2"))
@@ -226,6 +228,6 @@ async def test_the_address_table_keeps_its_offsets_three_four_and_six(cluster: C
     await cluster.produce("addresses", *(row[1:] for row in head))
     assert (await cluster.read("addresses"))[1:] == tail + head
     await cluster.compact("addresses")
-    # then each key has its newest, where it was written
+    # then each key has its newest value, at the offset where that was written
     left = [(3, "1003", "Milkman Road"), (4, "1002", "21 Jump St"), (6, "1001", "Paper Road 21")]
     await cluster.reads("addresses", [(0, "", "offset 0"), *left])

@@ -47,13 +47,13 @@ Offsets = NDArray[np.int64]
 
 
 def some_keys() -> Offsets:
-    """Four million keys, each once, in no order; then as many again as fill up the records."""
+    """Four million keys, each once in random order; then repeated keys that fill up the records."""
     chance = np.random.default_rng(11)
     return np.concatenate((chance.permutation(KEYS), chance.integers(0, KEYS, RECORDS - KEYS)))
 
 
 def last_of_each(keys: Offsets) -> Offsets:
-    """Rows of the last record of every key, in order."""
+    """The rows of the last record of every key, in order."""
     _, from_the_end = np.unique(keys[::-1], return_index=True)
     return np.sort(len(keys) - 1 - from_the_end)
 
@@ -69,7 +69,7 @@ async def inputs_of(keys: Offsets, store: LocalStore) -> MergeInputFiles[LocalSt
 
 
 async def offsets_left(commit: CommitMerge, store: LocalStore) -> Offsets:
-    """The offsets of all records in the outputs, which are of one partition, in order."""
+    """The offsets of all records in the outputs of one partition, in order."""
     found: list[Offsets] = []
     for output in commit.outputs:
         for extent in output.extents:
@@ -87,7 +87,7 @@ def told(merged: Merged, what: str) -> None:
 
 
 async def test_four_million_keys_leave_one_record_a_key_and_filling_and_a_deep_pass_one_a_key(tmp_path: Path) -> None:
-    # given a partition of more keys than one filling of the buffer takes, in eight files
+    # given a partition of more keys than the buffer holds at once, in eight files
     store = LocalStore(tmp_path / "objects")
     await store.open()
     keys = some_keys()
@@ -95,7 +95,7 @@ async def test_four_million_keys_leave_one_record_a_key_and_filling_and_a_deep_p
     # when it is deduped
     merged = merge_in_a_process(inputs.claim(), tmp_path / "objects", tmp_path)
     told(merged, "dedupe")
-    # then each filling of 3,273,603 keys has left one record a key
+    # then each filling of 3,273,603 keys has left one record per key
     fillings = keys[:DEDUPE_KEYS_MAX], keys[DEDUPE_KEYS_MAX:]  # the first four million records have four million keys
     expected = np.concatenate((last_of_each(fillings[0]), DEDUPE_KEYS_MAX + last_of_each(fillings[1])))
     assert len(expected) > KEYS
@@ -110,7 +110,7 @@ async def test_four_million_keys_leave_one_record_a_key_and_filling_and_a_deep_p
     inputs.adopt(merged.commit)
     deep = merge_in_a_process(inputs.claim(passes=cleaned.passes_needed), tmp_path / "objects", tmp_path)
     told(deep, "deep dedupe")
-    # then one record a key is left, the last
+    # then one record per key remains, the last one
     assert np.array_equal(await offsets_left(deep.commit, store), last_of_each(keys))
     assert (deep.commit.summary["records_out"], deep.commit.summary["clears"]) == (KEYS, 0)
     [cleaned] = deep.commit.cleaned
@@ -130,7 +130,7 @@ REAL_SIZES = {
     "forced_dirty_wait_ms": 3_600_000,
     "job_limit_base_ms": 300_000,
 }
-"""What tests scale down is as large as in production, and nothing is forced unless it is asked for."""
+"""Production values for the options that tests scale down. Nothing is forced unless asked for."""
 
 
 async def topic_of(bootstrap: str, metadata_url: str, name: str, policy: str) -> Topic:
@@ -144,7 +144,7 @@ async def topic_of(bootstrap: str, metadata_url: str, name: str, policy: str) ->
 
 
 async def write_l0(metadata_url: str, folder: Path, topic: Topic, batches: Iterator[bytes]) -> int:
-    """L0 files of 8 MiB and more, as an agent leaves them; how many bytes."""
+    """Write L0 files of 8 MiB and more, as an agent leaves them. Returns the number of bytes."""
     metadata, store, ids = open_metadata(metadata_url), LocalStore(folder), SystemIds()
     await metadata.open()
     lease = await metadata.agents.register_agent(AgentAddress(host="writer", port=1))
@@ -214,12 +214,12 @@ def test_a_compactor_that_levels_half_a_gigabyte_while_it_dedupes_stays_below_a_
     names = numbered_keys(np.arange(6_500_000))
     assert in_thread(write_l0(url, folder, events, stamped_batches(names, values))) > 512 * MIB
     in_thread(ask_to_compact(url, users))
-    # when a compactor comes
+    # when a compactor starts
     compactor.start()
     query = processes.postgres.value
     wait_until(lambda: query("SELECT count(*) FROM merge_jobs WHERE kind = 'forced' AND state = 'done'") > 0, 200)
     compactors.until_all_is_leveled(200)
-    # then it does both at once, and takes no more memory than it may
+    # then it does both at once, and takes no more memory than its limit
     peak = peak_bytes(compactor.pid)
     print(f"leveling: peak {leveling_peak / MIB:.0f} MiB, beside a dedupe {peak / MIB:.0f} MiB")
     assert overlap(processes)

@@ -1,5 +1,6 @@
-"""A compactor whose merge finds an input that is gone, corrupt or of a later release: it names the file, partition
-and offset, replaces nothing, and does all other work."""
+"""A compactor whose merge finds an input missing, corrupt or written by a later release: it names the file, partition
+and offset, replaces nothing, and does all other work.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from tests.fixtures.merge_inputs import newer_trailer
 from wire.crc import crc32c
 
 INPUTS = 3
-"""The files of each merge here; the middle one gets damaged."""
+"""The number of files in each merge here; the middle one gets damaged."""
 
 
 class Input(NamedTuple):
@@ -34,7 +35,7 @@ class Input(NamedTuple):
 
     @property
     def where(self) -> str:
-        """As an error names it."""
+        """The file as an error names it."""
         return f"partition {self.partition_id}, offset {self.base_offset}"
 
 
@@ -42,7 +43,7 @@ Damage = Callable[[bytearray, Input], None]
 
 
 async def inputs_of(system: System, start_compactor: StartCompactor, level: int) -> list[Input]:
-    """Files of this level that hold topic "t", made by an agent and, above 0, by a compactor that has stopped."""
+    """Files of this level that hold topic "t". An agent makes them, and above L0 a compactor that has stopped."""
     await system.client.create_topic("t", partitions=1)
     await system.client.create_topic("other", partitions=1)
     if level == 0:
@@ -52,7 +53,7 @@ async def inputs_of(system: System, start_compactor: StartCompactor, level: int)
         return [Input(file.file_id, file.key, *row[:2], row.position, row.length, -1) for file, row in found]
     for _ in range(INPUTS):
         await system.write("t", 3)
-        # not before, or it may make two files of what is written, while it is
+        # not before: it may make two files of the records while they are being written
         first = await start_beside(system, start_compactor, **LEVEL_ONLY)
         await until(lambda: _has_no_l0(system))
         await first.compactor.stop()
@@ -82,7 +83,7 @@ async def extents_of(system: System, topic: str) -> list[LeveledExtent]:
 
 
 async def start_merging(system: System, start_compactor: StartCompactor, level: int) -> RunningCompactor:
-    """It merges files of this level, and does not wait for more than there are."""
+    """A compactor that merges files of this level, and does not wait for more of them."""
     options = LEVEL_ONLY if level == 0 else {"l1_runs_min": INPUTS}
     return await start_beside(system, start_compactor, **options)
 
@@ -107,7 +108,8 @@ async def states_of(system: System, inputs: list[Input]) -> set[FileState]:
 
 
 async def until_other_work_is_done(system: System, level: int, inputs: list[Input], broken: Input) -> None:
-    """New files are merged, with the sound ones of the merge that failed; the broken one stays where it is."""
+    """Check that new files are merged with the sound ones of the failed merge, and that the broken one stays in its
+    place."""
 
     async def is_done() -> bool:
         files = [file for file in await system.metadata.operators.files(limit=1000) if file.state is FileState.LIVE]
@@ -139,7 +141,7 @@ def change_the_block_index(body: bytearray, one: Input) -> None:
 
 
 def make_newer(body: bytearray, one: Input) -> None:
-    """Its trailer names the next format version; its batches are what this release cannot read."""
+    """A file whose trailer names the next format version; this release cannot read its batches."""
     body[-TRAILER_BYTES:] = newer_trailer(bytes(body[-TRAILER_BYTES:]))
     body[one.position + 16] += 1
 
@@ -187,7 +189,7 @@ async def test_a_corrupt_batch_is_named_and_copied_as_it_is_while_its_neighbours
     before, flagged, after = await extents_of(system, "t")
     assert (before.flagged_reason, after.flagged_reason) == (None, None)
     assert flagged.base_offset == bad.base_offset and "CRC-32C" in (flagged.flagged_reason or "")
-    # not a byte of it is lost (an L0 file has no offsets, and keeps that so)
+    # no byte of it is lost (an L0 file has no offsets, and stays so)
     assert await system.store.get_range(flagged.key, flagged.position, flagged.length) == bytes_before
     said = [line for line in capsys.readouterr().err.splitlines() if "a corrupt extent is copied unread" in line]
     assert len(said) == 1 and bad.key in said[0]
@@ -214,5 +216,5 @@ async def test_what_a_merge_does_not_need_of_its_inputs_may_be_corrupt_and_is_wh
 
 
 async def _are_gone(system: System, inputs: list[Input]) -> bool:
-    """The janitor has been there: `fsck` would read what is damaged."""
+    """Whether the janitor has deleted the files. Until then `fsck` would read the damaged one."""
     return await states_of(system, inputs) == {FileState.DELETED}

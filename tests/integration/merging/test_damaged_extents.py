@@ -26,7 +26,7 @@ from wire.records import NewRecord, build_batch
 
 BATCHES, RECORDS = 6, 10
 BAD = 3
-"""Which batch is damaged: offsets 30 to 39."""
+"""The number of the damaged batch: offsets 30 to 39."""
 
 
 def values_of(batches: Sequence[int]) -> list[bytes]:
@@ -52,7 +52,7 @@ async def extents_of(metadata: MetadataStore) -> list[LeveledExtent]:
 
 
 def consumed(address: str, offset: int) -> tuple[list[bytes], int]:
-    """What librdkafka, which checks CRCs, gets from `offset` on: values, and the error that ends them."""
+    """The values that librdkafka, which checks CRCs, gets from `offset` on, and the error that ends them."""
     group = {"group.id": "unused", "enable.auto.commit": False}
     consumer = Consumer({"bootstrap.servers": address, "check.crcs": True, "log_level": 0, **group})
     found: list[bytes] = []
@@ -100,14 +100,14 @@ async def test_of_a_damaged_merged_file_consumers_lose_the_damaged_batch_alone(
     second = await start_beside(system, start_compactor, **{**LEVEL_ONLY, "l1_runs_min": 2})
     await until(lambda: is_flagged(system.metadata), timeout_s=20)
     await second.compactor.stop()
-    # then a consumer gets what is before the damage, and its error there
+    # then a consumer gets the records before the damage, and its error there
     address = system.agent.address
     sound_before = values_of(range(BAD))
     assert await asyncio.to_thread(consumed, address, 0) == (sound_before, ErrorCode.CORRUPT_MESSAGE)
     assert await asyncio.to_thread(consumed, address, 25) == (sound_before[25:], ErrorCode.CORRUPT_MESSAGE)
     for offset in (30, 35, 39):
         assert await refusal(system.client, offset) is ErrorCode.CORRUPT_MESSAGE
-    # and one that goes round it gets all the rest
+    # and a consumer that skips it gets all the rest
     for offset in (40, 45):
         sound_behind = values_of(range(BAD + 1, BATCHES))[offset - 40 :]
         assert await asyncio.to_thread(consumed, address, offset) == (sound_behind, KafkaError.NO_ERROR)
@@ -133,13 +133,13 @@ async def test_of_a_damaged_file_of_an_agent_consumers_get_what_is_before_the_da
     compactor = await start_compactor(store=agent.store, metadata=metadata, **options)
     await until(lambda: _is_merged(metadata), timeout_s=20)
     await compactor.compactor.stop()
-    # then an agent that has seen nothing of it before serves what lies before the damage, at the right offsets
+    # then an agent that has not seen the file before serves the records before the damage, at the right offsets
     other = await start_agent(store=agent.store, metadata=metadata, gc_grace_ms=2_000)
     there = await dial.kafka(other.address)
     sound = values_of([100]) + [value for values in written[:BAD] for value in values]
     assert await asyncio.to_thread(consumed, other.address, 0) == (sound, ErrorCode.CORRUPT_MESSAGE)
     assert await asyncio.to_thread(consumed, other.address, 33) == (sound[33:], ErrorCode.CORRUPT_MESSAGE)
-    # and nothing behind it: who knows how many records the damaged batch had
+    # and nothing behind it: the number of records in the damaged batch is unknown
     for offset in (RECORDS * (BAD + 1), RECORDS * (BAD + 2)):
         assert await refusal(there, offset) is ErrorCode.CORRUPT_MESSAGE
 

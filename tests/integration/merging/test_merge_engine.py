@@ -1,4 +1,6 @@
-"""Merges over real bytes in a memory store: leveling, plain merges, where extents and files are cut, what is read."""
+"""Merges over real bytes in a memory store: leveling, plain merges, the cuts of extents and files, and the bytes
+read.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,7 @@ async def test_leveling_sets_the_leader_epoch_that_producers_leave_at_minus_one(
 
 
 async def test_an_l0_file_that_is_mostly_dead_is_read_in_live_stretches() -> None:
-    # given a file of which two stretches of a partition live, far apart
+    # given a file in which two stretches of a partition are live, far apart
     world = MergeWorld()
     world.add_partition(1)
     dead = Sent(1, a_batch(1, value_bytes=MIB), accepted=False)
@@ -124,7 +126,7 @@ async def test_empty_extents_are_carried_on() -> None:
     world.extents[1] = world.extents[1]._replace(**empty)
     commit = await merged(world)
     assert ranges_of(commit, 1) == [(0, 5)]
-    # and one that is alone stays an extent without bytes
+    # and an empty extent that stands alone stays an extent without bytes
     world.extents = [world.extents[1]]
     (extent,) = extents_of(await merged(world), 1)
     assert (extent.base_offset, extent.last_offset, extent.length, extent.record_count) == (2, 3, 0, 0)
@@ -187,7 +189,7 @@ async def test_files_are_cut_by_partition_range_near_their_size() -> None:
     for _ in range(2):
         await world.add_leveled({partition: [batch] for partition in range(10)})
     commit = await merged(world, output_bytes=200_000)
-    # 60 KB a partition: three come nearest to 200 KB, none is divided
+    # 60 KB a partition: three come nearest to 200 KB, and none is divided
     assert [sorted({each.partition_id for each in output.extents}) for output in commit.outputs] == [
         [0, 1, 2],
         [3, 4, 5],
@@ -226,7 +228,7 @@ async def test_a_file_says_what_merge_wrote_it() -> None:
 
 
 async def test_a_long_extent_passes_in_windows_and_its_batches_lie_across_reads() -> None:
-    # given an extent of 24 MB in batches that no window border meets, one of them longer than a window
+    # given an extent of 24 MB whose batches cross every window border, one of them longer than a window
     world = MergeWorld()
     world.add_partition(1)
     batches = [a_batch(1, value_bytes=700_001) for _ in range(18)]
@@ -236,7 +238,7 @@ async def test_a_long_extent_passes_in_windows_and_its_batches_lie_across_reads(
     commit = await merged(world, output_bytes=64 * MIB)
     assert await world.log_of(commit) == world.model_log()
     assert ranges_of(commit, 1) == [(0, 21)]
-    # 23 MiB in reads of 8 MiB, and one of the small file
+    # 23 MiB in reads of 8 MiB, and one read of the small file
     assert len(world.store.reads) == commit.summary["gets"] == 4
 
 

@@ -1,4 +1,4 @@
-"""Merges that dedupe: what a pass says of the partition, what it reads, and that every store gives the same."""
+"""Merges that dedupe: the results that a pass reports, the bytes that it reads, and the same result on every store."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def dedupe_job(world: MergeWorld, partition_id: int = 1, *, passes: int = 1, **b
 
 
 async def a_compacted_log(*files: bytes, world: MergeWorld | None = None, **configs: str) -> MergeWorld:
-    """Each argument is a batch in a leveled file of its own."""
+    """A partition with a leveled file for each argument; each argument is one batch."""
     world = world or MergeWorld()
     world.add_partition(1, topic="compacted", cleanup_policy="compact", **configs)
     for batch in files:
@@ -75,11 +75,11 @@ async def test_the_latest_record_of_every_key_is_left_at_its_offset() -> None:
 
 async def test_the_delete_horizon_counts_from_the_claim_because_old_values_vanish_at_the_commit() -> None:
     world = await a_compacted_log(values(("a", b"1")), values(("a", None)))
-    # given a job that waited for a compactor: its time limit runs from the claim, and so must what it stamps
+    # given a job that waited for a compactor: its time limit runs from the claim, and so must its horizons
     planned = dedupe_job(world)
     waited_ms = 3_600_000
     commit = await world.engine().run(replace(planned, now_ms=planned.now_ms + waited_ms))
-    # then who reads an old value right before the commit has as long as if the job had run at once
+    # then a reader of an old value right before the commit has as much time as if the job had run at once
     log = (await world.log_of(commit))[1]
     stamped_ms = [header.base_timestamp_ms for _, header in iter_headers(log)]
     assert stamped_ms == [NOW_MS + 86_400_000 + waited_ms]
@@ -100,7 +100,7 @@ async def test_a_tombstone_goes_when_its_horizon_has_passed_both_at_the_planning
     spec = {**planned.job.spec, "now_ms": planned.now_ms + planned_later_ms}
     claimed = replace(planned, job=replace(planned.job, spec=spec), now_ms=planned.now_ms + claimed_later_ms)
     commit = await world.engine().run(claimed)
-    # then it is not over yet
+    # then the horizon is not over yet
     assert [offset for offset, _, _ in records_in((await world.log_of(commit))[1])] == ([1, 2] if stays else [2])
 
 
@@ -140,12 +140,12 @@ async def test_cleaned_through_is_the_least_of_what_bounds_the_pass(
 
 
 async def test_a_pass_that_no_longer_begins_at_the_log_start_cleans_nothing_through() -> None:
-    # given a plan over three extents of which the first was merged by nobody else, but is not among the inputs
+    # given a plan over three extents whose first one is not among the inputs, though no other merge took it
     world = await a_compacted_log(*[values(("a", b"1"), ("t", None))] * 3)
     world.extents = world.extents[1:]
     commit = await world.engine().run(dedupe_job(world))
     assert [each.cleaned_through_offset for each in commit.cleaned] == [None]
-    # then no horizon is stamped either: an older value of the key may be in what was not read
+    # then no horizon is stamped either: an older value of the key may be in the extent that was not read
     assert not (await world.log_of(commit))[1][22] & 0x40
 
 
@@ -172,14 +172,14 @@ async def test_a_buffer_that_overflows_asks_for_a_deep_pass_and_that_leaves_one_
     batches = [values(*[(f"k{n}", b"%d" % turn) for n in range(30)]) for turn in range(2)]
     world = await a_compacted_log(*batches)
     commit = await world.engine(keys_max=7).run(dedupe_job(world))
-    # when it overflowed, then what was read after the first clear does not count as cleaned
+    # when it overflowed, then records that were read after the first clear do not count as cleaned
     (cleaned,) = commit.cleaned
     assert commit.summary["clears"] == 8
     assert (cleaned.cleaned_through_offset, cleaned.passes_needed) == (7, 9)
     # when the next pass is deep
     world.adopt(commit)
     again = await world.engine(keys_max=7).run(dedupe_job(world, passes=cleaned.passes_needed))
-    # then one record a key is left, and the pass after it must be deep too: the keys still do not fit
+    # then one record per key remains, and the pass after it must be deep too: the keys still do not fit
     assert [key for _, key, _ in records_in((await world.log_of(again))[1])] == [b"k%d" % n for n in range(30)]
     assert [(each.cleaned_through_offset, each.passes_needed) for each in again.cleaned] == [(60, 5)]
     assert again.summary["clears"] == 0
@@ -204,7 +204,7 @@ async def test_each_pass_reads_each_byte_once_in_large_requests(passes: int) -> 
         kept_bytes_max=MIB,
     )
     commit = await engine.run(claimed)
-    # then the scan read all, the other passes the large partition alone
+    # then the scan read everything, and the other passes only the large partition
     all_bytes = sum(extent.length for extent in world.extents)
     large_bytes = sum(extent.length for extent in world.extents if extent.partition_id == 2)
     assert sum(length for _, _, length in world.store.reads) == all_bytes + passes * large_bytes
@@ -280,7 +280,7 @@ async def test_a_history_is_leveled_and_deduped_over_every_store(store: ObjectSt
     assert await world.log_of(leveled) == world.model_log()
     world.adopt(leveled)
     commit = await engine.run(dedupe_job(world))
-    # then the plain log is what it was, and the compacted one holds the last of each key
+    # then the plain log is unchanged, and the compacted one holds the last record of each key
     log = await world.log_of(commit)
     assert log[2] == world.model_log()[2]
     assert {key for _, key, _ in records_in(log[1])} == {b"k%d" % n for n in range(50)}

@@ -49,7 +49,7 @@ async def damage(world: MergeWorld, key: str, position: int) -> None:
 
 
 async def make_newer(world: MergeWorld, key: str) -> None:
-    """Its trailer names the next format version."""
+    """A file whose trailer names the next format version."""
     body = await world.inner.get(key)
     await world.replace_object(key, body[:-TRAILER_BYTES] + newer_trailer(body[-TRAILER_BYTES:]))
 
@@ -86,7 +86,7 @@ async def test_a_corrupt_l0_row_is_copied_as_it_is_and_alone_while_the_rest_goes
     model = world.partitions[1].batches
     assert log[1] == b"".join(model[:2]) + body[: 2 * batch] + b"".join(model[4:])
     assert [(each.base_offset, each.last_offset) for each in extents_of(commit, 1)] == [(0, 3), (4, 7), (8, 11)]
-    # and the file itself says so
+    # and the file itself records it
     (output,) = commit.outputs
     index = read_file(written := await world.inner.get(output.key))
     section = index.sections[1]
@@ -134,10 +134,10 @@ async def test_a_corrupt_leveled_extent_is_copied_as_it_is_whether_it_fits_a_win
     assert [(each.base_offset, each.last_offset) for each in extents] == [(0, 3), (4, 7), (8, 11)]
     assert (extents[1].length, extents[1].record_count) == (bad.length, 4)
     assert extents[1].crc32c == crc32c(await world.inner.get_range(bad.key, bad.position, bad.length))
-    # and a try that had begun to write left nothing behind
+    # and the attempt that had begun to write left nothing behind
     assert len(await world.keys()) == 3 + len(commit.outputs)
     assert await world.inner.abort_multiparts(older_than_ms=2**60) == 0
-    # and the next merge goes on copying it
+    # and the next merge copies it again
     world.adopt(commit)
     again = await merged(world)
     assert flagged(again) == flagged(commit)
@@ -167,7 +167,7 @@ async def test_offsets_that_leave_their_extent_are_flagged_though_every_crc_is_r
 
 
 async def test_a_batch_length_past_its_extent_is_flagged_and_not_waited_for() -> None:
-    # given a long extent in which one batch says it has 2 GB
+    # given a long extent in which one batch claims 2 GB
     world = MergeWorld()
     world.add_partition(1)
     await world.add_leveled({1: [a_batch(1, value_bytes=3 * MIB) for _ in range(4)]})
@@ -199,7 +199,7 @@ async def test_dedupe_goes_round_an_extent_with_damaged_records(kept_bytes_max: 
     await world.add_leveled({1: [values(("a", b"3"), ("y", None), ("z", b"1"))]})
     # when they are deduped
     commit = await deduped(world, 1, 2, kept_bytes_max=kept_bytes_max, passes=passes)
-    # then the extent is there as it was, and what the others supersede is gone
+    # then the extent is unchanged, and the records that the others supersede are gone
     assert list(flagged(commit)) == [(1, 2)]
     low, middle, high = extents_of(commit, 1)
     log = await world.log_of(commit)
@@ -213,13 +213,13 @@ async def test_dedupe_goes_round_an_extent_with_damaged_records(kept_bytes_max: 
     assert log[1][22] & 0x40
     assert not log[1][low.length + middle.length + 22] & 0x40
     assert (high.has_tombstones, middle.has_tombstones) == (True, True)
-    # and the partition does not look dirty for ever
+    # and the partition does not count as dirty for ever
     assert [each.cleaned_through_offset for each in commit.cleaned] == [8, 2]
 
 
 @pytest.mark.parametrize("value_bytes", [10, 5 * MIB])
 async def test_a_scan_finds_every_extent_that_is_corrupt_before_it_begins_anew(value_bytes: int) -> None:
-    # given six extents, in one window or in one and more each, of which three have a flipped bit in a value
+    # given six extents, in one window or in one or more each, of which three have a flipped bit in a value
     world = MergeWorld()
     world.add_partition(1, cleanup_policy="compact")
     for number in range(6):
@@ -229,7 +229,7 @@ async def test_a_scan_finds_every_extent_that_is_corrupt_before_it_begins_anew(v
         await damage(world, extent.key, extent.position + 75)
     # when they are deduped
     commit = await deduped(world, 1, kept_bytes_max=0)
-    # then all were found in the first scan: with the second and the rewrite the others are read three times
+    # then the first scan found all three: with the second scan and the rewrite the others are read three times
     assert list(flagged(commit)) == [(1, 0), (1, 4), (1, 10)]
     assert all("CRC-32C" in reason for reason in flagged(commit).values())
     assert commit.summary["passes"] == 2
@@ -237,7 +237,7 @@ async def test_a_scan_finds_every_extent_that_is_corrupt_before_it_begins_anew(v
 
 
 async def test_an_extent_that_turns_corrupt_between_scan_and_rewrite_supersedes_nothing() -> None:
-    # given a key in two extents, and a store that gives other bytes of the second from its second read on
+    # given a key in two extents, and a store that returns other bytes of the second from its second read on
     world = MergeWorld()
     world.add_partition(1, cleanup_policy="compact")
     for value in (b"1", b"2"):
@@ -253,7 +253,7 @@ async def test_an_extent_that_turns_corrupt_between_scan_and_rewrite_supersedes_
 
     world.store.get_range = turned  # type: ignore[method-assign]
     commit = await deduped(world, 1, kept_bytes_max=0)
-    # then the extent is flagged in a second try, and what only it superseded is left
+    # then a second attempt flags the extent, and records that only it superseded remain
     assert list(flagged(commit)) == [(1, 1)]
     low, _ = extents_of(commit, 1)
     assert records_in((await world.log_of(commit))[1][: low.length]) == [(0, b"a", b"1")]
@@ -262,7 +262,7 @@ async def test_an_extent_that_turns_corrupt_between_scan_and_rewrite_supersedes_
 
 @pytest.mark.parametrize("at", [0, 30, 61 + 500_000], ids=["base offset", "base timestamp", "value"])
 async def test_any_byte_of_a_long_extent_that_turns_between_scan_and_rewrite_is_noticed(at: int) -> None:
-    # given an extent of several windows, and a store that gives another byte of its middle on the second read
+    # given an extent of several windows, and a store that changes a byte of its middle on the second read
     world = MergeWorld()
     world.add_partition(1, cleanup_policy="compact")
     batches = [values((f"k{n}", b"v" * 1_000_000)) for n in range(18)]
@@ -280,7 +280,7 @@ async def test_any_byte_of_a_long_extent_that_turns_between_scan_and_rewrite_is_
 
     world.store.get_range = turned  # type: ignore[method-assign]
     commit = await deduped(world, 1, kept_bytes_max=0)
-    # then nothing of what was written with it is kept: the extent is flagged, and copied as it is
+    # then nothing that was written from it is kept: the extent is flagged, and copied unchanged
     assert list(flagged(commit)) == [(1, 0)]
     assert len(await world.keys()) == 2
 
@@ -322,7 +322,7 @@ async def test_an_l0_file_of_a_newer_format_is_refused_with_what_to_do() -> None
 
 @pytest.mark.parametrize("value_bytes", [10, 5 * MIB], ids=["one window", "several"])
 async def test_a_leveled_file_of_a_newer_format_is_not_taken_for_corrupt(value_bytes: int) -> None:
-    # given a file whose batches cannot be read, for a later release wrote it
+    # given a file whose batches cannot be read, because a later release wrote it
     world = MergeWorld()
     world.add_partition(1)
     await world.add_leveled({1: [a_batch(2, value_bytes=value_bytes)]})
@@ -373,7 +373,7 @@ async def test_a_spec_of_another_release_is_refused() -> None:
         await world.engine().run(claimed)
 
 
-# Stores that fail, and being stopped
+# Failing stores, and stops
 
 
 class FaultyWorld(MergeWorld):
@@ -386,7 +386,7 @@ class FaultyWorld(MergeWorld):
         self.rules = rules
 
     async def prepare(self) -> None:
-        """Inputs of 20 MiB, in two partitions; then the faults begin."""
+        """Inputs of 20 MiB in two partitions. The faults begin after they are written."""
         self.add_partition(1)
         self.add_partition(2, partition=1)
         for _ in range(2):

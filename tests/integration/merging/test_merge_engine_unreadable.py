@@ -52,7 +52,7 @@ async def test_an_unreadable_batch_stays_as_it_is_and_nothing_else_does(
     await world.add_leveled({1: [*before, bad, *behind]})
     # when it is cleaned
     commit = await deduped(world, passes=passes, kept_bytes_max=kept_bytes_max)
-    # then no extent is flagged, the batch is there to the byte, and the rest is cleaned as if it were not there
+    # then no extent is flagged, the batch is there byte for byte, and the rest is cleaned as if it were not there
     assert reasons(commit) == {}
     log = batches_of((await world.log_of(commit))[1])
     assert stamped(bad, 4) in log
@@ -75,7 +75,7 @@ async def test_an_unreadable_batch_stays_as_it_is_and_nothing_else_does(
 @pytest.mark.parametrize("passes", [1, 3])
 @pytest.mark.parametrize("pair", list(itertools.product(UNREADABLE, repeat=2)), ids="-then-".join)
 async def test_two_unreadable_batches_of_any_two_kinds_stay_in_one_window(pair: tuple[str, str], passes: int) -> None:
-    """Kinds of damage are looked for one after the other, so the later of two batches may be found first."""
+    """Each kind of damage is looked for in turn, so the later of two batches may be found first."""
     # given two of them, in any order, with keys before, between and behind
     world = MergeWorld()
     world.add_partition(1, cleanup_policy="compact")
@@ -85,7 +85,7 @@ async def test_two_unreadable_batches_of_any_two_kinds_stay_in_one_window(pair: 
     await world.add_leveled({1: [values(("a", b"1"), ("z", None)), first, between, second, *behind]})
     # when they are cleaned
     commit = await deduped(world, passes=passes)
-    # then both are there to the byte, where they were, and all else is cleaned
+    # then both are there byte for byte, in their places, and everything else is cleaned
     assert reasons(commit) == {} and commit.summary["unreadable_batches"] == 2
     second_at = 2 + read_header(first).last_offset_delta + 1 + 2
     log = batches_of((await world.log_of(commit))[1])
@@ -94,7 +94,7 @@ async def test_two_unreadable_batches_of_any_two_kinds_stay_in_one_window(pair: 
     rest = [record for batch in log if batch not in both for record in records_in(batch)]
     kept = [(b"z", None), (b"b", b"1"), (b"x", None), (b"a", b"2"), (b"y", None), (b"c", b"1")]
     assert [(key, value) for _, key, value in rest] == kept
-    # and the tombstone below the lower of them has its horizon, those above it wait
+    # and the tombstone below the lower of them has its horizon, and those above it wait
     stamps = {read_header(batch).base_offset: read_header(batch).attributes & HORIZON for batch in log}
     assert [offset for offset, has_horizon in stamps.items() if has_horizon] == [0]
     [told] = commit.summary[job_rules.UNREADABLE]
@@ -112,7 +112,7 @@ async def test_a_second_clean_of_what_the_first_left_changes_nothing() -> None:
 
 
 async def test_a_batch_whose_crc_is_wrong_is_not_taken_for_an_unreadable_one() -> None:
-    """Its count is the least of what cannot be believed."""
+    """With a wrong CRC nothing in the batch can be trusted, not even its record count."""
     world = MergeWorld()
     world.add_partition(1, cleanup_policy="compact")
     await world.add_leveled({1: [values(("a", b"1")), values(("b", b"1"), ("c", b"1"))]})
@@ -126,7 +126,7 @@ async def test_a_batch_whose_crc_is_wrong_is_not_taken_for_an_unreadable_one() -
 
 
 async def test_thousands_of_unreadable_batches_cost_no_more_than_a_bounded_number_of_looks() -> None:
-    # given a client all of whose batches are unreadable, between those of another
+    # given a client whose batches are all unreadable, between those of another client
     world = MergeWorld()
     world.add_partition(1, cleanup_policy="compact")
     bad, good = same_delta_twice(), values(("a", b"1"))
@@ -135,7 +135,7 @@ async def test_thousands_of_unreadable_batches_cost_no_more_than_a_bounded_numbe
     began = time.monotonic()
     commit = await deduped(world)
     assert time.monotonic() - began < 20
-    # then what was looked at is cleaned, and all of them are there
+    # then the part that the merge examined is cleaned, and all unreadable batches are there
     log = batches_of((await world.log_of(commit))[1])
     assert sum(batch[61:] == bad[61:] for batch in log) == 5_000
     assert len(batches) - len(log) == FAILED_READS_MAX
@@ -146,7 +146,7 @@ async def test_thousands_of_unreadable_batches_cost_no_more_than_a_bounded_numbe
 
 
 def behind_an_empty_one(world: MergeWorld) -> None:
-    """Dedupe left nothing of offsets 0 to 2: an extent without bytes, where the one behind it begins."""
+    """Dedupe left nothing of offsets 0 to 2: an extent without bytes begins at the place of the extent behind it."""
     (real,) = world.extents
     empty = real._replace(extent_id=999, base_offset=0, last_offset=2, length=0, record_count=0, crc32c=0)
     world.extents = [empty, real]

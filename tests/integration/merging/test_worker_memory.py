@@ -16,7 +16,7 @@ from tests.fixtures.fleet import until
 
 
 async def test_a_merge_that_waits_for_memory_says_so_until_its_turn_comes(system: System) -> None:
-    # given a job, and a compactor whose memory another merge has
+    # given a job, and a compactor whose memory is held by another merge
     clock, ids = SystemClock(), SystemIds()
     await system.client.create_topic("t", partitions=1)
     await system.write("t", 1)
@@ -40,9 +40,9 @@ async def test_a_merge_that_waits_for_memory_says_so_until_its_turn_comes(system
 
     async with gate.held(1):
         working = asyncio.create_task(worker.work(["level"]))
-        # then its next beat says so
+        # then its next heartbeat reports that
         await until(lambda: says(WAITS_FOR_MEMORY), timeout_s=10)
-    # and when its turn comes, it goes on (here to its end: its spec is none)
+    # and when its turn comes, it goes on (here it fails at once, because its spec is empty)
     await working
     job = await system.metadata.compactors.job(job_id)
     assert job is not None and job.state is JobState.FAILED

@@ -22,7 +22,7 @@ from tests.fixtures.compacted_systems import System
 
 @dataclass
 class Waiting:
-    """A job whose merge waits, because another has all the memory."""
+    """A job whose merge waits, because another merge has all the memory."""
 
     system: System
     gate: MemoryGate
@@ -71,11 +71,11 @@ async def claimed(waiting: Waiting) -> None:
 async def test_a_merge_that_is_lost_while_it_waits_leaves_the_line(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # given a merge whose time runs out while another has the memory
+    # given a merge whose time runs out while another merge has the memory
     monkeypatch.setattr(compactor.worker, "JOB_BEAT_MS", 50)
     waiting = await wait_for_memory(system, limit_ms=200)
     async with waiting.gate.held(1):
-        # when its next beat says so, then it ends, though there is no memory yet
+        # when its next heartbeat reports that, then it ends, though there is no memory yet
         async with asyncio.timeout(10):
             assert await waiting.task
     assert (await waiting.job()).state is JobState.FAILED and waiting.merges("lost") == 1
@@ -86,7 +86,7 @@ async def test_a_compactor_that_stops_gives_a_merge_back_that_waits_for_memory(s
     waiting = await wait_for_memory(system, limit_ms=600_000)
     async with waiting.gate.held(1):
         await claimed(waiting)
-        # when the compactor is told to stop, then the job is the next one's, at once
+        # when the compactor is told to stop, then another compactor can claim the job at once
         waiting.worker.stop()
         async with asyncio.timeout(10):
             assert await waiting.task

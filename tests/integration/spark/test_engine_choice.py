@@ -1,4 +1,4 @@
-"""`--engine`, as a user types it: jobs and passes that run in the command's own process, on Spark or without."""
+"""`--engine`, as a user types it: jobs and passes that run in the command's own process, with or without Spark."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LATEST = [("user:101", "balance=440"), ("user:102", "balance=1180"), ("user:104"
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """Without a compactor: nobody else takes a job."""
+    """A system without a compactor, so that no other process takes a job."""
     data = tmp_path_factory.mktemp("stack") / "data"
     data.mkdir()
     with running_stack(data, SystemClock(), options=OPTIONS) as running:
@@ -60,7 +60,7 @@ async def metadata_of(stack: Stack) -> AsyncIterator[MetadataStore]:
 
 
 def planned(stack: Stack, kind: str) -> int:
-    """The id of a job as a planner makes it."""
+    """Create a job as a planner does. Returns its id."""
 
     async def plan() -> int:
         async with metadata_of(stack) as metadata:
@@ -75,7 +75,7 @@ def planned(stack: Stack, kind: str) -> int:
 def test_a_job_runs_in_the_foreground_once_and_every_refusal_says_why(stack: Stack) -> None:
     write(stack.bootstrap, "orders", BALANCES, policy="delete")
     job_id = planned(stack, "level")
-    # what cannot be: no such job, no Spark to be found, L0 files on Spark
+    # impossible requests: no such job, no Spark to be found, L0 files on Spark
     missing = run(stack, "jobs", "run", "99999")
     assert missing.exit_code == 1 and "there is no job 99999" in missing.stderr
     nowhere = run(stack, "jobs", "run", str(job_id), "--engine", "spark", "--set", "spark.merge.min.bytes=1")
@@ -83,7 +83,7 @@ def test_a_job_runs_in_the_foreground_once_and_every_refusal_says_why(stack: Sta
     refused = run(stack, "jobs", "run", str(job_id), "--engine", "spark", *SPARK)
     assert refused.exit_code == 1 and "takes L0 files" in refused.stderr
 
-    # somebody runs it
+    # another process runs it
     async def claimed() -> tuple[int, int]:
         async with metadata_of(stack) as metadata:
             lease = await metadata.compactors.register_compactor("elsewhere")
@@ -99,7 +99,7 @@ def test_a_job_runs_in_the_foreground_once_and_every_refusal_says_why(stack: Sta
     busy = run(stack, "jobs", "run", str(job_id))
     assert busy.exit_code == 1 and f"job {job_id} is run by compactor {holder} at elsewhere" in busy.stderr
     asyncio.run(given_back(epoch))
-    # it is run, and once only
+    # it runs, and only once
     done = run_json(stack, "jobs", "run", str(job_id))
     assert (done["job_id"], done["state"], done["result"].get("engine")) == (job_id, "done", None)
     over = run(stack, "jobs", "run", str(job_id))
@@ -111,7 +111,7 @@ def test_a_merge_that_was_planned_with_less_time_than_a_cluster_takes_to_start_i
     run_json(stack, "jobs", "run", str(planned(stack, "level")))
 
     async def plain_merge() -> int:
-        """As a planner without Spark makes it."""
+        """Create a pass as a planner without Spark does."""
         async with metadata_of(stack) as metadata:
             topic = next(each for each in await metadata.agents.list_topics() if each.name == "brief")
             extents = [each for id_ in topic.partition_ids for each in await metadata.readers.leveled_extents(id_, 0)]

@@ -1,4 +1,4 @@
-"""Partitions with more keys than a dedupe buffer holds, through a real Spark: one record per key is left."""
+"""Partitions with more keys than a dedupe buffer holds, on a real Spark: one record per key remains."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def planned(
     )
     plan = replace(
         plan, commit_by_ms=max(plan.commit_by_ms, SystemClock().wall_ms() + 4 * 3_600_000)
-    )  # drivers heed it
+    )  # drivers obey this limit
     assert plan.sliced == [PARTITION_ID]
     await store_plan(inputs.store, plan)
     return plan, object_url(parse_store_url(folder.as_uri()), plan_key(plan))
@@ -100,7 +100,7 @@ async def combined(store: ObjectStore, plan: HeavyPlan) -> CommitMerge:
 
 
 async def offsets_left(commit: CommitMerge, store: ObjectStore) -> AsyncIterator[Offsets]:
-    """Of all records in the outputs, in order, some at a time."""
+    """The offsets of all records in the outputs, in order, some at a time."""
     extents = [(extent, output.key) for output in commit.outputs for extent in output.extents]
     for extent, key in sorted(extents, key=lambda each: each[0].base_offset):
         if extent.length:
@@ -112,7 +112,7 @@ async def offsets_left(commit: CommitMerge, store: ObjectStore) -> AsyncIterator
 
 
 def last_of_each(keys: Offsets, count: int) -> Offsets:
-    """Rows of the last record of each of `count` keys, in order."""
+    """The rows of the last record of each of `count` keys, in order."""
     last = np.full(count, -1, dtype=np.int64)
     last[keys] = np.arange(len(keys))
     return np.sort(last[last >= 0])
@@ -122,8 +122,8 @@ def last_of_each(keys: Offsets, count: int) -> Offsets:
 
 
 async def some_partition(store: LocalStore) -> tuple[MergeInputFiles[LocalStore], Offsets]:
-    """24,000 records in eight extents, and which of them are the last of their keys; the fourth extent is tombstones of
-    keys before and behind it."""
+    """24,000 records in eight extents, and the rows that are the last of their keys. The fourth extent holds tombstones
+    of keys before and behind it."""
     inputs = MergeInputFiles(store)
     chance = np.random.default_rng(5)
     keys = chance.integers(0, 9_000, 24_000)
@@ -147,7 +147,7 @@ async def test_one_record_per_key_is_left_though_tasks_die_at_every_step(
     store: LocalStore, spark: SparkSession, tmp_path: Path
 ) -> None:
     # given a partition with many more keys than its buffer, in slices, and tasks that die: one between its rows, one
-    # behind the survivors it wrote; and one whose rows, and manifest, were all there when Spark lost them
+    # behind the survivors it wrote, and one whose rows and manifest were all there when Spark lost them
     inputs, last = await some_partition(store)
     plan, url = await planned(inputs, tmp_path, slice_bytes=inputs.bytes // 2, keys_max=500)
     units = plan.units_of(UnitKind.KEYS)
@@ -166,7 +166,7 @@ async def test_one_record_per_key_is_left_though_tasks_die_at_every_step(
     def keys_of_dying(plan_url: str, numbers: Any, batches: Any) -> Any:
         for batch in batches:
             if batch.column(0).to_pylist() == [1]:
-                list(keys_of_unit(plan_url, numbers, iter([batch])))  # its rows got lost
+                list(keys_of_unit(plan_url, numbers, iter([batch])))  # Spark lost its rows
             for rows in keys_of_unit(plan_url, numbers, iter([batch])):
                 yield rows
                 if batch.column(0).to_pylist() == [0]:
@@ -178,14 +178,14 @@ async def test_one_record_per_key_is_left_though_tasks_die_at_every_step(
             dies_once("behind survivors")
         yield told
 
-    # when their keys are grouped, and the slices rewritten
+    # when the keys are grouped, and the slices rewritten
     with (
         patch.object(full_dedupe, "key_batches", keys_of_dying),
         patch.object(full_dedupe, "written_batches", written_dying),
     ):
         await asyncio.to_thread(full_dedupe.run, spark, plan, url)
     commit = await rewritten(store, plan)
-    # then they all died, and one record per key is left, the last; of tombstones too
+    # then all of them died, and one record per key remains, the last one; tombstones included
     assert {each.name for each in done.iterdir()} == {"between rows", "behind survivors"}
     left = np.concatenate([some async for some in offsets_left(commit, store)])
     assert np.array_equal(left, last)
@@ -195,21 +195,21 @@ async def test_one_record_per_key_is_left_though_tasks_die_at_every_step(
     assert (cleaned.cleaned_through_offset, cleaned.passes_needed) == (24_000, -(-len(last) // 500))
     assert (commit.summary["keys"], commit.summary["records_in"]) == (len(last), 24_000)
 
-    # when another driver runs the same plan, then it finds all of it there and asks Spark for nothing
+    # when another driver runs the same plan, then it finds everything there and asks Spark for nothing
     await asyncio.to_thread(full_dedupe.run, None, plan, url)
 
 
 async def test_a_driver_goes_on_where_another_was_killed_and_refuses_what_does_not_fit(
     store: LocalStore, spark: SparkSession, tmp_path: Path
 ) -> None:
-    # given a plan of which all was done but the last step
+    # given a plan in which everything but the last step was done
     inputs, last = await some_partition(store)
     plan, url = await planned(inputs, tmp_path, slice_bytes=inputs.bytes // 3, keys_max=500)
     await asyncio.to_thread(full_dedupe.run, spark, plan, url)
     await store.delete_many([partition_keys_key(plan, PARTITION_ID)])
-    # when another driver comes, then the manifests and survivors that are there are what it finds again
+    # when another driver comes, then it finds the same manifests and survivors again
     await asyncio.to_thread(full_dedupe.run, spark, plan, url)
-    # and survivors that are not what it finds are an error
+    # and survivors that differ from its own are an error
     unit = plan.units_of(UnitKind.REWRITE)[-1]
     key = survivors_key(plan, unit)
     stored = await store.get(key)
@@ -217,7 +217,7 @@ async def test_a_driver_goes_on_where_another_was_killed_and_refuses_what_does_n
     await put(store, key, stored[:-40] + bytes(40))
     with pytest.raises(SurvivorsError, match="CRC-32C"):
         await run_unit(store, plan, unit.number, runtime=Runtime(clock=ManualClock(plan.claimed_ms)))
-    # and so is what a REWRITE unit has, and the keys say otherwise
+    # and so is a result of a REWRITE unit that disagrees with the keys
     await store.delete_many([key])
     writer = full_dedupe._writer(plan, unit)
     writer.add(last[-1:], 1)
@@ -229,7 +229,7 @@ async def test_a_driver_goes_on_where_another_was_killed_and_refuses_what_does_n
 async def test_a_scan_that_is_done_again_must_find_what_the_manifest_of_its_unit_says(
     store: LocalStore, tmp_path: Path
 ) -> None:
-    # given a unit whose keys were read, and bytes of its slice that are not as they were
+    # given a unit whose keys were read, and changed bytes in its slice
     inputs, _ = await some_partition(store)
     plan, url = await planned(inputs, tmp_path, slice_bytes=inputs.bytes // 3, keys_max=500)
     unit = plan.units_of(UnitKind.KEYS)[0]
@@ -248,14 +248,14 @@ async def test_a_scan_that_is_done_again_must_find_what_the_manifest_of_its_unit
 async def test_two_tries_at_once_at_a_slice_that_read_it_otherwise_do_not_both_count(
     store: LocalStore, tmp_path: Path
 ) -> None:
-    # given a try at a unit whose rows were given, and its manifest not written yet
+    # given an attempt at a unit that gave its rows and has not written its manifest yet
     inputs, _ = await some_partition(store)
     plan, url = await planned(inputs, tmp_path, slice_bytes=inputs.bytes // 3, keys_max=500)
     unit, other = plan.units_of(UnitKind.KEYS)[:2]
     _ = [block async for block in full_dedupe._key_blocks(url, other.number)]
     read = await read_result(store, plan, other.number)
     assert read is not None
-    # when another, at the same time, says first that it found something else there
+    # when another attempt, at the same time, first reports a different result for it
     with pytest.raises(ManifestMismatchError, match=f"two tries at unit {unit.number} .* read different keys"):
         async for _ in full_dedupe._key_blocks(url, unit.number):
             found = {**read.details, "rows": read.details["rows"] + 1}
@@ -266,7 +266,9 @@ async def test_two_tries_at_once_at_a_slice_that_read_it_otherwise_do_not_both_c
 
 
 class Watched:
-    """A driver in a process of its own: memory of JVM and Python workers at their most, and processor time of all."""
+    """A driver in a process of its own, with the peak memory of JVM and Python workers and the processor time of
+    all.
+    """
 
     def __init__(self, url: str, folder: Path, *, memory: str) -> None:
         arguments = ["-m", "spark_jobs.heavy_merge", "--plan", url, "--master", "local[2,4]", "--memory", memory]
@@ -300,7 +302,7 @@ class Watched:
 
 
 async def dedupe_and_check(store: LocalStore, tmp_path: Path, *, keys: int, overwrites: int, slice_bytes: int) -> None:
-    """All keys once in no order, with some of them again at random; checked against where each was last."""
+    """All keys once in random order, with some of them again at random, checked against each key's last place."""
     chance = np.random.default_rng(11)
     numbers = np.concatenate((chance.permutation(keys), chance.integers(0, keys, overwrites)))
     chance.shuffle(numbers)
@@ -344,6 +346,8 @@ async def test_eight_million_keys_leave_one_record_each(store: LocalStore, tmp_p
 @pytest.mark.soak
 @pytest.mark.timeout(4 * 3_600)
 async def test_a_hundred_million_keys_leave_one_record_each(store: LocalStore, tmp_path: Path) -> None:
-    """`SILTSTONE_SOAK_KEYS` makes it another number; 100 M take 5 GB of disk and more for what Spark spills."""
+    """`SILTSTONE_SOAK_KEYS` sets another number. 100 M keys take 5 GB of disk, and more for the data that Spark
+    spills.
+    """
     keys = int(os.environ.get("SILTSTONE_SOAK_KEYS", "100000000"))
     await dedupe_and_check(store, tmp_path, keys=keys, overwrites=keys // 4, slice_bytes=256 * MIB)

@@ -1,4 +1,4 @@
-"""Merges on a real Spark: in a session of this process, by a driver of their own, and on a cluster of two hosts."""
+"""Merges on a real Spark: in a session of this process, with a driver of their own, and on a cluster of two hosts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def until(condition: Callable[[], Any], timeout_s: float = 300) -> None:
 
 
 async def a_system(tmp_path: Path, mib: int, *, keys: int = 50) -> tuple[SparkSystem, Topic, Topic]:
-    """A plain and a compacted topic of two partitions each, `mib` in every partition, and a job over all of it."""
+    """A plain and a compacted topic of two partitions each, with `mib` in every partition, and a job over all of it."""
     system = SparkSystem((tmp_path / "objects").as_uri())
     await system.begin()
     plain = await system.topic("plain", partitions=2)
@@ -96,11 +96,11 @@ def test_a_plan_that_is_not_there_ends_the_driver_before_spark_starts(
 async def test_spark_merges_as_the_compactor_does_one_unit_a_task(
     tmp_path: Path, spark: SparkSession, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    # given a partition that is cut, small ones that share a unit, and keyed ones that are whole
+    # given a partition that is cut, small ones that share a unit, and keyed ones that stay whole
     system, plain, users = await a_system(tmp_path, 2)
     # when the job runs on Spark
     await system.merge(SessionSubmitter(spark), unit_bytes=MIB)
-    # then it left what the compactor's own engine leaves, and each unit was told once
+    # then its result equals that of the compactor's own engine, and each unit was reported once
     await assert_merged(system, plain, users)
     told = [json.loads(line) for line in capfd.readouterr().out.splitlines() if line.startswith("{")]
     (key, *_) = await system.manifests()
@@ -143,7 +143,7 @@ async def test_a_driver_of_its_own_merges(tmp_path: Path) -> None:
 async def test_on_a_cluster_whatever_dies_there_is_one_result(
     tmp_path: Path, spark_cluster: SparkCluster, monkeypatch: pytest.MonkeyPatch, mib: int
 ) -> None:
-    # given tasks of which some fail behind their outputs and one hangs, and speculation
+    # given tasks of which some fail after their outputs and one hangs, and speculation
     system, plain, users = await a_system(tmp_path, mib, keys=1_000)
     confs = {
         "spark.driver.host": "127.0.0.1",
@@ -175,7 +175,7 @@ async def test_on_a_cluster_whatever_dies_there_is_one_result(
     print(f"{4 * mib} MiB: {time.monotonic() - started:.1f} s after the kill")
     # then there is one result
     await assert_merged(system, plain, users)
-    # and what lost attempts wrote is swept
+    # and the outputs of lost attempts are swept
     assert await system.lost_files(), "nothing failed behind its outputs"
     janitor = system.janitor(orphan_age_ms=1)
     await janitor.sweep_orphans()

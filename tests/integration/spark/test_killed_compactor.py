@@ -24,7 +24,7 @@ ON_SPARK = {
 
 
 def drivers_of(processes: Processes) -> list[int]:
-    """Process ids of drivers that were given a plan of this store, and of what supervises them."""
+    """Process ids of the drivers that got a plan of this store, and of their supervisors."""
     found: list[int] = []
     for entry in Path("/proc").iterdir():
         try:
@@ -41,7 +41,7 @@ def drivers_of(processes: Processes) -> list[int]:
 def test_the_next_compactor_reuses_the_units_that_a_killed_ones_driver_finished(
     processes: Processes, compactors: CompactorProcesses
 ) -> None:
-    # given many small runs of a topic in L1, and what was acknowledged
+    # given many small runs of a topic in L1, and its acknowledged records
     processes.start(1, gc_grace_ms=2_000)
     create_topic(processes.bootstrap, "t", partitions=PARTITIONS)
     [leveler] = compactors.start(1, **LEVEL_ONLY)
@@ -71,7 +71,7 @@ def test_the_next_compactor_reuses_the_units_that_a_killed_ones_driver_finished(
         before = manifests()
         plans = [str(path) for path in jobs.glob("*/*/plan*")]
         assert len(plans) == 1
-        # and the next one finishes the job with the units that are there
+        # and the next one finishes the job with the units that exist
         compactors.end_leases(first.node_id)
         [second] = compactors.start(1, **ON_SPARK)
         kept: dict[str, tuple[int, int]] = {}

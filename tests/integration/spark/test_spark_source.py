@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def read_now(spark: SparkSession, options: Mapping[str, str], folder: Path) -> list[dict[str, Any]]:
-    """One run of a streaming query, from its checkpoint to what there is now; the batches' progress."""
+    """Run a streaming query once, from its checkpoint to the present end. Returns the progress of its batches."""
     frame = spark.readStream.format("siltstone").options(**options).load()
     writer = frame.writeStream.format("parquet").option("checkpointLocation", f"{folder}/checkpoint")
     query = writer.trigger(availableNow=True).start(f"{folder}/rows")
@@ -67,7 +67,7 @@ async def test_a_batch_query_reads_what_was_written(spark: SparkSession, spark_t
             spark.catalog.dropTempView("flights")
 
     assert await aside(query) == written
-    # and what is wrong is said through the JVM: at load(), and when the query is planned
+    # and errors are raised through the JVM: at load(), and when the query is planned
     with pytest.raises(PySparkException, match="did you mean 'startingOffsets'"):
         await aside(lambda: spark.read.format("siltstone").option("startingOffset", "1").load())
     with pytest.raises(PySparkException, match="did you mean 'flights'"):
@@ -81,7 +81,7 @@ async def test_a_streaming_query_reads_every_offset_once_over_a_restart(
     await spark_topics.client.create_topic("flights", partitions=2)
     written = await spark_topics.fill("flights", partitions=2, batches=2, records=30)
     options = spark_topics.options("flights", startingOffsets="earliest", maxOffsetsPerTrigger=70)
-    # when it is run, and run again from its checkpoint after more was written
+    # when it runs, and runs again from its checkpoint after more records were written
     first = await aside(lambda: read_now(spark, options, tmp_path))
     assert rows_in(tmp_path) == written
     written += await spark_topics.write("flights", 1, [b"late"], [b"1"])
@@ -89,13 +89,13 @@ async def test_a_streaming_query_reads_every_offset_once_over_a_restart(
     # then
     assert rows_in(tmp_path) == sorted(written)
     assert [batch["numInputRows"] for batch in first] == [70, 50]
-    # and all pins but those of the last batches, which nobody tells of their end, are gone
+    # and all pins are gone except those of the last batches, whose end Spark does not report
     left = await spark_topics.metadata.operators.pins()
     assert len(left) <= 2 and all(until_ms - made_ms <= STREAM_PIN_TTL_MS for _, _, made_ms, until_ms in left)
 
 
 async def test_the_example_of_the_guide_runs_as_it_stands(spark: SparkSession, spark_topics: SparkTopics) -> None:
-    # given the topic of the guide; the URLs stand in the environment there, which this session was started without
+    # given the topic of the guide; there the environment has the URLs, but this session started without them
     await spark_topics.client.create_topic("flights", partitions=1)
     await spark_topics.fill("flights", partitions=1, batches=1, records=70)
     guide = (Path(__file__).resolve().parents[3] / "docs" / "spark.md").read_text(encoding="utf-8")
@@ -103,7 +103,7 @@ async def test_the_example_of_the_guide_runs_as_it_stands(spark: SparkSession, s
     assert example.count(".load()") == 1
     names: dict[str, Any] = {"where": spark_topics.options("flights")}
 
-    # when it is run where there is a session already, which it takes
+    # when the program runs where a session exists already, and uses that one
     def run() -> list[Any]:
         exec(example.replace(".load()", ".options(**where).load()"), names)
         return names["flights"].groupBy("key").count().collect()

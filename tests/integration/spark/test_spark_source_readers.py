@@ -36,7 +36,7 @@ def batch_reader(options: dict[str, str]) -> TopicReader:
 
 
 def read_tasks(reader: TopicReader | TopicStreamReader, tasks: Sequence[Any]) -> list[Row]:
-    """As executors do: from pickles."""
+    """Read as executors do: from pickles."""
     reader, tasks = pickle.loads(pickle.dumps((reader, list(tasks))))
     return rows_of([batch for task in tasks for batch in reader.read(task)])
 
@@ -48,7 +48,7 @@ def read_batch(options: dict[str, str]) -> list[Row]:
 
 @contextmanager
 def stream(options: dict[str, str]) -> Iterator[TopicStreamReader]:
-    """One run of a query."""
+    """Run a query once."""
     source = DefaultSource(options)
     reader = source.streamReader(source.schema())
     assert isinstance(reader, TopicStreamReader)
@@ -60,7 +60,7 @@ def stream(options: dict[str, str]) -> Iterator[TopicStreamReader]:
 
 def read_between(reader: TopicStreamReader, options: dict[str, str], start: Document, end: Document) -> list[Row]:
     source = DefaultSource(options)
-    fresh = source.streamReader(source.schema())  # Spark pickles one that was never used
+    fresh = source.streamReader(source.schema())  # Spark pickles a reader that was never used
     assert isinstance(fresh, TopicStreamReader)
     return read_tasks(fresh, reader.partitions(start, end))
 
@@ -126,7 +126,7 @@ async def test_a_batch_query_pins_and_lets_its_pin_run_out(spark_topics: SparkTo
     [(_, holder, created_ms, expires_ms)] = await spark_topics.metadata.operators.pins()
     assert holder == "spark query of flights"
     assert expires_ms - created_ms >= 3_600_000
-    # and a query of nothing leaves none
+    # and a query of nothing leaves no pin
     await aside(lambda: read_batch(spark_topics.options("flights", startingOffsets="latest")))
     assert len(await spark_topics.metadata.operators.pins()) == 1
 
@@ -170,9 +170,9 @@ async def test_files_that_went_after_planning_are_no_loss(
     planned = {file.key for file in await spark_topics.metadata.operators.files()}
     await start_compactor(store=spark_topics.store, metadata=spark_topics.metadata, gc_grace_ms=100)
     await until(lambda: _are_gone(spark_topics, planned), timeout_s=60)
-    # then its tasks read the same records from others
+    # then its tasks read the same records from other files
     assert await aside(lambda: read_tasks(reader, tasks)) == written
-    # and one that cannot ask where they are says what to do
+    # and a task that cannot ask for the new places raises an error that names the remedy
     monkeypatch.setattr("spark_jobs.source.metadata.RETRY_MS", 0)
     lonely = batch_reader({**spark_topics.options("flights"), "metadataUrl": "postgresql://nobody@127.0.0.1:1/none"})
     await refused(lambda: read_tasks(lonely, tasks), PinLostError, "larger pinTtl")
@@ -347,7 +347,7 @@ async def test_a_plan_that_failed_is_made_anew_and_leaves_no_pin(
     with stream(options) as reader:
         start = await aside(reader.initialOffset)
         end = await aside(lambda: reader.latestOffset(start, ReadAllAvailable()))
-        # given a metadata store that goes away once the pin is taken
+        # given a metadata store that goes away after the pin was taken
         with monkeypatch.context() as away:
 
             async def unavailable(*_: object) -> object:
@@ -357,7 +357,7 @@ async def test_a_plan_that_failed_is_made_anew_and_leaves_no_pin(
             with pytest.raises(SiltstoneError, match="was deleted before this batch"):
                 await aside(lambda: reader.partitions(start, end))
         assert await spark_topics.metadata.operators.pins() == []
-        # then the same batch, asked for again, is not empty
+        # then the same batch, requested again, is not empty
         assert await aside(lambda: read_between(reader, options, start, end)) == written
 
 
@@ -381,20 +381,20 @@ async def test_a_stream_notices_that_its_topic_was_made_anew(spark_topics: Spark
     skipping = spark_topics.options("flights", failOnDataLoss=False)
     with stream(failing) as reader:
         checkpoint = await aside(reader.initialOffset)
-    # when it is deleted
+    # when the topic is deleted
     await spark_topics.client.delete_topic("flights")
     with stream(failing) as reader, stream(skipping) as other:
         latest = ReadAllAvailable()
         await refused(lambda: reader.latestOffset(checkpoint, latest), DataLossError, "was deleted after it was read")
         assert await aside(lambda: other.latestOffset(checkpoint, latest)) == checkpoint
-        # and made anew under its name, shorter or longer
+        # and created again under its name, shorter or longer
         await spark_topics.client.create_topic("flights", partitions=1)
         anew = await spark_topics.write("flights", 0, [b"a", b"b"], [b"1", b"2"])
         # then
         await refused(lambda: reader.latestOffset(checkpoint, latest), DataLossError, "deleted and created again")
         end = await aside(lambda: other.latestOffset(checkpoint, latest))
         assert await aside(lambda: read_between(other, skipping, checkpoint, end)) == anew
-        # and an unfinished batch of the old one has nothing to read
+        # and an unfinished batch of the old topic has nothing to read
         old_end = {**checkpoint, "offsets": {"0": 61, "1": 60}}
         await refused(lambda: reader.partitions(checkpoint, old_end), DataLossError, "deleted and created again")
         assert await aside(lambda: other.partitions(checkpoint, old_end)) == []

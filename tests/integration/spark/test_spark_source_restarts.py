@@ -22,9 +22,9 @@ GRACE_MS = 1_000
 PARTITIONS = 3
 RUNS = 4
 TOO_SLOW = "Python worker failed to connect back"
-"""Spark gives a Python process ten seconds to begin; a busy machine takes longer. One more restart."""
+"""Spark gives a Python process ten seconds to begin; a busy machine takes longer. That costs one more restart."""
 BATCHES = 30
-"""A partition and run; 20 records each."""
+"""The number of batches per partition and run, of 20 records each."""
 
 
 def start(spark: SparkSession, options: dict[str, str], folder: Path) -> StreamingQuery:
@@ -34,7 +34,7 @@ def start(spark: SparkSession, options: dict[str, str], folder: Path) -> Streami
 
 
 def offsets_done(query: StreamingQuery) -> dict[str, int]:
-    """Where its last finished batch ended."""
+    """The end of the last finished batch."""
     done = [each for each in query.recentProgress if each["sources"]]
     return dict(_offsets(done[-1]["sources"][0]["endOffset"])) if done else {}
 
@@ -44,11 +44,12 @@ def _offsets(document: Any) -> dict[str, int]:
 
 
 def forget_last_batch(folder: Path) -> None:
-    """As if the driver had died after its last batch was read and before the sink knew of it: it is replayed."""
+    """Act as if the driver had died after it read its last batch and before the sink recorded it: the batch is
+    replayed."""
     offsets, commits = (_numbers(folder / f"checkpoint/{log}") for log in ("offsets", "commits"))
     written = folder / f"rows/_spark_metadata/{commits[-1]}" if commits else folder
     if not commits or commits[-1] != offsets[-1] or not written.is_file():
-        return  # a batch was in work and is replayed anyway; or the sink's log was compacted with it
+        return  # a batch was under way and is replayed anyway, or the sink's log was compacted with it
     for path in (folder / f"checkpoint/commits/{commits[-1]}", written):
         path.unlink()
         path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
@@ -59,7 +60,7 @@ def _numbers(folder: Path) -> list[int]:
 
 
 def rows_of_sink(spark: SparkSession, folder: Path) -> list[Row]:
-    """By the sink's own log: files of attempts that were stopped do not count."""
+    """The rows by the sink's own log, so that files of stopped attempts do not count."""
     frame = spark.read.parquet(f"{folder}/rows").selectExpr(
         "partition", "offset", "unix_millis(timestamp) AS at_ms", "key", "value"
     )
@@ -100,7 +101,7 @@ async def test_a_stream_over_restarts_loses_and_repeats_nothing_while_its_files_
     found = await aside(lambda: rows_of_sink(spark, tmp_path))
     assert [row[:2] for row in found] == [row[:2] for row in sorted(written)]
     assert found == sorted(written)
-    # and the files it began with have been swapped and deleted meanwhile
+    # and the files that it began with have been swapped and deleted meanwhile
     gone = [file for file in await topics.metadata.operators.files(limit=100_000) if file.state is FileState.DELETED]
     assert len(gone) > 100
     assert running.metric("deleted_files_total") > 100

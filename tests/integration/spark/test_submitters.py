@@ -26,7 +26,7 @@ from spark_jobs.submitters.child import ChildSubmission, driver_environ, start_c
 from spark_jobs.submitters.emr_serverless import PHASES, EmrServerlessSubmitter
 from tests.fixtures.s3 import ROOT, S3Server
 
-# A driver of two processes, both deaf to SIGTERM when told so; they say who they are and stay.
+# A driver of two processes, both deaf to SIGTERM on request. They identify themselves and stay.
 DRIVER = """
 import os, signal, subprocess, sys, time
 if "deaf" in sys.argv: signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -85,7 +85,7 @@ async def test_a_driver_that_runs_says_what_it_said_last() -> None:
     driver = await start_child([sys.executable, "-c", script], os.environ)
     await until(lambda: bool(driver.last_lines))
     assert await driver.state() == (Phase.RUNNING, "WARN: no master answers")
-    await driver.let_go()  # nobody else has it
+    await driver.let_go()  # no other compactor has this driver
     assert driver.has_ended
 
 
@@ -107,7 +107,7 @@ async def test_a_cancelled_driver_ends_with_all_its_processes() -> None:
     await driver.cancel()
     await until(lambda: not any(map(is_alive, pids)))
     assert (await driver.state()).phase is Phase.FAILED
-    await driver.cancel()  # twice is harmless
+    await driver.cancel()  # a second call is harmless
 
 
 async def test_a_driver_that_does_not_heed_sigterm_is_killed() -> None:
@@ -139,7 +139,7 @@ async def test_a_driver_ends_when_the_process_that_started_it_is_killed() -> Non
     parent.send_signal(signal.SIGKILL)
     await asyncio.to_thread(parent.wait)
     parent.stdout.close()
-    # then nothing of the driver is left
+    # then no process of the driver is left
     await until(lambda: not any(map(is_alive, pids)))
 
 
@@ -150,11 +150,11 @@ async def test_a_driver_dies_with_its_supervisor() -> None:
     await until(lambda: not is_alive(pids[0]))
     await until(lambda: driver.has_ended)
     assert (await driver.state()).phase is Phase.FAILED
-    os.kill(pids[1], signal.SIGKILL)  # of a real driver this is the JVM, which ends when its stdin does
+    os.kill(pids[1], signal.SIGKILL)  # in a real driver this is the JVM, which ends when its stdin closes
     await driver.cancel()
 
 
-# ---- which
+# ---- the choice of a submitter
 
 
 def test_no_submitter_is_opened_where_none_is_wanted() -> None:
@@ -170,7 +170,7 @@ def test_a_spark_submit_that_is_not_there_is_told_at_once(tmp_path: Path) -> Non
 async def test_spark_submit_is_given_the_plan_and_what_the_settings_say_and_no_way_into_postgres(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # given a spark-submit that says how it was called
+    # given a spark-submit that prints how it was called
     program = tmp_path / "spark-submit"
     program.write_text('#!/bin/sh\nfor each in "$@"; do echo "$each"; done\nenv\nexit 1\n')
     program.chmod(0o755)
@@ -211,7 +211,7 @@ EMR = {
 
 
 class EmrStub:
-    """What the API answers, by the test's word; requests are kept."""
+    """An API that gives the answers that the test sets, and keeps the requests."""
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, str, Any]] = []
@@ -288,11 +288,11 @@ async def test_a_job_run_is_started_with_the_plan_a_token_and_an_end_and_known_a
     driver = body["jobDriver"]["sparkSubmit"]
     assert (driver["entryPoint"], driver["entryPointArguments"]) == (EMR["spark_emr_entry_url"], ["--plan", PLAN])
     assert "spark.archives=s3://records/env.tar.gz#environment" in driver["sparkSubmitParameters"]
-    # and a compactor that was started anew is given the same run, which EMR lets live five minutes at least
+    # and a restarted compactor is given the same run, which EMR lets live at least five minutes
     again = await submit(submitter, limit_ms=1)
     assert again.run_id == run.run_id
     assert emr.requests[1][2]["executionTimeoutMinutes"] == 5
-    # and it is cancelled once, by whoever lets go of it first; what the API says of one that is over is no error
+    # and the first to let go cancels it, once; an API answer that the run is over already is no error
     await run.cancel()
     await run.cancel()
     assert [request[:2] for request in emr.requests[2:]] == [("DELETE", f"{path}/{run.run_id}")]

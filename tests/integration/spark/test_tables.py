@@ -35,21 +35,21 @@ def table(request: pytest.FixtureRequest, lake: Lake) -> Table:
 mostly_parquet = pytest.mark.parametrize(
     "table", ["parquet", pytest.param("iceberg", marks=pytest.mark.soak)], indirect=True
 )
-"""What hardly differs between the two kinds of tables."""
+"""The operations that hardly differ between the two kinds of tables."""
 
 
 def again(lake: Lake, table: Table) -> Table:
-    """As a new process would open it."""
+    """The table as a new process would open it."""
     return lake.parquet() if isinstance(table, ParquetTable) else lake.iceberg()
 
 
 def values_of(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The columns of the value alone."""
+    """Only the columns of the value."""
     return [{name: each for name, each in row.items() if not name.startswith("kafka_")} for row in rows]
 
 
 class Killed(BaseException):
-    """Not an error: nothing is tidied up after it, as after kill -9."""
+    """A stop that is no error: nothing is tidied up after it, as after kill -9."""
 
 
 async def test_rows_are_the_records_and_a_second_run_adds_what_came_since(lake: Lake, table: Table) -> None:
@@ -59,7 +59,7 @@ async def test_rows_are_the_records_and_a_second_run_adds_what_came_since(lake: 
     await lake.send_json("t", 1, {"id": 3, "at": {"x": 1.5, "tags": ["a", "b"]}})
     # when the topic is exported
     report = await lake.exported("t", table)
-    # then the table has them, each value in columns
+    # then the table has them, with each value in columns
     rows = await lake.rows(table)
     assert values_of(rows) == [
         {"id": 1, "city": "Ulm", "at": None},
@@ -72,7 +72,7 @@ async def test_rows_are_the_records_and_a_second_run_adds_what_came_since(lake: 
         (1, 0, b"k", None),
     ]
     assert (report.rows, report.files, report.errors, report.offsets) == (3, 2, 0, {0: (0, 2), 1: (0, 1)})
-    # and when it is run again, by another process, after more was produced, with a field that was not there before
+    # and when another process runs it again, after more was produced, with a field that was not there before
     await lake.send_json("t", 0, {"id": 4, "seat": "12A", "at": {"y": True}})
     table = again(lake, table)
     report = await lake.exported("t", table)
@@ -98,7 +98,7 @@ async def test_raw_rows_are_what_a_consumer_reads(lake: Lake, table: Table) -> N
 
 @mostly_parquet
 async def test_values_that_do_not_fit_stay_with_a_reason(lake: Lake, table: Table) -> None:
-    # given a table whose columns are settled, and then values of all wrong kinds
+    # given a table whose columns are settled, and then values of every wrong kind
     await lake.client.create_topic("t", partitions=1)
     await lake.send_json("t", 0, {"n": 1, "s": "x"})
     await lake.exported("t", table)
@@ -106,7 +106,7 @@ async def test_values_that_do_not_fit_stay_with_a_reason(lake: Lake, table: Tabl
     await lake.send("t", 0, *broken, None, b'{"n": 9223372036854775808}', b'{"n": 3}')
     # when they are exported
     report = await lake.exported("t", table)
-    # then each row is there: its bytes, why, and what of it did fit
+    # then each row is there: its bytes, the reason, and the fields that did fit
     rows = (await lake.rows(table))[1:]
     assert report.errors == 8
     assert [row["kafka_value"] for row in rows] == [*broken, None, b'{"n": 9223372036854775808}', None]
@@ -126,21 +126,21 @@ async def test_a_value_that_does_not_fit_ends_the_export_where_that_is_asked_for
 
 
 async def test_columns_hold_what_the_sample_did_not_show(lake: Lake, table: Table) -> None:
-    # given a topic that goes on otherwise than it begins: in the same slice, and in another one
+    # given a topic whose values change their form, in the same slice and in another one
     await lake.client.create_topic("t", partitions=2)
     await lake.send_json("t", 0, *({"n": number} for number in range(1200)))
     await lake.send_json("t", 0, {"n": 0.5, "late": "yes"})
     await lake.send_json("t", 1, {"n": 7, "mixed": [1]}, {"mixed": {"a": 1}}, {"empty": {}})
     # when it is exported
     report = await lake.exported("t", table)
-    # then no value is an error, numbers are what holds them all, and what disagrees is JSON text
+    # then no value is an error, numbers have a type that holds them all, and fields that disagree are JSON text
     rows = await lake.rows(table)
     assert report.errors == 0 and len(rows) == 1204
     assert [row["n"] for row in rows[1198:1202]] == [1198.0, 1199.0, 0.5, 7.0]
     assert rows[1200]["late"] == "yes"
     assert [json.loads(row["mixed"]) for row in rows[1201:1203]] == [[1], {"a": 1}]
     assert rows[1203]["empty"] == "{}"
-    # and such a column goes on being JSON text
+    # and such a column stays JSON text
     await lake.send_json("t", 1, {"mixed": "word"})
     assert (await lake.exported("t", again(lake, table))).errors == 0
     assert (await lake.rows(table))[-1]["mixed"] == '"word"'
@@ -149,7 +149,7 @@ async def test_columns_hold_what_the_sample_did_not_show(lake: Lake, table: Tabl
 async def test_an_export_killed_before_its_commit_is_done_once_by_the_next(
     lake: Lake, table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # given one export that was done, and one that was killed when its files were written and nothing was committed
+    # given one export that was finished, and one that was killed when its files were written and nothing was committed
     await lake.client.create_topic("t", partitions=2)
     await lake.send_json("t", 0, {"id": 1}, {"id": 2})
     await lake.exported("t", table)
@@ -166,10 +166,10 @@ async def test_an_export_killed_before_its_commit_is_done_once_by_the_next(
         await lake.exported("t", table)
     assert len(written) == 2
     assert await lake.offsets(table) == [(0, 0), (0, 1)]
-    # when the next process does it
+    # when the next process exports
     table = again(lake, table)
     report = await lake.exported("t", table)
-    # then every record is there once, and of a plain directory the files left behind are gone
+    # then every record is there once, and in a plain directory the left-over files are gone
     assert await lake.offsets(table) == [(0, 0), (0, 1), (0, 2), (1, 0)]
     assert report.rows == 2
     if isinstance(table, ParquetTable):
@@ -180,7 +180,7 @@ async def test_an_export_killed_before_its_commit_is_done_once_by_the_next(
 async def test_of_two_exports_at_once_one_is_fenced_and_each_record_is_there_once(
     lake: Lake, table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # given two processes that have both read how far the table is, and written their files
+    # given two processes that have both read the table's end, and written their files
     await lake.client.create_topic("t", partitions=1)
     await lake.send_json("t", 0, {"id": 1})
     await lake.exported("t", table)
@@ -221,7 +221,7 @@ async def test_a_recreated_topic_is_refused_unless_told(lake: Lake, table: Table
         await lake.exported("t", again(lake, table))
     await lake.exported("t", again(lake, table), recreated=True)
     assert sorted(row["id"] for row in await lake.rows(table)) == [1, 2, 10]
-    # and once told it goes on by itself
+    # and after it was told once, it goes on by itself
     await lake.send_json("t", 0, {"id": 11})
     await lake.exported("t", again(lake, table))
     assert sorted(row["id"] for row in await lake.rows(table)) == [1, 2, 10, 11]
@@ -259,7 +259,7 @@ async def test_the_latest_view_is_written_anew_each_time(lake: Lake, table: Tabl
     table = again(lake, table)
     await lake.exported("t", table, mode="latest")
     assert [(row["kafka_key"], row["v"]) for row in await lake.rows(table)] == [(b"b", 4)]
-    # then nothing is written where nothing changed, and the log is not mixed into such a table
+    # then nothing is written where nothing changed, and an export of the log into such a table is refused
     assert (await lake.exported("t", again(lake, table), mode="latest")).commits == ()
     with pytest.raises(WrongTableError, match="--mode latest"):
         await lake.exported("t", again(lake, table))
@@ -347,23 +347,23 @@ def _update(lake: Lake, name: str, change: Callable[[Any], object]) -> None:
 
 
 async def test_a_column_that_another_writer_renames_or_drops_is_never_read_as_another(lake: Lake) -> None:
-    # given a table, of which somebody else then drops one column and renames another
+    # given a table in which another program then drops one column and renames another
     table = lake.iceberg()
     await lake.client.create_topic("t", partitions=1)
     await lake.send_json("t", 0, {"a": 1, "b": "old", "at": {"x": 1}, "tags": ["u"]})
     await lake.exported("t", table)
     await asyncio.to_thread(_update, lake, "t", lambda update: update.delete_column("b"))
     await asyncio.to_thread(_update, lake, "t", lambda update: update.rename_column("a", "renamed"))
-    # when values have both names still, and new ones inside of others
+    # when values still have both names, and new fields inside of others
     await lake.send_json("t", 0, {"a": 2, "b": "new", "at": {"x": 2, "w": 3}, "tags": ["v"]})
     await lake.exported("t", lake.iceberg())
-    # then both are columns of their own, and nothing is seen under the name of something else
+    # then both are columns of their own, and no value appears under the name of another column
     rows = values_of(await lake.rows(table))
     assert rows == [
         {"renamed": 1, "at": {"x": 1, "w": None}, "tags": ["u"], "a": None, "b": None},
         {"renamed": None, "at": {"x": 2, "w": 3}, "tags": ["v"], "a": 2, "b": "new"},
     ]
-    # and another rename leaves what was written before it where it was
+    # and another rename leaves earlier values where they were
     await asyncio.to_thread(_update, lake, "t", lambda update: update.rename_column("a", "c"))
     await asyncio.to_thread(_update, lake, "t", lambda update: update.rename_column("b", "a"))
     assert [(row["c"], row["a"]) for row in await lake.rows(table)] == [(None, None), (2, "new")]
@@ -386,7 +386,7 @@ async def test_a_first_offset_that_a_partition_does_not_have_is_refused_with_a_r
     with pytest.raises(BadTableError, match="partition 1 of topic 't' ends at offset 0") as refused:
         await lake.exported("t", lake.parquet(), begin=2)
     assert "--from @TIME" in str(refused.value.remedy)
-    # and where every partition has it, it is begun with, and does no harm afterwards
+    # and where every partition has the offset, the export begins there, and a later `begin` changes nothing
     await lake.send_json("t", 1, {"id": 4}, {"id": 5})
     await lake.exported("t", lake.parquet(), begin=2)
     await lake.send_json("t", 1, {"id": 6})

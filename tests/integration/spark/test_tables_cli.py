@@ -87,7 +87,7 @@ def test_what_cannot_be_is_said_with_a_remedy(options: list[str], says: str, tmp
 
 
 async def test_a_place_that_cannot_be_written_is_called_the_tables(lake: Lake) -> None:
-    # given a directory below what is a file by now
+    # given a directory below a path that is now a file
     await lake.client.create_topic("t", partitions=1)
     (lake.place / "file").touch()
     ran = await typed(lake, "--to", f"parquet:{lake.place}/file/t")
@@ -101,11 +101,11 @@ async def test_the_printed_catalog_opens_the_table(lake: Lake) -> None:
     await lake.send_json("t", 0, {"id": 1}, {"id": 2})
     warehouse = ["--warehouse", (lake.place / "warehouse").as_uri()]
     assert (await typed(lake, "--to", "iceberg:lake.t", *warehouse, "--value", "json")).exit_code == 0
-    # when its catalog is printed into a directory
+    # when its catalog's properties are printed into a directory
     asked = ["tables", "catalog", *warehouse, "--metadata", lake.metadata_url]
     printed = await asyncio.to_thread(CliRunner().invoke, main, asked)
     (lake.place / ".pyiceberg.yaml").write_text(printed.stdout, encoding="utf-8")
-    # then a program there knows it by name, and has the table's rows
+    # then a program there finds it by name, and has the table's rows
     code = (
         "from pyiceberg.catalog import load_catalog\n"
         "print(load_catalog('siltstone').load_table('lake.t').scan().to_arrow()['id'].to_pylist())"
@@ -164,19 +164,21 @@ async def test_follow_adds_what_comes_between_its_ticks_and_ends_quietly(lake: L
     with said.open("w") as out, complained.open("w") as err:
         process = subprocess.Popen([*command, "--follow", "--every", "1s"], stdout=out, stderr=err)
     try:
-        # when records come, tick by tick, each after the last was seen in the table
+        # when records come, tick by tick, each after the last one was seen in the table
         for number in range(1, 4):
             await _until(lambda rows=number: _count(table) == rows)
             await lake.send_json("t", 0, {"id": number})
-        await _until(lambda: _count(table) == 4 and "0:4" in said.read_text())  # it says so only after its commit
-        # then each is there once, by a commit of its tick; and asked to end it does, without a word of trouble
+        await _until(
+            lambda: _count(table) == 4 and "0:4" in said.read_text()
+        )  # the message appears only after the commit
+        # then each is there once, by a commit of its own tick; and when asked to end it ends without a warning
         process.send_signal(signal.SIGTERM)
         await asyncio.to_thread(process.wait, timeout=DEADLINE_S)
     finally:
         process.kill()
         process.wait()
     output, errors = said.read_text(), complained.read_text()
-    # what a busy machine may say: that it waits for the metadata, and how far a slow tick is
+    # messages that a busy machine may cause: that the export waits for the metadata, and how far a slow tick is
     trouble = [line for line in errors.splitlines() if not re.search(r"is asked again|: \d+ of \d+ slices?$", line)]
     assert (process.returncode, trouble) == (0, [])
     first, *rounds, last = output.splitlines()
@@ -221,7 +223,7 @@ async def test_records_and_tables_on_s3(
     lake = Lake(client, postgres_url, objects, tmp_path)
     await client.create_topic("t", partitions=1)
     await lake.send_json("t", 0, {"id": 1}, {"id": 2})
-    # when they are exported to another, both ways
+    # when they are exported to another bucket, both ways
     parquet = ParquetTable(tables)
     catalog = await asyncio.to_thread(open_catalog, CatalogPlace(url=postgres_url, warehouse=tables))
     iceberg = IcebergTable(catalog, "lake.t")
