@@ -136,7 +136,7 @@ async def migrate_async(url: str, *, ids: IdSource | None = None, versions: Path
     except CONNECTION_ERRORS as error:  # scripts and our own queries run on the driver, so its errors come unwrapped
         if sqlstate_of(error) in (LOCK_NOT_AVAILABLE, DEADLOCK_DETECTED):
             raise MetadataUnavailableError(
-                f"the migration did not get a lock within {LOCK_TIMEOUT_MS} ms and changed nothing: {error}",
+                f"a lock was not free within {LOCK_TIMEOUT_MS} ms, so the migration changed nothing: {error}",
                 remedy="another migration runs, or a long transaction holds a table; try again when it has ended"
                 + await _long_transactions(url),
             ) from error

@@ -1,4 +1,4 @@
-"""The stores that the contract suites run on."""
+"""The metadata stores that the contract suites run on."""
 
 from __future__ import annotations
 

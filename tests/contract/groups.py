@@ -1,4 +1,4 @@
-"""What the tests of the groups' contract are made of."""
+"""Owners, records and offsets for the tests of the groups' contract."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from metadata.contract.store import MetadataStore
 from metadata.rules.invariants_groups import check_grp_1, check_grp_2, check_grp_3
 
 NOWHERE = uuid.UUID(int=1)
-"""The id of no topic."""
+"""A topic id that no topic has."""
 STRANGE = "a\0b \udc80 \U0001f600 é"
-"""A text that Kafka may carry, or a caller make, and that Postgres's own type refuses."""
+"""A text that Kafka's protocol or a caller may contain, but Postgres's type `text` refuses."""
 
 
 def member(member_id: str = "m", **more: Any) -> MemberRecord:
@@ -41,7 +41,7 @@ def member(member_id: str = "m", **more: Any) -> MemberRecord:
 
 
 def record(*members: MemberRecord, generation: int = 1, topics: Sequence[str] | None = ()) -> GroupRecord:
-    """Of a consumer group; subscribed to `topics` as long as it has members."""
+    """The record of a consumer group. It is subscribed to `topics` if it has members."""
     return GroupRecord(
         protocol_type="consumer",
         generation=generation,
@@ -84,7 +84,7 @@ class Owner:
         return (await self.take(group_id)).lease
 
     async def commit(self, lease: GroupLease, offsets: Mapping[OffsetPlace, int]) -> None:
-        """Offsets that are taken."""
+        """Commit offsets, and check that they were neither fenced nor unknown."""
         (result,) = await self.service.groups.commit_offsets([batch_of(lease, offsets)])
         assert (result.fenced, result.unknown) == (False, frozenset())
 
@@ -98,6 +98,6 @@ async def committed(service: MetadataStore, group_id: str = "g") -> dict[OffsetP
 
 
 async def violations(service: MetadataStore) -> list[str]:
-    """Of the invariants of groups."""
+    """Messages of every violation of the invariants of groups."""
     view = await service.operators.groups_view()
     return [each.message for check in (check_grp_1, check_grp_2, check_grp_3) for each in check(view)]

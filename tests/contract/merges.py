@@ -1,4 +1,4 @@
-"""Merges as a test makes them: real jobs and commits over made-up bytes."""
+"""Merges for tests: real jobs and commits over made-up bytes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def job(kind: str = "level", **fields: Any) -> NewJob:
 
 
 def read_ranges(claimed: ClaimedJob) -> Ranges:
-    """What a merge reads: rows of L0 files that live by the log start at the claim, and live extents."""
+    """The ranges that a merge reads: live extents, and rows of L0 files above the log start at the claim."""
     ranges: Ranges = {}
     for file in claimed.l0_files:
         for row in iter_index(file.index):
@@ -83,7 +83,7 @@ def output_file(*extents: OutputExtent, level: int = 1, key: str = "", file_clas
 def outputs_of(
     ranges: Mapping[int, Sequence[tuple[int, int]]], *, level: int = 1, join: bool = True, **fields: Any
 ) -> OutputFile:
-    """One file with an extent per unbroken stretch (or per range, `join=False`)."""
+    """One file with an extent for each unbroken stretch (with `join=False` for each range)."""
     extents: list[OutputExtent] = []
     for partition_id, of_partition in ranges.items():
         for base, last in of_partition:
@@ -153,7 +153,7 @@ async def broken(service: MetadataStore) -> list[str]:
 
 
 async def two_extents(world: World, *, configs: dict[str, str] | None = None) -> tuple[int, int]:
-    """Partition ids of a topic and of another, each [0, 9], [10, 19] in L1, in two files."""
+    """Two partition ids, of topics `orders` and `others`. Each has [0, 9] and [10, 19] in L1, in two shared files."""
     writer = await Writer.register(world.service)
     topic = await world.service.agents.create_topic("orders", partitions=1, configs=configs or {})
     other = await world.service.agents.create_topic("others", partitions=1, configs={})

@@ -1,4 +1,4 @@
-"""Both metadata stores as worlds that a test can do things to which no agent can: kill, age, expire."""
+"""Both metadata stores as worlds. A test can do things to a world that no agent can do: kill, age, expire."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ BATCH_BYTES = 100
 
 
 class World(Protocol):
-    """A store, and services on it. `service` is open already."""
+    """A store, and services on it. `service` is already open."""
 
     service: MetadataStore
 
     async def another(self, *, producer_id_expiration_ms: int = DAY_MS) -> MetadataStore:
-        """One more service on the same store, as another agent has it."""
+        """Open one more service on the same store, as another agent would."""
         ...
 
     async def expire_leases(self) -> None: ...
@@ -36,47 +36,47 @@ class World(Protocol):
     async def set_state(self, file_id: int, state: FileState) -> None: ...
 
     async def forget_rows(self, *, producer_id_expiration_ms: int = DAY_MS) -> None:
-        """Forget all that may be forgotten."""
+        """Forget all rows that may be forgotten."""
         ...
 
     async def lapse_jobs(self) -> None:
-        """The leases of all running jobs and of all compactors run out."""
+        """End the leases of all running jobs and of all compactors."""
         ...
 
     async def pass_deadlines(self) -> None:
-        """All running jobs are past their time limit."""
+        """Put all running jobs past their time limit."""
         ...
 
     async def end_rests(self, *, later_ms: int = -1) -> None:
-        """All jobs that were given back for trouble rest until `later_ms` from now."""
+        """Let the rest of all jobs end `later_ms` from now."""
         ...
 
     async def age_dead_files(self, ms: int) -> None:
-        """All dead files died `ms` earlier."""
+        """Move the deaths of all dead files back by `ms`."""
         ...
 
     async def set_death(self, file_id: int, dead_ms: int) -> None:
-        """When a dead file died."""
+        """Set the time at which a dead file died."""
         ...
 
     async def end_pins_and_duties(self) -> None:
-        """All pins and duties run out."""
+        """End all pins and duties."""
         ...
 
     async def age_group(self, group_id: str, ms: int) -> None:
-        """The group became empty `ms` earlier, if it is."""
+        """Move the time at which the group became empty back by `ms`. Does nothing if the group has members."""
         ...
 
     async def age_offsets(self, group_id: str, ms: int) -> None:
-        """All offsets of the group were committed `ms` earlier."""
+        """Move the commits of all offsets of the group back by `ms`."""
         ...
 
     async def set_clock_back(self, ms: int) -> None:
-        """The store's clock steps back: every lease and duty ends so much later."""
+        """Set the store's clock back by `ms`: every lease and duty ends `ms` later instead."""
         ...
 
     async def another_server(self) -> None:
-        """The database lies in another Postgres than the adopted one, as after a restore from a dump."""
+        """Put the database into another Postgres than the adopted one, like a restore from a dump."""
         ...
 
     async def close(self) -> None: ...
@@ -215,7 +215,7 @@ class PostgresWorld:
         )
 
     async def age_group(self, group_id: str, ms: int) -> None:
-        # null less something is null
+        # NULL minus anything is NULL, so a group with members is not changed.
         await run_sql(
             self.url, f"UPDATE groups SET empty_since_ms = empty_since_ms - {ms} WHERE group_id = {_octets(group_id)}"
         )
@@ -232,7 +232,7 @@ class PostgresWorld:
         await run_sql(self.url, *(f"UPDATE {table} SET {column} = {column} + {ms}" for table, column in moves))
 
     async def another_server(self) -> None:
-        # seen from the database it is the same: what it remembers is not where it is
+        # To the database this looks the same: the adopted server differs from the present one.
         await run_sql(self.url, "UPDATE cluster SET adopted_system_identifier = adopted_system_identifier - 1")
 
     async def close(self) -> None:
@@ -241,13 +241,13 @@ class PostgresWorld:
 
 
 def _octets(text: str) -> str:
-    """As a literal of type bytea."""
+    """The text as a literal of type bytea."""
     return f"'\\x{text.encode().hex()}'"
 
 
 @dataclass(slots=True)
 class Writer:
-    """An agent that commits: numbers its files, lays their batches one after the other."""
+    """An agent that commits. It numbers its files and lays the batches of each one after the other."""
 
     service: MetadataStore
     lease: WriterLease
@@ -258,7 +258,7 @@ class Writer:
         return cls(service=service, lease=await service.agents.register_agent(AgentAddress(host="agent", port=port)))
 
     def request(self, batches: Sequence[L0Batch], *, key: str = "") -> CommitL0:
-        """The next file of this writer, batches laid out in the order given."""
+        """The next file of this writer, with the batches in the given order."""
         laid = [batch._replace(position=at * BATCH_BYTES) for at, batch in enumerate(batches)]
         self.seq += 1
         return CommitL0(
@@ -282,7 +282,7 @@ def new_key(hour: str = "2024010100") -> str:
 
 
 def batch(partition_id: int, count: int = 1, **fields: Any) -> L0Batch:
-    """A batch without a producer; `Writer.request` gives it its position."""
+    """A batch without a producer. `Writer.request` sets its position."""
     values: dict[str, Any] = {"min_timestamp_ms": 10, "max_timestamp_ms": 20, **fields}
     return L0Batch(partition_id=partition_id, position=0, length=BATCH_BYTES, record_count=count, **values)
 
@@ -305,7 +305,7 @@ def refused(error: int) -> BatchResult:
 
 
 def offsets(committed: Committed) -> list[tuple[int, int, int]]:
-    """(partition, base, last) of the packed index."""
+    """(partition id, base offset, last offset) of each row of the packed index."""
     return [row[:3] for row in decode_index(committed.index)]
 
 

@@ -1,4 +1,4 @@
-"""The contract of what the admin APIs ask: broker configs, and that compactors and retention see them; sizes."""
+"""The contract of the admin APIs: broker configs, which compactors and retention must see, and sizes."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ async def test_producers_are_told_of_the_partitions_asked_for(world: World) -> N
     assert await world.service.agents.producer_states([]) == []
 
 
-# ---- alterations that depend on what is set --------------------------------------------------------------------------
+# ---- alterations that depend on the present configs ------------------------------------------------------------------
 
 
 class _RefusedError(SiltstoneError):

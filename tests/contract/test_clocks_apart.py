@@ -1,4 +1,4 @@
-"""Clocks that are wrong: of a writer, whose keys say when they were made, and of the store, from which leases count."""
+"""Wrong clocks: a writer's, which gives the hour in its keys, and the store's, which decides when leases end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def key_of(at_ms: int) -> str:
 async def test_rows_of_a_writer_whose_clock_is_ahead_are_forgotten_late_and_stop_nobody(
     world: World, state: FileState
 ) -> None:
-    # given a file that came and went, of a writer three days ahead, and an older one of a writer that was right
+    # given two files that came and went: one of a writer whose clock is three days ahead, one of a sound writer
     writer = await Writer.register(world.service)
     (one,) = (await new_topic(world.service)).partition_ids
     now_ms = await world.service.now_ms()
@@ -36,21 +36,21 @@ async def test_rows_of_a_writer_whose_clock_is_ahead_are_forgotten_late_and_stop
                 repeat if key == ahead else writer.request([batch(one)], key=key)
             )
             await world.set_state(done.file_id, state)
-    # when rows as old as they are forgotten
+    # when rows of their age are forgotten
     await world.service.deletion.forget_rows(before_ms=now_ms + HOUR_MS)
-    # then whoever has the right time writes on
+    # then a writer with the right time can go on
     later = await writer.commit(batch(one), key=key_of(now_ms + 2 * HOUR_MS))
     assert [each.error for each in later.results] == [0]
     with pytest.raises(CommitRefusedError, match="forgotten"):
         await writer.commit(batch(one), key=sound)
-    # and the key ahead is as dead as before, for its row is there
+    # and the key ahead is as dead as before, because its row still exists
     assert [file.key for file in await world.service.operators.files() if file.state is state] == [ahead]
     if state is FileState.ABORTED:
         with pytest.raises(CommitRefusedError, match="aborted"):
             await world.service.agents.commit_l0(repeat)
     else:
         assert list((await world.service.agents.commit_l0(repeat)).results) == [stored(0)]
-    # until its hour has come and gone
+    # until its hour is over
     await world.service.deletion.forget_rows(before_ms=now_ms + 4 * DAY_MS)
     assert ahead not in [file.key for file in await world.service.operators.files()]
     with pytest.raises(CommitRefusedError, match="forgotten"):
@@ -58,7 +58,7 @@ async def test_rows_of_a_writer_whose_clock_is_ahead_are_forgotten_late_and_stop
 
 
 async def test_after_the_stores_clock_stepped_back_nothing_rests_for_as_long_as_the_step(world: World) -> None:
-    # given one who holds a job and a duty, and an agent, all gone in the moment in which the clock steps back an hour
+    # given an agent, and a compactor with a job and a duty; all vanish at the moment when the clock steps back an hour
     gone = await world.service.compactors.register_compactor("gone")
     assert await world.service.compactors.take_duty("plan", gone, ttl_ms=HOUR_MS)
     writer = await Writer.register(world.service)
@@ -74,7 +74,7 @@ async def test_after_the_stores_clock_stepped_back_nothing_rests_for_as_long_as_
     claimed = await world.service.compactors.claim_job(other)
     assert claimed is not None
     assert (claimed.job.job_id, claimed.job.epoch) == (held.job.job_id, held.job.epoch + 1)
-    # and who lives is back with its next beat
+    # and a live agent is back with its next heartbeat
     await world.service.agents.heartbeat(writer.lease)
     assert [agent.writer_id for agent in await world.service.agents.live_agents()] == [writer.lease.writer_id]
 

@@ -95,13 +95,13 @@ async def test_a_merge_of_merged_files_appends_no_change_and_its_inputs_die_with
     ]
     start = (await world.service.agents.snapshot()).cursor
 
-    # when one partition alone is merged, of both files
+    # when only one partition of both files is merged
     claimed = await claim(
         world.service, job(extent_ids=[extent.extent_id for extent in await extents_of(world.service, one)])
     )
     output = outputs_of(read_ranges(claimed), level=2)
     forced = await world.service.compactors.commit_merge(commit_of(claimed, output))
-    # then the inputs live by the other
+    # then the other partition keeps the input files alive
     files = {file.file_id: file for file in await world.service.operators.files()}
     assert [(files[id_].state, files[id_].live_extents) for id_ in merged] == [(FileState.LIVE, 1)] * 2
     view = {file.file_id: file for file in (await world.service.compactors.compaction_view()).files}
@@ -109,9 +109,9 @@ async def test_a_merge_of_merged_files_appends_no_change_and_its_inputs_die_with
     assert all(view[id_].oldest_dead_ms is not None for id_ in merged)
     assert (view[forced.file_ids[0]].lo, view[forced.file_ids[0]].hi) == (view[merged[0]].lo, view[merged[1]].hi)
 
-    # when the other is merged too
+    # when the other partition is merged too
     await merge(world.service, files=merged, level=2)
-    # then they are dead
+    # then the input files are dead
     files = {file.file_id: file for file in await world.service.operators.files()}
     assert [(files[id_].state, files[id_].live_extents) for id_ in merged] == [(FileState.DEAD, 0)] * 2
     assert (await world.service.agents.tail(start)).changes == []
@@ -150,7 +150,7 @@ async def test_a_commit_past_the_time_of_its_horizons_is_lost_though_the_claim_i
         await world.service.compactors.commit_merge(commit_of(claimed, commit_by_ms=claimed.now_ms - 1))
     failed = await world.service.compactors.job(claimed.job.job_id)
     assert (failed and failed.error, await spans(world.service, one)) == (PAST_LIMIT, [])
-    # one in time is done, and its repeat is answered whenever it comes
+    # a commit in time succeeds, and its repeat is answered at any time
     again = await claim(world.service, job(l0_file_ids=[file.file_id]))
     commit = commit_of(again, commit_by_ms=again.now_ms + 30_000)
     committed = await world.service.compactors.commit_merge(commit)
@@ -263,7 +263,7 @@ async def test_a_key_as_old_as_a_forgotten_one_is_refused(world: World) -> None:
 
 
 async def assert_refused(world: World, job_id: int) -> None:
-    """The job is failed, its inputs are free, and nothing changed."""
+    """Check that the job failed, its inputs are free, and no invariant is broken."""
     failed = await world.service.compactors.job(job_id)
     assert failed is not None
     assert failed.state is JobState.FAILED
@@ -350,7 +350,7 @@ async def test_a_merge_may_write_thousands_of_files_and_clean_tens_of_thousands_
 
 
 async def test_a_request_stands_until_a_pass_reaches_it_even_where_an_earlier_one_had(world: World) -> None:
-    # given a partition that is clean, and a pass asked for again: tombstones wait in it
+    # given a clean partition, and a request for another pass, because tombstones wait in it
     writer = await Writer.register(world.service)
     topic = await world.service.agents.create_topic("kv", partitions=1, configs={"cleanup.policy": "compact"})
     (one,) = topic.partition_ids
@@ -362,10 +362,10 @@ async def test_a_request_stands_until_a_pass_reaches_it_even_where_an_earlier_on
 
     await clean(5)
     assert await world.service.operators.request_compaction(topic.topic_id) == {one: 5}
-    # when a pass ends sooner, because its buffer was cleared
+    # when a pass ends before the requested offset, because its buffer was cleared
     await clean(2)
     (view,) = await world.service.operators.partition_views(topic.topic_id)
-    # then what was asked for still is, and a pass that reaches it fulfils it
+    # then the request still stands, and a pass that reaches its offset fulfils it
     assert (view.cleaned_through_offset, view.requested_through_offset) == (5, 5)
     await clean(5)
     (view,) = await world.service.operators.partition_views(topic.topic_id)

@@ -23,7 +23,7 @@ from tests.fixtures.fleet import until
 
 
 async def l0_files(world: World, count: int) -> tuple[int, list[int]]:
-    """(partition id, ids of `count` L0 files that hold ten of its offsets each)."""
+    """(partition id, ids of `count` L0 files, each with ten of the partition's offsets)."""
     writer = await Writer.register(world.service)
     (one,) = (await new_topic(world.service)).partition_ids
     return one, [(await writer.commit(batch(one, 10))).file_id for _ in range(count)]
@@ -215,18 +215,18 @@ async def test_a_job_is_claimed_by_its_id_though_it_rests_and_though_it_is_not_t
     lease = await world.service.compactors.register_compactor("host")
     oldest = await world.service.compactors.create_job(job(l0_file_ids=files[:1]))
     kept = await world.service.compactors.create_job(job(l0_file_ids=files[1:2], rest_ms=60_000))
-    # given one that its maker keeps for himself, and nothing else after the oldest
+    # given that the oldest job is claimed, and the only other one is reserved by its creator
     first = await world.service.compactors.claim_job(lease)
     assert first is not None and first.job.job_id == oldest
     assert await world.service.compactors.claim_job(lease) is None
-    # when it is asked for by its id
+    # when the reserved job is claimed by its id
     claimed = await world.service.compactors.claim_job(lease, job_id=kept)
-    # then it is claimed, once
+    # then the claim succeeds, once
     assert claimed is not None and (claimed.job.job_id, claimed.job.state) == (kept, JobState.RUNNING)
     assert await world.service.compactors.claim_job(lease, job_id=kept) is None
     assert await world.service.compactors.claim_job(lease, job_id=oldest) is None
     assert await world.service.compactors.claim_job(lease, job_id=99_999) is None
-    # and of another kind than asked for neither
+    # and a claim by id that names another kind gets nothing
     last = await world.service.compactors.create_job(job(l0_file_ids=files[2:]))
     assert await world.service.compactors.claim_job(lease, kinds=["forced"], job_id=last) is None
 
@@ -270,11 +270,11 @@ async def test_a_job_given_back_for_trouble_rests_for_longer_each_time_and_other
         assert resting is not None
         assert (resting.state, resting.attempts, resting.error) == (JobState.READY, 0, "no answer")
         rests.append(resting.not_before_ms - await world.service.now_ms())
-        # given: it is the oldest, and there is another
+        # the resting job is the oldest, so a claim takes the other one
         other = await world.service.compactors.claim_job(lease)
         assert other is not None and other.job.job_id == well
         assert await world.service.compactors.claim_job(lease) is None
-        # a holder that stops has no trouble
+        # a holder that only stops gives its job back without trouble, so the job does not rest
         await world.service.compactors.give_back_job(well, other.job.epoch)
         await world.end_rests()
 
@@ -325,7 +325,7 @@ async def test_a_job_whose_holders_all_vanish_is_failed_and_its_inputs_are_left_
     lease = await world.service.compactors.register_compactor("host")
 
     async def rests_after_vanishing(l0_files: list[int]) -> list[int]:
-        """For how many ms each file is left alone."""
+        """The time in ms for which each file is left alone."""
         job_id = await world.service.compactors.create_job(job(l0_file_ids=l0_files))
         for _ in range(JOB_ATTEMPTS_MAX):
             assert await world.service.compactors.claim_job(lease) is not None
@@ -341,7 +341,7 @@ async def test_a_job_whose_holders_all_vanish_is_failed_and_its_inputs_are_left_
 
     first, untouched = await rests_after_vanishing(files[:1])
     assert EXHAUSTED_RETRY_MS - 5_000 < first <= EXHAUSTED_RETRY_MS and untouched < 0
-    # once may have been bad luck; what does it again within the hour is left alone for longer
+    # one exhausted job may be bad luck; a file in a second one within the hour is left alone for longer
     again, new = await rests_after_vanishing(files)
     assert EXHAUSTED_AGAIN_RETRY_MS - 5_000 < again <= EXHAUSTED_AGAIN_RETRY_MS
     assert EXHAUSTED_RETRY_MS - 5_000 < new <= EXHAUSTED_RETRY_MS
@@ -394,7 +394,7 @@ async def test_who_holds_a_running_job_is_at_work_for_as_long_as_the_oldest_of_t
     first = await claim(world.service, job(l0_file_ids=files[:1]), lease=holder)
 
     async def ages() -> tuple[int, int]:
-        """Of the holder's work as it is said, and since the first claim."""
+        """(age of the holder's work as the store reports it, time since the first claim), in ms."""
         [(node_id, ms)] = (await world.service.deletion.writers_at_work()).items()
         assert node_id == holder.writer_id
         return ms, await world.service.now_ms() - first.now_ms
@@ -407,10 +407,10 @@ async def test_who_holds_a_running_job_is_at_work_for_as_long_as_the_oldest_of_t
     await until(is_told)
     second = await claim(world.service, job(l0_file_ids=files[1:]), lease=holder)
     assert (await ages())[0] >= 20
-    # a lease that ran out does not keep it from committing
+    # an expired lease does not stop the holder from committing, so its work still counts
     await world.lapse_jobs()
     assert (await ages())[0] >= 20
-    # what was given back or ended it will never commit
+    # the holder can never commit a job that it gave back or that has ended
     await world.service.compactors.give_back_job(first.job.job_id, first.job.epoch)
     assert (await world.service.deletion.writers_at_work())[
         holder.writer_id
@@ -433,13 +433,13 @@ async def test_ended_jobs_and_lapsed_compactors_are_forgotten(world: World) -> N
 
 
 async def test_a_job_that_met_unreadable_batches_is_remembered_as_long_as_what_it_wrote_lives(world: World) -> None:
-    # given a job that met some, and one that did not
+    # given a job that met unreadable batches, and one that did not
     one, files = await l0_files(world, 2)
     told = [{"partition_id": one, "batches": 1, "first_offset": 3}]
     met = await claim(world.service, job(l0_file_ids=files[:1]))
     await world.service.compactors.commit_merge(commit_of(met, summary={UNREADABLE: told}))
     await merge(world.service, l0=files[1:])
-    # then it is found by that, and outlasts the other
+    # then the first is found by its result, and outlasts the other
     [found] = await world.service.operators.jobs(states=[JobState.DONE], result=UNREADABLE)
     assert (found.job_id, found.result) == (met.job.job_id, {UNREADABLE: told})
     await world.forget_rows()

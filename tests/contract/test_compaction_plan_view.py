@@ -1,4 +1,4 @@
-"""The compactor's contract: what the planner is told about jobs."""
+"""The compactor's contract: jobs in the planner's view."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ async def test_the_view_has_the_sizes_of_live_jobs_by_kind_and_knows_the_last_da
     view = await world.service.compactors.compaction_view()
     assert (dict(view.live_jobs), view.last_daily_ms) == ({}, None)
 
-    # given a daily job that is done, a newer one that failed, one of another kind that runs, and two that are ready
+    # given a done daily job, a newer daily job that failed, a running job of another kind, and two ready jobs
     done = await claim(world.service, job("daily", l0_file_ids=files[:1]))
     await world.service.compactors.commit_merge(commit_of(done))
     failed = await claim(world.service, job("daily", l0_file_ids=files[1:2]))

@@ -1,4 +1,4 @@
-"""The compactor's contract: retention, DeleteRecords, what may be deleted, pins."""
+"""The compactor's contract: retention, DeleteRecords, deletable files, pins."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HOUR_MS = 3_600_000
 
 
 async def aged_extents(world: World, configs: dict[str, str], ages_ms: list[int]) -> int:
-    """A partition with an L1 extent of ten offsets and 100 bytes per age, each in a file of its own."""
+    """A partition with one L1 extent for each age, of ten offsets and 100 bytes, each in a file of its own."""
     writer = await Writer.register(world.service)
     topic = await world.service.agents.create_topic("orders", partitions=1, configs=configs)
     now_ms = await world.service.now_ms()
@@ -264,7 +264,7 @@ async def test_a_deleted_topic_leaves_nothing_once_the_janitor_is_done(world: Wo
     assert await world.service.agents.producer_states() == []
 
 
-# ---- what may be deleted ---------------------------------------------------------------------------------------------
+# ---- deletable files -------------------------------------------------------------------------------------------------
 
 
 async def test_dead_files_wait_out_their_grace_and_come_oldest_first(world: World) -> None:

@@ -1,4 +1,4 @@
-"""The commit of a merge (`metadata/contract/jobs.py`) when inputs died meanwhile: outputs are trimmed."""
+"""The commit of a merge (`metadata/contract/jobs.py`) whose inputs partly died meanwhile: its outputs are trimmed."""
 
 from __future__ import annotations
 

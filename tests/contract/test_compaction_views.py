@@ -1,4 +1,4 @@
-"""The compactor's contract: what the planner and the readers see, and requests for compaction."""
+"""The compactor's contract: the views of the planner and the readers, and requests for compaction."""
 
 from __future__ import annotations
 

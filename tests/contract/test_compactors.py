@@ -48,7 +48,7 @@ async def test_a_duty_of_one_whose_lease_ran_out_or_was_given_back_is_free_at_on
     await world.lapse_jobs()
     await world.service.compactors.beat_compactor(second)
     assert await take("retain", second, ttl_ms=3_600_000)
-    # who comes to again does not have it any more
+    # a holder that comes back to life does not have the duty any more
     await world.service.compactors.beat_compactor(first)
     assert not await take("retain", first, ttl_ms=3_600_000)
     await world.service.compactors.unregister_compactor(second)

@@ -1,5 +1,5 @@
-"""`storage.format.file_writer.FileWriter` over every store: what it writes is read back, and what fails leaves
-nothing."""
+"""`storage.format.file_writer.FileWriter` over every store: readers get back every file that it wrote, and a failed
+write leaves nothing."""
 
 from __future__ import annotations
 
@@ -92,12 +92,12 @@ async def keys_of(store: ObjectStore) -> list[str]:
     return [stat.key async for stat in store.list("")]
 
 
-# What is written is read back
+# Files are read back
 
 
 @pytest.mark.parametrize("value_bytes", [100, 900_000])
 async def test_extents_sections_and_footer_are_read_back(store: ObjectStore, value_bytes: int) -> None:
-    # given extents of some batches, empty and verbatim; small, and of several parts
+    # given extents with batches, empty and verbatim, in a small file and in one of several parts
     windows = [log_of(*[a_batch(3, value_bytes=value_bytes)] * 4, base_offset=base) for base in (100, 200)]
     writer = a_writer(store, part_bytes=5 * MIB)
     rows = [
@@ -109,7 +109,7 @@ async def test_extents_sections_and_footer_are_read_back(store: ObjectStore, val
     rows.append(writer.end_extent(0, 4, flags=EXTENT_FLAGGED, record_count=5, min_timestamp_ms=1, max_timestamp_ms=2))
     # when the file is finished
     written = await writer.finish(some_properties())
-    # then its rows say what was written, and where
+    # then its index rows match the extents and their places
     body, index = await index_of(store, written)
     data = b"".join(windows)
     first, empty, verbatim = index.extents
@@ -121,7 +121,7 @@ async def test_extents_sections_and_footer_are_read_back(store: ObjectStore, val
     assert body[verbatim.position : verbatim.position + verbatim.length] == b"not a batch"
     assert (verbatim.record_count, verbatim.flags, verbatim.block_index_length) == (5, EXTENT_FLAGGED, 0)
     assert [row._replace(block_index_position=0) for row in index.extents] == rows
-    # and block index and properties lie where the index says
+    # and the block index and the properties lie at the places in the index
     at = first.block_index_position
     blocks = decode_block_index(body[at : at + first.block_index_length], extent_length=first.length)
     assert blocks[0][:1] == (100,)
@@ -189,7 +189,7 @@ async def test_a_block_begins_with_the_first_batch_a_mib_or_more_after_the_last(
     body, index = await index_of(store, await writer.finish(some_properties()))
     row = index.extents[0]
     blocks = decode_block_index(body[row.block_index_position :][: row.block_index_length], extent_length=row.length)
-    # then every fourth begins a block, whatever the windows were
+    # then every fourth batch begins a block, for any size of window
     size = len(batches[0])
     assert 4 * size >= BLOCK_BYTES > 3 * size
     assert [tuple(block) for block in blocks] == [
@@ -201,7 +201,7 @@ async def test_a_block_begins_with_the_first_batch_a_mib_or_more_after_the_last(
 
 
 class Uploads(WrappedStore):
-    """How a file leaves: sizes of parts, PUTs, and how many parts were on their way at once."""
+    """Records how a file is uploaded: sizes of parts, PUTs, and the number of parts in flight at once."""
 
     def __init__(self, inner: ObjectStore) -> None:
         super().__init__(inner)
@@ -250,7 +250,7 @@ async def test_a_small_file_goes_in_one_put_and_a_large_one_in_parts_of_one_size
 
 
 async def test_parts_leave_while_the_next_is_made_and_at_most_two_wait() -> None:
-    # given a store that takes no part yet
+    # given a store that accepts no part yet
     uploads = Uploads(MemoryStore())
     uploads.gate.clear()
     writer = a_writer(uploads, part_bytes=1_000)
@@ -278,7 +278,7 @@ async def test_a_slice_of_a_window_may_be_written_and_does_not_keep_the_window()
     with memoryview(window) as view, view[size : 2 * size] as middle:
         await writer.write(middle, type(table)._make(column[1:2] for column in table))
     expected = bytes(window[size : 2 * size])
-    window.clear()  # possible only when nobody holds a view of it
+    window.clear()  # raises while anybody holds a view of it
     writer.end_extent(110, 119)
     body, index = await index_of(store, await writer.finish(some_properties()))
     assert body[: index.extents[0].length] == expected
@@ -327,7 +327,7 @@ async def test_an_end_that_stays_in_doubt_is_told_as_such() -> None:
     await write_extent(writer, [log_of(a_batch(2, value_bytes=10_000))])
     with pytest.raises(PutInDoubtError):
         await writer.finish(some_properties())
-    # then giving up removes nothing that may have been published
+    # then an abort removes nothing, because the object may have been published
     await writer.abort()
     assert await keys_of(memory) == [KEY]
 

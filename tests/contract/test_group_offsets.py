@@ -1,4 +1,4 @@
-"""The contract of consumer groups: committed offsets, what deletes them, and when they expire."""
+"""The contract of consumer groups: committed offsets, their deletion and their expiry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract of consumer groups: owners, records, and what older owners can no longer do."""
+"""The contract of consumer groups: owners, records, and the fencing of older owners."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The compactor's contract: under which history of the server the janitor may delete."""
+"""The compactor's contract: the histories of the server under which the janitor may delete."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def test_on_another_server_the_janitor_is_halted_for_every_service_until_s
     await world.another_server()
     history = await world.service.deletion.history()
     assert "system identifier" in history.halts
-    # a process that starts now, which remembers nothing, is told the same
+    # a process that starts now and remembers nothing reads the same history
     late = await world.another()
     assert await late.deletion.history() == history
     await late.operators.adopt_history(history.present)

@@ -1,5 +1,4 @@
-"""The metadata contract (`metadata/contract/store.py`), kept by the memory and the Postgres implementation alike:
-commits.
+"""The metadata contract (`metadata/contract/store.py`) for the memory and the Postgres implementation: commits.
 
 Producers are in test_metadata_producers.py, followers in test_metadata_tail.py, topics and agents in
 test_metadata_topics.py.
@@ -244,7 +243,7 @@ async def test_a_key_as_old_as_a_forgotten_aborted_one_is_refused(world: World) 
     assert list(later.results) == [stored(0)]
 
 
-# ---- what is refused -------------------------------------------------------------------------------------------------
+# ---- refusals --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

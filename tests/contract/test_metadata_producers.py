@@ -1,4 +1,4 @@
-"""The metadata contract: idempotent producers. Kafka's ProducerStateManager, and a rule of our own on absent state."""
+"""The metadata contract: idempotent producers, by Kafka's ProducerStateManager and our own rule on absent state."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ async def test_a_batch_that_overtook_the_first_one_is_refused(world: World) -> N
 
 
 async def test_a_producer_older_than_a_new_topic_starts_at_zero(world: World) -> None:
-    """InitProducerId, create the topic, pipeline two files, lose the first: the retry must find its place free."""
+    """InitProducerId, create the topic, pipeline two files, lose the first: the retry of the first must succeed."""
     writer = await Writer.register(world.service)
     elsewhere = await new_topic(world.service, "elsewhere")
     old = (await world.service.agents.allocate_producer_ids(5))[3]

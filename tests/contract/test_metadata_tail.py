@@ -136,7 +136,7 @@ async def test_changes_are_seen_once_and_in_order_by_a_follower_amid_many_writer
 
 async def test_news_wakes_a_follower_of_the_same_store(world: World) -> None:
     other = await world.another()
-    await other.agents.wait_for_news(200)  # hints of before, and time to begin to listen
+    await other.agents.wait_for_news(200)  # takes earlier hints, and gives it time to begin to listen
 
     async def hint() -> None:
         while True:
@@ -156,7 +156,7 @@ async def test_waiting_for_news_ends_with_its_timeout(world: World) -> None:
 
 async def test_who_waits_for_agents_is_woken_by_an_announcement_and_not_by_news(world: World) -> None:
     other = await world.another()
-    await other.agents.wait_for_agents(200)  # time to begin to listen
+    await other.agents.wait_for_agents(200)  # gives it time to begin to listen
     heard: list[bool] = []
 
     async def announce() -> None:
@@ -170,7 +170,7 @@ async def test_who_waits_for_agents_is_woken_by_an_announcement_and_not_by_news(
     finally:
         announcing.cancel()
     assert heard == [True]
-    # what was announced twice is one hint; news alone is none
+    # two announcements are one hint; news is no announcement
     while await asyncio.wait_for(other.agents.wait_for_agents(300), timeout=20):
         pass
     await world.service.agents.notify()

@@ -1,4 +1,4 @@
-"""The contract of `storage.objects.ObjectStore`, kept by every store we have: one suite, run over each."""
+"""The contract of `storage.objects.ObjectStore`: one suite, run over every store that we have."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ async def test_of_twenty_concurrent_puts_of_a_key_one_wins_and_its_body_stays(st
     winners = [number for number, answer in enumerate(answers) if answer is None]
     losers = [answer for answer in answers if answer is not None]
     assert len(winners) == 1
-    # A server may reset the connection of a loser instead of answering 412.
+    # A server may reset a loser's connection instead of answering 412.
     assert all(isinstance(answer, ObjectExistsError | PutInDoubtError) for answer in losers), losers
     assert await store.get("contested") == bodies[winners[0]]
 
@@ -175,7 +175,7 @@ async def test_more_than_a_thousand_keys_are_listed_once_each_and_deleted(store:
 
 
 async def test_a_listing_is_in_order_of_key_bytes(store: ObjectStore) -> None:
-    # "-" and "." sort before "/", "0" after it: a directory's keys must not be taken as a block.
+    # "-" and "." sort before "/", but "0" after it. So the keys of a directory are not one block of the listing.
     keys = ["a-b/x", "a.silt", "a/x", "a/y/z", "a0", "b", "é/1", "z"]
     for key in reversed(keys):
         await put(store, key, b"")
@@ -248,7 +248,7 @@ async def test_an_aborted_upload_leaves_nothing(store: ObjectStore) -> None:
 async def test_forgotten_uploads_are_aborted_by_age(store: ObjectStore) -> None:
     upload = await store.start_multipart("k")
     await upload.write(b"x")
-    # moto says of every upload that it began in 2010.
+    # moto reports that every upload began in 2010.
     assert await store.abort_multiparts(older_than_ms=1_000_000_000_000) == 0
     assert await store.abort_multiparts(older_than_ms=2**42) == 1
     assert await store.abort_multiparts(older_than_ms=2**42) == 0
@@ -257,7 +257,7 @@ async def test_forgotten_uploads_are_aborted_by_age(store: ObjectStore) -> None:
 
 @pytest.mark.parametrize("store", ["memory", "local", "strict"], indirect=True)
 async def test_a_body_that_does_not_match_its_crc_is_refused(store: ObjectStore) -> None:
-    # moto takes any checksum, so it is left out.
+    # moto accepts any checksum, so this test leaves it out.
     with pytest.raises(ChecksumMismatchError):
         await store.put_if_absent("k", b"body", crc32c=crc32c(b"other"))
     assert await keys_of(store) == []

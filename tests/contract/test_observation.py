@@ -1,4 +1,4 @@
-"""What metrics ask of the metadata store: who lives, how far groups lag, how Postgres fares."""
+"""The metadata store's figures for metrics: live programs, lags of groups, the state of Postgres."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def shown(lags: list[GroupLag]) -> list[tuple[str, str, int]]:
 async def test_lags_are_summed_over_the_partitions_that_a_group_committed_and_the_largest_are_told(
     world: World,
 ) -> None:
-    # given 10 records in each of 3 partitions of one topic, 4 in the one of another
+    # given 10 records in each of 3 partitions of one topic, and 4 in the only partition of another
     orders, users = await new_topic(world.service, partitions=3), await new_topic(world.service, "users")
     writer = await Writer.register(world.service)
     await writer.commit(*(batch(id_, 10) for id_ in orders.partition_ids), batch(users.partition_ids[0], 4))
-    # and groups that read them: one all but the last partition, one nothing yet, one to the end and beyond
+    # and groups that read them: one without the last partition, one that has read nothing yet, one beyond the end
     owner = await Owner.register(world.service, port=9093)
     slow, strange, ahead = [await owner.lease_of(id_) for id_ in ("slow", STRANGE, "ahead")]
     await owner.commit(slow, {OffsetPlace(orders.topic_id, 0): 3, OffsetPlace(orders.topic_id, 1): 10})
@@ -38,7 +38,7 @@ async def test_lags_are_summed_over_the_partitions_that_a_group_committed_and_th
     await owner.commit(strange, {OffsetPlace(users.topic_id, 0): -1})
     await owner.commit(ahead, {OffsetPlace(orders.topic_id, 2): 2**63 - 1})
     await owner.lease_of("without-offsets")
-    # then each pair is told, the largest first, equal ones by group, and the rest by its sum
+    # then each pair is listed, the largest lag first and equal ones by group, and the sum covers the rest
     every = (await world.service.operators.observe(lags_max=10)).lags
     expected = [("slow", "orders", 7), (STRANGE, "users", 4), ("slow", "users", 4), ("ahead", "orders", 0)]
     assert shown(list(every.largest)) == expected
@@ -91,7 +91,7 @@ async def test_agents_and_compactors_are_counted_while_their_leases_run(world: W
     assert await counted() == (0, 0, 0)
 
 
-# ---- Postgres of itself
+# ---- the state of Postgres
 
 
 def figures(seen: Observation) -> PostgresFigures:
@@ -100,7 +100,7 @@ def figures(seen: Observation) -> PostgresFigures:
 
 
 async def test_a_long_transaction_and_the_snapshot_it_holds_are_told_until_it_ends(postgres_url: str) -> None:
-    # given a session that looked at something and went to lunch
+    # given a session that read something and then left its transaction open
     world = PostgresWorld(postgres_url)
     await world.service.open()
     sleeper = await open_connection(postgres_url, connect_timeout_s=10, command_timeout_s=60, settings={})
@@ -108,18 +108,18 @@ async def test_a_long_transaction_and_the_snapshot_it_holds_are_told_until_it_en
     await sleeper.fetchval("SELECT count(*) FROM files")
     try:
         before = figures(await world.service.operators.observe(lags_max=0))
-        # when others go on
+        # when other sessions go on
         for number in range(20):
             await new_topic(world.service, f"topic-{number}")
         after = figures(await world.service.operators.observe(lags_max=0))
-        # then its snapshot is so much older, and so is its transaction
+        # then its snapshot is older by as many transactions, and its transaction is older
         ages = before.oldest_xmin_transactions["session"], after.oldest_xmin_transactions["session"]
         assert ages[1] >= ages[0] + 20
         assert after.longest_transaction_seconds > before.longest_transaction_seconds > 0
         assert after.connections["idle_in_transaction"] == before.connections["idle_in_transaction"] >= 1
         assert sum(after.connections.values()) <= after.connections_max
         assert after.connections["hidden"] == 0
-        # and more was written
+        # and the write-ahead log has grown
         assert after.wal_position_bytes > before.wal_position_bytes
         assert 0 < after.xid_age_transactions < 2**31
     finally:
@@ -150,7 +150,7 @@ async def test_a_table_tells_its_dead_rows_before_vacuum_and_none_after(postgres
     await world.service.open()
 
     async def watermarks(*, dead: bool) -> int:
-        """Rows of `watermarks`, once Postgres has counted that some are dead, or none."""
+        """The number of live rows of `watermarks`, once the statistics show dead rows (or none, `dead=False`)."""
         deadline = time.monotonic() + DEADLINE_S
         while time.monotonic() < deadline:
             (table,) = (
@@ -164,7 +164,7 @@ async def test_a_table_tells_its_dead_rows_before_vacuum_and_none_after(postgres
 
     name = "watermarks"
     await new_topic(world.service, partitions=50)
-    # fillfactor leaves room on the page: an update of all rows leaves dead ones that nobody prunes at once
+    # The fillfactor leaves room on the page, so the dead rows of an update are not pruned at once.
     await run_sql(postgres_url, *["UPDATE watermarks SET next_offset = next_offset + 1"] * 2)
     assert await watermarks(dead=True) == 50
     await run_sql(postgres_url, "VACUUM watermarks")
@@ -175,7 +175,7 @@ async def test_a_table_tells_its_dead_rows_before_vacuum_and_none_after(postgres
 
 
 async def test_a_role_that_may_not_read_all_statistics_sees_that_something_is_hidden(postgres_url: str) -> None:
-    # given a role as an agent may have it, and the session of another
+    # given a role with the rights of an agent, and a session of another role
     role = f"plain_{postgres_url.rpartition('/')[2]}"
     await run_sql(
         postgres_url,

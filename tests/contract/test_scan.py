@@ -1,4 +1,4 @@
-"""One topic at one instant: what lies where, on every level, and pins that belong to whoever took them."""
+"""One topic at one instant: its ranges on every level. And pins, which belong to their takers."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tests.contract.metadata_worlds import World, Writer, batch, new_topic
 
 
 def ranges(partition: PartitionSnapshot) -> list[tuple[int, int, int]]:
-    """(level, base, last), by offset."""
+    """(level, base offset, last offset) of each range, by offset."""
     l0 = [(0, each.base_offset, each.last_offset) for each in partition.l0]
     merged = [(each.level, each.base_offset, each.last_offset) for each in partition.extents]
     return sorted(l0 + merged, key=lambda one: one[1])
 
 
 async def test_a_snapshot_holds_all_levels_of_one_topic_and_nothing_of_another(world: World) -> None:
-    # given two topics whose batches share files, the older ones merged
+    # given two topics whose batches share files, with the older file merged
     writer = await Writer.register(world.service)
     topic = await world.service.agents.create_topic("orders", partitions=2, configs={"retention.ms": "5"})
     other = await new_topic(world.service, "others")
@@ -123,7 +123,7 @@ async def test_snapshots_taken_while_merges_commit_hold_every_offset_once(world:
         levels.add(tuple(level for level, _, _ in found))
         await asyncio.sleep(0)
     await merging
-    assert len(levels) > 1  # the swaps were seen
+    assert len(levels) > 1  # the snapshots did see swaps
 
 
 async def test_a_pin_lasts_a_day_at_most_unless_it_is_renewed(world: World) -> None:

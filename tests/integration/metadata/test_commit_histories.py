@@ -29,13 +29,14 @@ UNKNOWN_PRODUCER = 10**12
 DAY_MS = 86_400_000
 DELETED_MS = SystemClock().wall_ms() - DAY_MS // 2
 ALLOCATED_MS = [DELETED_MS - 2 * DAY_MS, DELETED_MS - 1, DELETED_MS, DELETED_MS, DELETED_MS + 1]
-"""Of producer ids 0 ..: expired, older than the deletion, of the same millisecond, younger."""
+"""Allocation times of the producer ids from 0 on: expired, a millisecond before the deletion, twice in the same
+millisecond, a millisecond after it."""
 PREDECESSOR_DELETED_MS = [None, DELETED_MS, DELETED_MS, DELETED_MS - 1]
-"""Of the partitions."""
+"""The deletion of an older topic of the same name, for each partition."""
 
 
 class Clients:
-    """Producers that mostly behave: they go on, retry, skip, bump their epoch, or speak with an old one."""
+    """Producers that mostly behave: they go on, retry, skip, bump their epoch, or send with an old epoch."""
 
     def __init__(self, chance: random.Random, partition_ids: list[int], producer_ids: list[int]) -> None:
         self.chance = chance
@@ -46,7 +47,7 @@ class Clients:
         self.past: dict[tuple[int, int], list[L0Batch]] = defaultdict(list)
 
     def file(self) -> list[L0Batch]:
-        """Batches by partition, as an agent lays them; one file in four comes with partitions in any order."""
+        """Batches ordered by partition, as in an agent's file. One file in four has its partitions in any order."""
         batches = [self.batch() for _ in range(self.chance.randint(0, BATCHES_MAX))]
         if self.chance.random() < 0.75:
             batches.sort(key=lambda one: one.partition_id)
@@ -95,7 +96,7 @@ def requests(chance: random.Random, lease: WriterLease, clients: Clients) -> Ite
 
 
 async def prepare(service: MetadataStore) -> tuple[WriterLease, list[int], list[int]]:
-    """The same writer, partitions and producer ids in each store."""
+    """Create the same writer, partitions and producer ids in each store."""
     lease = await service.agents.register_agent(AgentAddress(host="a", port=1))
     topic = await service.agents.create_topic("t", partitions=len(PREDECESSOR_DELETED_MS), configs={})
     producer_ids = [(await service.agents.allocate_producer_ids(1))[0] for _ in ALLOCATED_MS]
@@ -105,7 +106,7 @@ async def prepare(service: MetadataStore) -> tuple[WriterLease, list[int], list[
 async def prepare_both(
     model: MemoryMetadata, function: PostgresMetadata, url: str
 ) -> tuple[WriterLease, list[int], list[int]]:
-    """The same in both, to the millisecond: the two stores have clocks of their own."""
+    """Prepare both stores with the same times to the millisecond, because each has its own clock."""
     prepared = await prepare(model)
     assert await prepare(function) == prepared
     _, partition_ids, producer_ids = prepared
@@ -165,7 +166,7 @@ async def test_both_let_a_producer_without_state_begin_in_the_middle_for_the_sam
     assert list(answered.results) == list(modelled.results)
     codes = iter(result.error for result in answered.results)
     table = [[next(codes) for _ in producer_ids] for _ in partition_ids]
-    # expired, a ms before the deletion, at it, at it, a ms after, never allocated
+    # columns: expired, a ms before the deletion, at it, at it, a ms after it, never allocated
     assert table == [
         [0, 45, 45, 45, 45, 45],  # nothing was deleted
         [0, 0, 0, 0, 45, 45],

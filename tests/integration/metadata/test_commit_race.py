@@ -1,8 +1,8 @@
-"""Two commits of one producer batch at the same moment: a client that timed out and asked another agent.
+"""Two commits of one producer batch at the same moment: a client timed out and asked another agent.
 
-Both are made to wait for the same lock, held by a third session, and seen waiting, before it is released. The commit
-function must store the batch once. A commit written as one SQL statement passes every sequential test and stores it
-twice here; it is kept beside this file so that the test is known to be able to fail.
+A third session holds a lock that both commits need, and releases it when both are seen waiting. The commit function
+must store the batch once. A commit written as one SQL statement passes every sequential test, but stores the batch
+twice here. That statement is kept beside this file and proves that this test can fail.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ async def seen_waiting(watcher: Connection, count: int) -> None:
 
 
 async def race(url: str, partition_id: int, commits: list[Commit]) -> list[Answer]:
-    """Run the commits with the partition's lock held until all of them wait for it; answers by base offset."""
+    """Run the commits while the partition's lock is held until all of them wait for it. Returns answers by base
+    offset."""
     holder, watcher = await connect(url), await connect(url)
     try:
         await holder.execute("BEGIN")

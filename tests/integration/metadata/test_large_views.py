@@ -1,4 +1,4 @@
-"""Systems so large that it takes seconds to make a view of them and to plan: Postgres and the leases do not wait."""
+"""Systems so large that making a view and planning take seconds: Postgres and the leases do not wait meanwhile."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BLOCKED_S = 3.0
 
 
 class LongWork:
-    """Goes on until the event loop has turned; gives up when it does not."""
+    """Work that lasts until the event loop has turned, and gives up if it does not turn."""
 
     def __init__(self) -> None:
         self.begun = threading.Event()
@@ -44,7 +44,7 @@ class LongWork:
 async def test_a_view_is_made_when_its_transaction_is_over_and_the_loop_turns_meanwhile(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch, which: str
 ) -> None:
-    # given merged extents of a compacted topic, and work on each row that takes its time
+    # given merged extents of a compacted topic, and slow work on each row
     metadata = PostgresMetadata(postgres_url)
     await metadata.open()
     topic = await metadata.agents.create_topic("t", partitions=3, configs={"cleanup.policy": "compact"})
@@ -58,7 +58,7 @@ async def test_a_view_is_made_when_its_transaction_is_over_and_the_loop_turns_me
         return make(*row)
 
     monkeypatch.setattr(postgres_compaction, "_partition_view", long)
-    # when a view is asked for
+    # when a view is requested
     ask = (
         metadata.compactors.compaction_view()
         if which == "compaction_view"
@@ -80,7 +80,7 @@ async def test_a_view_is_made_when_its_transaction_is_over_and_the_loop_turns_me
 
 
 class ManyFiles(Sequence[FileView]):
-    """Files that take long to go through."""
+    """Files whose iteration takes long."""
 
     def __init__(self, files: Sequence[FileView], work: LongWork) -> None:
         self._files, self._work = files, work
@@ -112,9 +112,9 @@ async def test_beats_go_on_while_a_compactor_plans(start_compactor: StartCompact
     await metadata.open()
     compactor = await start_compactor(store=MemoryStore(), metadata=metadata)
     await until(large.work.begun.is_set)
-    # given a plan that takes its time
+    # given a slow plan
     assert large.work.outcomes == []
-    # then the compactor does other things meanwhile
+    # then the compactor does other work meanwhile
     assert compactor.metric("compactor_duty", duty="plan") == 1
     large.work.done.set()
     await until(lambda: len(large.work.outcomes) >= 2)

@@ -1,4 +1,4 @@
-"""Migrating: once, again, two at once, against a lock; and the tables as the code knows them."""
+"""Migrations: once, again, two at once, and against a lock. Also compares the tables with the code's definitions."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ async def test_the_hot_tables_leave_room_for_updates_in_place(postgres_url: str)
 
 
 async def test_ids_are_drawn_one_by_one(postgres_url: str) -> None:
-    """A sequence that caches ids per session gives an older file id to a later commit."""
+    """A sequence that caches ids per session could give an older file id to a later commit."""
     line = await connect(postgres_url)
     rows = await line.fetch("SELECT sequencename, cache_size FROM pg_sequences")
     await line.close()
@@ -146,7 +146,7 @@ async def test_a_dump_read_into_another_database_of_the_server_halts_the_janitor
     await service.open()
     assert (await service.deletion.history()).halts == ""
     await service.close()
-    # when its rows are in another database, as a dump brings them there
+    # when its rows are in another database, as after a restore from a dump
     name = f"{bare_postgres_url.rpartition('/')[2]}_copy"
     await run_sql(postgres_server, f"CREATE DATABASE {name} TEMPLATE {name.removesuffix('_copy')}")
     try:
@@ -156,7 +156,7 @@ async def test_a_dump_read_into_another_database_of_the_server_halts_the_janitor
         assert history.halts.startswith(
             "the metadata are in a different database of the same Postgres server than before: oid"
         )
-        # and until somebody says that this is the one
+        # and the janitor halts until an operator adopts this database
         await service.operators.adopt_history(history.present)
         assert (await service.deletion.history()).halts == ""
         await service.close()

@@ -1,7 +1,7 @@
-"""The compactor's metadata in Postgres: merges against everything that may come at the same moment, and lost answers.
+"""The compactor's metadata in Postgres: merges against everything that may happen at the same moment, and lost answers.
 
-Each history is seeded: who does what in which order of calls; how Postgres interleaves them is left to it. At the end,
-and in between, every invariant holds and no deadlock came through.
+The seed of a history decides the actors and the order of their calls; Postgres decides how the calls interleave. At the
+end, and in between, every invariant holds, and no caller saw a deadlock.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class History:
             await self._merge(service, job(file_ids=self.random.sample(free, min(len(free), 3))), level=2)
 
     async def force(self, service: PostgresMetadata) -> None:
-        """One partition alone, out of files that it shares."""
+        """A merge of only one partition, out of files that it shares."""
         partition_id = self.random.choice(self.partitions)
         extents = [extent.extent_id for extent in await extents_of(service, partition_id)]
         if extents:
@@ -153,7 +153,7 @@ async def test_merges_writes_retention_and_deletions_side_by_side(services: list
     assert await broken(services[0]) == []
     assert history.refused == [], "nobody but the job itself replaces its inputs, so nothing is refused"
     assert history.merged > 0
-    # and when all is merged and deleted, nothing is left but what lives
+    # and when all topics are deleted and all L0 files merged, no live file is left
     for topic in await services[0].agents.list_topics():
         await services[0].agents.delete_topic(topic.topic_id)
     l0 = [file.file_id for file in (await services[0].compactors.compaction_view()).files]
@@ -170,14 +170,14 @@ async def test_merges_writes_retention_and_deletions_side_by_side(services: list
 async def test_a_deletion_that_waits_for_a_merge_kills_what_the_merge_put_in(
     services: list[PostgresMetadata], postgres_url: str
 ) -> None:
-    """A deletion that had looked for its extents before it got the lock would leave the outputs live for ever."""
+    """If a deletion looked for its extents before it has the lock, the merge's outputs would stay live for ever."""
     writer = await Writer.register(services[0])
     topic = await new_topic(services[0])
     (one,) = topic.partition_ids
     merged = await merge(services[0], l0=[(await writer.commit(batch(one, 10))).file_id])
     claimed = await claim(services[0], job(file_ids=list(merged.file_ids)))
     output = outputs_of(read_ranges(claimed), level=2)
-    # given a merge that holds the lock of its partition, and waits for a row that we hold
+    # given a merge that holds the lock of its partition and waits for a row that this test holds
     line = await connect(postgres_url)
     await line.execute("BEGIN")
     await line.execute(f"SELECT FROM files WHERE file_id = {merged.file_ids[0]} FOR UPDATE")
@@ -197,7 +197,7 @@ async def test_a_deletion_that_waits_for_a_merge_kills_what_the_merge_put_in(
 
 
 async def waiting(url: str, count: int) -> None:
-    """Until so many transactions wait for a lock."""
+    """Wait until `count` transactions wait for a lock."""
     line = await connect(url)
     query = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
     async with asyncio.timeout(20):
@@ -207,7 +207,7 @@ async def waiting(url: str, count: int) -> None:
 
 
 async def test_a_pin_waits_for_deaths_in_flight(services: list[PostgresMetadata], postgres_url: str) -> None:
-    """Else a file that was live when the reader looked could have died before its pin."""
+    """Otherwise a file that was live when the reader looked could have died before the pin."""
     writer = await Writer.register(services[0])
     (one,) = (await new_topic(services[0])).partition_ids
     file = (await writer.commit(batch(one, 10))).file_id
@@ -235,14 +235,14 @@ async def test_a_pin_waits_for_deaths_in_flight(services: list[PostgresMetadata]
 async def test_a_job_made_over_the_inputs_of_a_merge_that_commits_is_refused(
     services: list[PostgresMetadata], postgres_url: str
 ) -> None:
-    """The merge frees its inputs as it kills them: who saw them live before must look again."""
+    """The merge frees its inputs and kills them. A `create_job` that saw them live before must look again."""
     writer = await Writer.register(services[0])
     (one,) = (await new_topic(services[0])).partition_ids
     l0 = (await writer.commit(batch(one, 10))).file_id
     merged = (await merge(services[0], l0=[(await writer.commit(batch(one, 10))).file_id])).file_ids[0]
     claimed = await claim(services[0], job(l0_file_ids=[l0], file_ids=[merged]))
     line = await connect(postgres_url)
-    await line.execute("BEGIN; SELECT pg_advisory_xact_lock(7310575217)")  # of the changes: the merge's last step
+    await line.execute("BEGIN; SELECT pg_advisory_xact_lock(7310575217)")  # the lock of `changes`: the last step
     merging = asyncio.create_task(services[1].compactors.commit_merge(commit_of(claimed)))
     await waiting(postgres_url, 1)
     creating = [
@@ -281,7 +281,7 @@ async def test_two_jobs_over_one_file_count_it_down_together(services: list[Post
 
 
 class LosingAnswers(PostgresMetadata):
-    """Commits, and then loses the connection before it hears so."""
+    """Commits, and then loses the connection before the answer arrives."""
 
     def lose_next_answer(self) -> None:
         write = self._database.write
@@ -322,7 +322,7 @@ async def test_whatever_lost_its_answer_may_be_called_again(postgres_url: str) -
     await service.close()
 
 
-# ---- the schema keeps watch ------------------------------------------------------------------------------------------
+# ---- constraints of the schema ---------------------------------------------------------------------------------------
 
 
 async def test_the_schema_itself_refuses_one_input_of_two_live_jobs(postgres_url: str) -> None:

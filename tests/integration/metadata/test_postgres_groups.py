@@ -1,4 +1,4 @@
-"""What only Postgres can do to consumer groups: owners, commits, deletions that meet, and calls that are given up."""
+"""Consumer groups in cases that only Postgres has: concurrent owners, commits and deletions, and abandoned calls."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def service(postgres_url: str) -> AsyncIterator[PostgresMetadata]:
 
 @pytest.fixture
 async def other(postgres_url: str) -> AsyncIterator[PostgresMetadata]:
-    """As the next agent has it."""
+    """The same store, as the next agent sees it."""
     made = PostgresMetadata(postgres_url)
     await made.open()
     yield made
@@ -55,22 +55,22 @@ async def other(postgres_url: str) -> AsyncIterator[PostgresMetadata]:
 
 @pytest.fixture
 async def session(postgres_url: str) -> AsyncIterator[Connection]:
-    """A session of the test's own: it holds locks, watches and kills."""
+    """A separate session for the test: it holds locks, watches and kills."""
     made = await connect(postgres_url)
     yield made
     await made.close()
 
 
 async def waiting(session: Connection, application: str) -> list[int]:
-    """The pids of backends of that application that wait for a lock."""
-    await session.execute("SELECT pg_stat_clear_snapshot()")  # a transaction sees one state of the backends
+    """The pids of that application's backends that wait for a lock."""
+    await session.execute("SELECT pg_stat_clear_snapshot()")  # else a transaction always sees the same backends
     query = """SELECT pid FROM pg_stat_activity
         WHERE datname = current_database() AND application_name = $1 AND wait_event_type = 'Lock'"""
     return [row["pid"] for row in await session.fetch(query, application)]
 
 
 async def seen_waiting(session: Connection, application: str, *, count: int = 1) -> int:
-    """One of those pids, once there are `count`."""
+    """One of the pids of `waiting`, once there are `count`."""
     async with asyncio.timeout(30):
         while len(pids := await waiting(session, application)) < count:
             await asyncio.sleep(0.01)
@@ -82,7 +82,7 @@ async def test_a_group_whose_row_is_locked_does_not_hold_a_take_for_long(
 ) -> None:
     owner = await Owner.register(service)
     await owner.take("g")
-    # given: somebody stopped in the middle of a save
+    # given a session that stopped in the middle of a save
     await session.execute("BEGIN")
     await session.execute("UPDATE groups SET generation = generation")
     # then
@@ -94,13 +94,13 @@ async def test_a_group_whose_row_is_locked_does_not_hold_a_take_for_long(
     await owner.take("g")
 
 
-# ---- the next owner and the commits of the last ----------------------------------------------------------------------
+# ---- the next owner and the commits of its predecessor ---------------------------------------------------------------
 
 
 async def commit_behind_the_next_owner(
     service: PostgresMetadata, other: PostgresMetadata, session: Connection
 ) -> tuple[bool, dict[int, int]]:
-    """A commit that waits for the lock behind the next owner: (was it fenced, what is committed by partition)."""
+    """Run a commit that waits behind the next owner. Returns (whether it was fenced, offsets by partition)."""
     topic = (await new_topic(service)).topic_id
     owner, successor = await Owner.register(service), await Owner.register(other, port=9093)
     lease = await owner.lease_of()
@@ -127,7 +127,7 @@ async def test_a_commit_that_waited_behind_the_next_owner_is_fenced(
 async def test_a_commit_that_compares_epochs_before_it_locks_would_write_behind_the_next_owner(
     service: PostgresMetadata, other: PostgresMetadata, session: Connection
 ) -> None:
-    # given a function with its first two steps exchanged: the test above is known to be able to fail
+    # given a function with its first two steps exchanged, which proves that the test above can fail
     head, first, rest = SCRIPT.partition("    -- 1. Locks.")
     lock, second, rest = (first + rest).partition("    -- 2. Epochs")
     compare, third, rest = (second + rest).partition("    -- 3. Partitions")
@@ -135,7 +135,7 @@ async def test_a_commit_that_compares_epochs_before_it_locks_would_write_behind_
     assert "v_held" in compare
     wrong = (head + compare + lock + third + rest).replace("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION")
     await session.execute(wrong)
-    # then it writes what it must not
+    # then it wrongly writes the offset of the former owner
     assert await commit_behind_the_next_owner(service, other, session) == (False, {0: 2})
 
 
@@ -153,7 +153,7 @@ async def test_the_next_owner_waits_for_a_commit_in_flight_and_finds_its_offsets
     taking = asyncio.ensure_future(successor.take())
     await seen_waiting(session, POOL)
     await session.execute("ROLLBACK")
-    # then both go through, one after the other
+    # then both succeed, one after the other
     await in_flight
     assert (await taking).lease.epoch > lease.epoch
     assert await committed(other) == {at(topic): 7}
@@ -192,7 +192,7 @@ async def test_other_writes_behind_the_next_owner_are_fenced_too(
 async def test_a_commit_that_waited_for_the_deletion_of_its_topic_leaves_nothing_behind(
     service: PostgresMetadata, other: PostgresMetadata, session: Connection
 ) -> None:
-    # given a deletion that has come as far as its last lock, and a commit behind it
+    # given a deletion that waits for its last lock, and a commit behind it
     topic = (await new_topic(service)).topic_id
     owner = await Owner.register(service)
     lease = await owner.lease_of()
@@ -212,7 +212,7 @@ async def test_a_commit_that_waited_for_the_deletion_of_its_topic_leaves_nothing
 async def test_the_deletion_of_a_topic_waits_for_commits_in_flight_and_takes_their_offsets_along(
     service: PostgresMetadata, session: Connection
 ) -> None:
-    # given a commit that has written and not ended
+    # given a commit that has written its rows but has not ended
     topic = (await new_topic(service)).topic_id
     lease = await (await Owner.register(service)).lease_of()
     await session.execute("BEGIN")
@@ -224,7 +224,7 @@ async def test_the_deletion_of_a_topic_waits_for_commits_in_flight_and_takes_the
     deleting = asyncio.ensure_future(service.agents.delete_topic(topic))
     await seen_waiting(session, POOL)
     await session.execute("COMMIT")
-    # then nothing of it is left
+    # then none of the topic's offsets is left
     await deleting
     assert (await committed(service), await violations(service)) == ({}, [])
 
@@ -233,20 +233,20 @@ async def test_the_deletion_of_a_topic_waits_for_commits_in_flight_and_takes_the
 async def test_a_deletion_that_cannot_go_on_does_not_stop_commits_for_long(
     service: PostgresMetadata, other: PostgresMetadata, session: Connection, held: str
 ) -> None:
-    # given a deletion that waits for the lock of all offsets, or has it and waits for its last
+    # given a deletion that waits for the lock of all offsets, or that has it and waits for the lock of `changes`
     topic, doomed = (await new_topic(service)).topic_id, (await new_topic(service, "doomed")).topic_id
     lease = await (await Owner.register(service)).lease_of()
     lock = f"_shared({OFFSETS_LOCK})" if held == "a commit that hangs" else "(7310575217)"
     await session.execute(f"BEGIN; SELECT pg_advisory_xact_lock{lock}")
     deleting = asyncio.ensure_future(other.agents.delete_topic(doomed))
     await seen_waiting(session, POOL)
-    # then a commit goes on although nobody lets go, and the deletion is undone
+    # then a commit succeeds although the lock stays held, and the deletion is rolled back
     async with asyncio.timeout(5):
         (result,) = await service.groups.commit_offsets([batch_of(lease, {at(topic): 1, at(doomed): 2})])
     assert (result.fenced, result.unknown) == (False, frozenset())
     with pytest.raises(MetadataUnavailableError):
         await deleting
-    # and can be repeated
+    # and the deletion can be repeated
     await session.execute("ROLLBACK")
     await other.agents.delete_topic(doomed)
     assert (await committed(service), await violations(service)) == ({at(topic): 1}, [])
@@ -276,7 +276,7 @@ async def test_a_deletion_whose_agent_stands_still_does_not_stop_commits_for_lon
         await deleting
 
 
-# ---- calls that are given up -----------------------------------------------------------------------------------------
+# ---- abandoned calls -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("signal", ["pg_cancel_backend", "pg_terminate_backend"])
@@ -309,7 +309,7 @@ async def test_a_commit_that_was_given_up_is_ended_before_the_next_one_begins(
     with Forwarder("127.0.0.1:0", (place.hostname, place.port)) as network:
         service = PostgresMetadata(postgres_url.replace(f":{place.port}/", f":{network.port}/"))
         await service.open()
-        # given a commit whose caller has gone, while the server still has it before it
+        # given a commit whose caller has gone while the server has yet to run it
         topic = (await new_topic(service)).topic_id
         lease = await (await Owner.register(service)).lease_of()
         await session.execute("BEGIN; SELECT FROM groups FOR UPDATE")
@@ -326,7 +326,7 @@ async def test_a_commit_that_was_given_up_is_ended_before_the_next_one_begins(
         async with asyncio.timeout(30):
             while await waiting(session, COMMIT) in ([], [pid]):
                 await asyncio.sleep(0.01)
-        # then the older one cannot come after it: its session had ended before the newer one asked for the lock
+        # then the older one cannot overwrite it, because its session ended before the newer one asked for the lock
         assert pid not in await waiting(session, COMMIT)
         await session.execute("ROLLBACK")
         await newer
@@ -343,12 +343,12 @@ async def test_nothing_is_committed_beside_a_lost_call_that_does_not_end(
     await session.execute("BEGIN; SELECT FROM groups FOR UPDATE")
     given_up = asyncio.ensure_future(service.groups.commit_offsets([batch_of(lease, {at(topic): 10})]))
     pid = await seen_waiting(session, COMMIT)
-    # given a commit whose caller has gone, and whose session hears nothing
+    # given a commit whose caller has gone, and whose session is stopped and receives no signal
     os.kill(pid, SIGSTOP)
     try:
         given_up.cancel()
         await asyncio.wait([given_up])
-        # then the next one is refused, as often as it is tried
+        # then the next commit is refused, at every try
         for _ in range(2):
             with pytest.raises(MetadataUnavailableError, match="does not end"):
                 async with asyncio.timeout(10):
@@ -356,7 +356,7 @@ async def test_nothing_is_committed_beside_a_lost_call_that_does_not_end(
     finally:
         os.kill(pid, SIGCONT)
     await session.execute("ROLLBACK")
-    # and when that session has heard, it goes through
+    # and once that session has ended, the commit succeeds
     async with asyncio.timeout(30):
         while not await is_committed(service, batch_of(lease, {at(topic): 20})):
             await asyncio.sleep(0.01)
@@ -374,7 +374,7 @@ async def is_committed(service: PostgresMetadata, batch: OffsetCommitBatch) -> b
 async def test_a_session_that_has_the_number_of_a_lost_one_is_let_be(
     service: PostgresMetadata, session: Connection
 ) -> None:
-    # given a lost call whose session has ended long ago, and a later session that was given its number
+    # given a lost call whose session ended long ago, and a later session with the same process id
     topic = (await new_topic(service)).topic_id
     owner = await Owner.register(service)
     lease = await owner.lease_of()
@@ -408,8 +408,8 @@ async def test_expiry_passes_by_groups_that_are_being_written_to(
 
 
 async def patient(call: Callable[[], Awaitable[T]]) -> T:
-    """On a busy machine a lock is waited for longer than it may be, and the caller is told to come again. A deadlock is
-    found and counted before that."""
+    """Repeat the call while it is refused, because on a busy machine the wait for a lock may exceed its time-out.
+    Postgres finds and counts deadlocks earlier."""
     while True:
         try:
             return await call()
@@ -429,7 +429,7 @@ async def test_agents_that_take_commit_save_delete_and_expire_at_once_neither_de
         owner = await Owner.register(metadata, port=9000 + seed)
         leases: dict[str, GroupLease] = {}
         for _ in range(60):
-            await metadata.agents.heartbeat(owner.lease)  # on a busy machine this takes longer than a lease
+            await metadata.agents.heartbeat(owner.lease)  # on a busy machine this loop outlasts a lease
             for group_id in chance.sample(groups, 2):
                 leases[group_id] = await patient(lambda group_id=group_id: owner.lease_of(group_id))
             places = [at(chance.choice(topics), partition) for partition in range(4)]
@@ -473,7 +473,7 @@ async def test_updates_of_offsets_touch_no_index(service: PostgresMetadata, sess
     for offset in range(40):
         everywhere = {at(topic, partition): offset for partition in range(100)}
         await service.groups.commit_offsets([batch_of(lease, everywhere) for lease in leases])
-    await service.close()  # a session tells its counts when it ends
+    await service.close()  # a session reports its statistics when it ends
 
     counts = "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'group_offsets'"
     async with asyncio.timeout(30):

@@ -1,4 +1,4 @@
-"""What only Postgres can do to a metadata service: hang, cancel, die, refuse, come back older."""
+"""The metadata service when Postgres hangs, cancels, dies, refuses, or comes back older."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ async def service(postgres_url: str) -> AsyncIterator[PostgresMetadata]:
 
 @pytest.fixture
 async def session(postgres_url: str) -> AsyncIterator[Connection]:
-    """A session of the test's own: it holds locks, watches and kills."""
+    """A separate session for the test: it holds locks, watches and kills."""
     made = await connect(postgres_url)
     yield made
     await made.close()
 
 
 async def seen_waiting(session: Connection, application: str, *, count: int = 1) -> int:
-    """The pid of a backend of that application that waits for a lock, once `count` of them do."""
+    """The pid of one backend of that application that waits for a lock, once `count` of them wait."""
     query = """SELECT pid FROM pg_stat_activity
         WHERE datname = current_database() AND application_name = $1 AND wait_event_type = 'Lock'"""
     async with asyncio.timeout(30):
@@ -124,7 +124,7 @@ async def test_an_abort_waits_for_the_commit_of_its_key_that_is_in_flight(
     request = writer.request([sent(one, 0, 1)])
     await session.execute("BEGIN; SELECT FROM producers FOR UPDATE")
     commit = asyncio.ensure_future(service.agents.commit_l0(request))
-    await seen_waiting(session, COMMIT)  # its file row is inserted, and not committed
+    await seen_waiting(session, COMMIT)  # its file row is inserted but not committed
 
     abort = asyncio.ensure_future(service.deletion.abort_file(request.key))
     await seen_waiting(session, POOL)
@@ -139,7 +139,7 @@ async def test_a_deletion_locks_partitions_in_id_order_as_commits_do(
 ) -> None:
     topic = await new_topic(service, partitions=3)
     low, middle, high = topic.partition_ids
-    for id_ in (middle, low):  # an update moves the row behind the others: rows now lie in falling order of id
+    for id_ in (middle, low):  # an update moves the row to the end, so the rows now lie in descending order of id
         await session.execute(f"UPDATE watermarks SET next_offset = next_offset WHERE partition_id = {id_}")
         await session.execute(f"UPDATE partitions SET partition = partition WHERE partition_id = {id_}")
     await session.execute(f"BEGIN; SELECT FROM watermarks WHERE partition_id = {middle} FOR UPDATE")
@@ -162,7 +162,7 @@ async def test_a_topic_made_while_its_name_is_being_deleted_knows_of_the_deletio
     await session.execute("BEGIN")
     await session.fetchval("SELECT append_change_v1('merged', NULL, '{}')")
     deletion = asyncio.ensure_future(service.agents.delete_topic(first.topic_id))
-    await seen_waiting(session, POOL)  # all is done but its last step
+    await seen_waiting(session, POOL)  # it has only its last step left
     creation = asyncio.ensure_future(new_topic(service))
     await seen_waiting(session, POOL, count=2)
 
@@ -176,13 +176,13 @@ async def test_a_topic_made_while_its_name_is_being_deleted_knows_of_the_deletio
 async def test_a_deletion_is_timed_after_the_commits_it_waited_for(
     service: PostgresMetadata, session: Connection
 ) -> None:
-    """A producer that began while the deletion waited has state on the old topic, and goes on with the new one."""
+    """A producer that began while the deletion waited has state on the old topic, and continues on the new one."""
     writer = await Writer.register(service)
     topic = await new_topic(service)
     await session.execute("BEGIN; SELECT FROM watermarks FOR UPDATE")
     deletion = asyncio.ensure_future(service.agents.delete_topic(topic.topic_id))
     await seen_waiting(session, POOL)
-    await asyncio.sleep(0.003)  # a later millisecond than the one in which the deletion began to wait
+    await asyncio.sleep(0.003)  # so that the deletion began to wait in an earlier millisecond
     running = (await service.agents.allocate_producer_ids(1))[0]
     await session.execute("ROLLBACK")
     await deletion
@@ -219,7 +219,7 @@ async def test_a_change_that_was_lost_while_committing_is_in_doubt(
     )
     await session.execute("BEGIN; LOCK TABLE gate")
     topic = asyncio.ensure_future(new_topic(service))
-    pid = await seen_waiting(session, POOL)  # inside its COMMIT
+    pid = await seen_waiting(session, POOL)  # it waits inside its COMMIT
 
     await session.fetchval(f"SELECT pg_terminate_backend({pid})")
     with pytest.raises(MetadataInDoubtError) as doubt:
@@ -326,7 +326,7 @@ async def test_reads_go_on_after_the_server_dropped_every_connection(
 async def test_a_commit_on_a_connection_that_has_not_ended_yet_is_in_doubt(
     postgres_url: str, session: Connection
 ) -> None:
-    """The server's last words have arrived, the end of the stream has not."""
+    """The server's last message has arrived, but the end of the stream has not."""
     async with relay_to(postgres_url) as relay:
         service = PostgresMetadata(relay.url)
         await service.open()
@@ -432,7 +432,7 @@ async def drop_connections(session: Connection) -> None:
 
 
 async def eventually(call: Callable[[], Awaitable[T]]) -> T:
-    """The answer; the first calls may meet connections that died and are not known to have, a few later all is well."""
+    """The answer of the first call that succeeds. Earlier calls may get connections that have died unnoticed."""
     async with asyncio.timeout(30):
         while True:
             try:
@@ -445,9 +445,9 @@ async def eventually(call: Callable[[], Awaitable[T]]) -> T:
 class Relay:
     url: str
     ends_pass: asyncio.Event
-    """While it is not set, the relay keeps to itself that the server closed a connection."""
+    """While this is not set, the relay does not pass on that the server closed a connection."""
     end_held: asyncio.Event
-    """Set when there was one to keep."""
+    """Set once the relay has held back such a close."""
 
 
 @asynccontextmanager
@@ -467,7 +467,7 @@ async def relay_to(url: str) -> AsyncIterator[Relay]:
     async def answer(from_server: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
         await copy(from_server, to_client)
         if not ends_pass.is_set():
-            for _ in range(3):  # rounds of the loop in which the client reads what was passed on
+            for _ in range(3):  # rounds of the loop, so that the client reads the bytes that were passed on
                 await asyncio.sleep(0)
             end_held.set()
             await ends_pass.wait()
@@ -476,7 +476,7 @@ async def relay_to(url: str) -> AsyncIterator[Relay]:
     async def serve(client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
         from_server, to_server = await asyncio.open_connection(server.hostname, server.port)
         tasks.add(asyncio.create_task(answer(from_server, to_client)))
-        await copy(client, to_server)  # until the client leaves
+        await copy(client, to_server)  # until the client closes
         to_server.close()
 
     listening = await asyncio.start_server(serve, "127.0.0.1", 0)

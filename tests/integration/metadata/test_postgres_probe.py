@@ -11,7 +11,7 @@ from tests.fixtures.postgres import run_sql
 async def test_a_migrated_database_is_fit_but_for_what_the_test_server_lacks(postgres_url: str) -> None:
     facts = await probe_postgres(postgres_url)
     faults = {check.name for check in judge_postgres(facts, SystemClock().wall_ms()) if check.verdict is not Verdict.OK}
-    # the test server runs alone, and without fsync
+    # the test server has no standby and runs without fsync
     assert faults <= {"postgres durability", "postgres failover"}
     assert facts.schema.revision == facts.revision_needed
     assert facts.direct and facts.may_create
@@ -25,7 +25,7 @@ async def test_a_database_without_a_schema_is_looked_at_all_the_same(bare_postgr
 
 
 async def test_a_role_without_rights_is_found(postgres_url: str) -> None:
-    # given a role that may read files and nothing else
+    # given a role that may only read
     role = f"reader_{postgres_url.rpartition('/')[2]}"
     await run_sql(
         postgres_url, f"CREATE ROLE {role} LOGIN PASSWORD 'x'", f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO {role}"

@@ -1,4 +1,4 @@
-"""What the Postgres driver refuses by itself, beside what a lost connection looks like."""
+"""Refusals by the Postgres driver or the server, told apart from lost connections."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def test_what_the_driver_refuses_is_our_fault_and_a_connection_it_has_lost
 
 @pytest.fixture
 async def powerless_url(postgres_url: str) -> AsyncIterator[str]:
-    """The database as a role sees it that may connect, and see how new it is, and nothing else."""
+    """The database for a role that may only connect and read how new the database is."""
     role = f"powerless_{postgres_url.rpartition('/')[2]}"
     await run_sql(
         postgres_url,
@@ -75,7 +75,7 @@ async def test_rights_that_are_missing_are_told_as_a_refusal_and_not_as_silence(
         assert refused.value.message == "Postgres refused: permission denied for table topics"
         assert "GRANT" in remedy_of(refused.value)
         assert (refused.value.outcome, refused.value.retriable) == (Outcome.NOT_DONE, False)
-        # what passes is no refusal
+        # a time-out may pass, so it is no refusal
         with pytest.raises(
             MetadataUnavailableError, match=r"^Postgres gave up: canceling statement due to statement t"
         ):
@@ -93,7 +93,7 @@ def test_a_command_of_a_role_without_rights_says_what_it_lacks(powerless_url: st
 
 
 async def test_a_dry_run_says_which_rights_a_migration_would_lack(bare_postgres_url: str) -> None:
-    """Before it is tried, and with nothing changed."""
+    """The dry run reports missing rights before the migration is tried, and changes nothing."""
     role = f"reader_{bare_postgres_url.rpartition('/')[2]}"
     url = f"postgresql://{role}:x@{bare_postgres_url.rpartition('@')[2]}"
     dry_run = ["migrate", "--dry-run", "--metadata", url]
@@ -104,7 +104,7 @@ async def test_a_dry_run_says_which_rights_a_migration_would_lack(bare_postgres_
         # given no schema at all
         ran = await asyncio.to_thread(CliRunner().invoke, main, dry_run)
         assert (ran.exit_code, "this role lacks: CREATE in the schema public" in ran.stdout) == (1, True), ran.output
-        # given a schema that another role made, and that is older
+        # given an older schema that another role made
         await make_first_schema(bare_postgres_url)
         await run_sql(bare_postgres_url, f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO {role}")
         ran = await asyncio.to_thread(CliRunner().invoke, main, dry_run)
@@ -113,7 +113,7 @@ async def test_a_dry_run_says_which_rights_a_migration_would_lack(bare_postgres_
         assert "ownership of the table files" in lacks and "ownership of the table alembic_version" in lacks
         refused = await asyncio.to_thread(CliRunner().invoke, main, ["migrate", "--metadata", url])
         assert refused.exit_code == 1 and "Postgres refused" in refused.stderr
-        # and its owner lacks nothing
+        # and its owner lacks no right
         ran = await asyncio.to_thread(CliRunner().invoke, main, [*dry_run[:3], bare_postgres_url])
         assert ran.exit_code == 0 and "lacks" not in ran.stdout
     finally:

@@ -1,7 +1,7 @@
-"""A Postgres that is really put back to an earlier state, under a store that holds what was committed since.
+"""A real Postgres is put back to an earlier state, while the object store still holds the files committed since.
 
-What was committed since then looks forgotten, so a compactor that starts on it must delete nothing until somebody has
-run `siltstone fsck --adopt`.
+Those files look like orphans. So a compactor that starts on this Postgres must delete nothing until an operator has run
+`siltstone fsck --adopt`.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ COMPACTOR = {"gc_grace_ms": GRACE_MS, "orphan_age_ms": 1_000, "orphan_check_inte
 
 
 class Restored:
-    """A cluster whose Postgres is put back to where it stood before the last files."""
+    """A cluster whose Postgres is put back to its state before the last files."""
 
     def __init__(self, processes: Processes, folder: Path) -> None:
         self.processes = processes
         self._folder = folder
         self._data = folder / "postgres" / "data"
         self.since: set[str] = set()
-        """Keys that were committed after the state that comes back."""
+        """Keys that were committed after the restored state."""
 
     def write_and_go_back(self) -> None:
         processes, backup = self.processes, self._folder / "backup"
@@ -62,7 +62,7 @@ class Restored:
             os.chown(path, owner.st_uid, owner.st_gid)
 
     def recover(self) -> None:
-        """As recovery to a point in time ends: on a new timeline."""
+        """Start Postgres on a new timeline, like a recovery to a point in time."""
         with (self._data / "postgresql.auto.conf").open("a") as conf:
             conf.write("restore_command = 'false'\n")
         (self._data / "recovery.signal.not-yet").rename(self._data / "recovery.signal")
@@ -79,7 +79,7 @@ class Restored:
         asyncio.run(write())
 
     def objects(self) -> set[str]:
-        store = self.processes.store_folder  # os.walk does not mind directories that vanish under it
+        store = self.processes.store_folder  # os.walk copes with directories that vanish meanwhile
         paths = (Path(place, name) for place, _, names in os.walk(store) for name in names)
         return {str(path.relative_to(store)) for path in paths if path.suffix == ".silt"}
 
@@ -91,7 +91,7 @@ class Restored:
         return json.loads(self.fsck("--quick", "--json").stdout)["janitor"]
 
     def until_merged_and_past_grace(self, *, sweeps_ms: int = 1_000) -> None:
-        """All L0 files that are known died so long ago that the janitor has come by several times."""
+        """Wait until all known L0 files died so long ago that the janitor has run several times since."""
         wait_until(
             lambda: self.processes.postgres.value(
                 f"""SELECT count(*) = {BEFORE} FROM files
@@ -119,15 +119,15 @@ def test_after_a_recovery_to_a_point_in_time_all_goes_on_but_deletion_until_it_i
     before = restored.objects()
     restored.recover()
     [compactor] = compactors.start(1, **COMPACTOR)
-    # when the compactor has merged what it knows, and the grace and the age of orphans are over
+    # when the compactor has merged the files that it knows, and the grace period and the age of orphans are over
     restored.until_merged_and_past_grace()
-    # then nothing is deleted, of what is known to be dead and of what is unknown
+    # then nothing is deleted, neither known dead files nor unknown objects
     assert compactor.metric("janitor_halted") == 1
     assert compactor.metric("deleted_files_total") == compactor.metric("orphans_deleted_total") == 0
     assert before <= restored.objects()
     assert compactor.metric("compactor_errors_total") == 0
     assert compactor.log.count("janitor halted") == 1 and "siltstone fsck --adopt" in compactor.log
-    # and fsck says so, and whose objects they are
+    # and fsck reports this, and counts the unknown objects
     shown = restored.fsck()
     assert shown.exit_code == 0, shown.output
     assert "the janitor is halted" in shown.stdout and "timeline 1 became 2" in shown.stdout
@@ -135,13 +135,13 @@ def test_after_a_recovery_to_a_point_in_time_all_goes_on_but_deletion_until_it_i
     assert set(restored.janitor()["unknown_objects"]) == restored.since
     refuse_while_an_object_is_missing(restored, compactor)
     name_what_should_be_gone_by_the_settings(restored)
-    # when it is adopted
+    # when the server is adopted
     adopted = restored.fsck("--adopt")
     assert adopted.exit_code == 0, adopted.output
     identifier = restored.processes.postgres.value("SELECT system_identifier FROM pg_control_system()")
     assert f"adopted: system identifier {identifier} as before, timeline 1 became 2" in adopted.stdout
     assert f"{SINCE} objects" in adopted.stdout and "orphan.age.ms" in adopted.stdout
-    # then the same compactor deletes the dead files and what nobody knows
+    # then the same compactor deletes the dead files and the unknown objects
     restored.until_gone(before)
     wait_until(lambda: compactor.metric("janitor_halted") == 0, 10)
     again = restored.fsck("--adopt")
@@ -161,7 +161,7 @@ def refuse_while_an_object_is_missing(restored: Restored, compactor: CompactorPr
 
 
 def name_what_should_be_gone_by_the_settings(restored: Restored) -> None:
-    """A halted janitor leaves such files behind, which is no reason not to let it go on."""
+    """A halted janitor leaves overdue files behind. That must not prevent the adoption that lets it go on."""
     restored.processes.postgres.query("UPDATE files SET dead_ms = dead_ms - 7200000 WHERE state = 'dead'")
     late = restored.fsck("--quick")
     assert late.exit_code == 1 and late.stdout.count("FILE-2: object") == BEFORE
@@ -173,14 +173,14 @@ def name_what_should_be_gone_by_the_settings(restored: Restored) -> None:
 def test_a_copy_of_the_volume_put_back_is_noticed_only_when_somebody_says_so(
     restored: Restored, compactors: CompactorProcesses
 ) -> None:
-    """The limit of it: server and timeline are those of before, and what Postgres remembers went back as well."""
+    """The limit of the check: server and timeline are the same as before, and Postgres's own memory went back too."""
     restored.processes.postgres.start()
     assert restored.janitor()["halted"] == ""
-    # given what docs/operations/backup.md tells the operator to do before a compactor starts
+    # given the statement that docs/operations/backup.md tells the operator to run before a compactor starts
     restored.processes.postgres.query("UPDATE cluster SET adopted_timeline = 0")
     [compactor] = compactors.start(1, **COMPACTOR)
     restored.until_merged_and_past_grace()
     assert compactor.metric("janitor_halted") == 1 and restored.since <= restored.objects()
-    # without it, these few objects go like any orphans
+    # without that statement, these few objects are deleted like any orphans
     assert restored.fsck("--quick", "--adopt").exit_code == 0
     restored.until_gone(restored.since)

@@ -1,4 +1,4 @@
-"""A password of Postgres that is changed under running processes: it is read anew for each connection from a file."""
+"""A Postgres password that changes under running processes: each new connection reads it from a file again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROLE = "rotated"
 
 
 async def lines_lost(url: str) -> None:
-    """As after a failover or a restart of Postgres: every connection of the role is gone."""
+    """End every connection of the role, like a failover or a restart of Postgres."""
     await run_sql(url, f"SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE usename = '{ROLE}'")
 
 
@@ -39,10 +39,10 @@ async def test_a_changed_password_in_a_password_file_is_taken_by_the_next_connec
     try:
         await service.open()
         before = await service.cluster_identity()
-        # when the password is changed, then connections that are there go on
+        # when the password is changed, then existing connections go on
         await run_sql(postgres_url, f"ALTER ROLE {ROLE} PASSWORD 'second'")
         assert await service.cluster_identity() == before
-        # but none can be made until the file has it
+        # but no new one can be made until the file has the new password
         await lines_lost(postgres_url)
         with pytest.raises(MetadataUnavailableError, match="password authentication failed"):
             await service.cluster_identity()

@@ -1,4 +1,4 @@
-"""A schema that moves on, and programs of several releases on it. Postgres is real, and so is every program."""
+"""A schema that is upgraded under programs of several releases. Postgres is real, and so is every program."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def test_a_program_that_the_next_schema_does_not_take_is_refused_and_told_
         await opens(postgres_url)
     assert NEXT in refused.value.message and SCHEMA_REVISION in refused.value.message
     with pytest.raises(SchemaMismatchError, match="this program is too old"):
-        await migrate_async(postgres_url)  # ours
+        await migrate_async(postgres_url)  # the migration of our own release
 
 
 async def test_what_one_migration_asks_for_a_later_one_cannot_take_back(postgres_url: str, tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ async def test_a_database_of_the_first_release_is_brought_up_and_its_programs_ma
     assert await schema_state(bare_postgres_url) == SchemaState("0001", None)
     with pytest.raises(SchemaMismatchError, match="run `siltstone migrate` of this release first"):
         await opens(bare_postgres_url)
-    # given an agent and a compactor of that release, at work
+    # given an agent and a compactor of the first release, at work
     await run_sql(
         bare_postgres_url,
         "INSERT INTO writers (host, port) VALUES ('a', 9092)",
@@ -126,11 +126,11 @@ async def test_a_migration_waits_for_nobody_but_refuses_while_programs_work_that
     service = PostgresMetadata(postgres_url)
     await service.open()
     lease = await service.agents.register_agent(AgentAddress(host="a", port=9092, zone=""))
-    # when one of them works
+    # when an excluded program is at work
     with pytest.raises(OldProgramsAtWorkError, match=r"older ones are at work: agent a:9092 .*nothing was changed"):
         await migrate_async(postgres_url, versions=versions)
     assert await schema_revision(postgres_url) == SCHEMA_REVISION
-    # and when it has gone
+    # and when that program has gone
     await service.agents.unregister_agent(lease)
     await service.close()
     assert await migrate_async(postgres_url, versions=versions) == NEXT
@@ -143,7 +143,7 @@ REGISTERING = {
 
 
 async def until_waits(watcher: Connection, application: str, task: asyncio.Task[Any]) -> None:
-    """It waits for a lock, or is done with it: what follows tells which of the two it should have been."""
+    """Wait until `application` waits for a lock or `task` is done. The rest of the test shows which it should be."""
     waits = """SELECT count(*) FROM pg_stat_activity
         WHERE datname = current_database() AND application_name = $1 AND wait_event_type = 'Lock'"""
     async with asyncio.timeout(30):
@@ -155,7 +155,7 @@ async def until_waits(watcher: Connection, application: str, task: asyncio.Task[
 async def test_who_registers_while_a_migration_runs_that_does_not_take_it_is_refused(
     postgres_url: str, tmp_path: Path, kind: str
 ) -> None:
-    # given a program that was let in, and then a migration that waits in its midst for the last of its tables
+    # given a program that has passed the check, and then a migration that waits for the last of its tables
     service = PostgresMetadata(postgres_url)
     await service.open()
     await service.cluster_identity()
@@ -182,7 +182,7 @@ async def test_who_registers_while_a_migration_runs_that_does_not_take_it_is_ref
 
 @pytest.mark.parametrize(("kind", "table"), [("agent", "writers"), ("compactor", "compactors")])
 async def test_a_migration_sees_who_is_registering(postgres_url: str, tmp_path: Path, kind: str, table: str) -> None:
-    # given a program that has begun to register, and waits in its midst
+    # given a program that waits in the middle of its registration
     service = PostgresMetadata(postgres_url)
     await service.open()
     holder, watcher = await connect(postgres_url), await connect(postgres_url)
@@ -190,7 +190,7 @@ async def test_a_migration_sees_who_is_registering(postgres_url: str, tmp_path: 
     await holder.execute(f"LOCK TABLE {table} IN SHARE MODE")
     registering = asyncio.create_task(REGISTERING[kind](service))
     await until_waits(watcher, "siltstone-pool", registering)
-    # when a migration begins that does not take it
+    # when a migration begins that excludes it
     versions = next_release(tmp_path / "next", oldest_program=ours() + 1)
     migration = asyncio.create_task(migrate_async(postgres_url, versions=versions))
     await until_waits(watcher, "siltstone-migrate", migration)
@@ -213,7 +213,7 @@ def empty_file(lease: WriterLease, *, seq: int) -> CommitL0:
 async def test_what_slept_through_a_migration_that_does_not_take_it_has_no_lease_and_gets_none(
     postgres_url: str, tmp_path: Path
 ) -> None:
-    # given an agent and a compactor that have not been heard of for longer than their leases
+    # given an agent and a compactor whose leases have expired
     service = PostgresMetadata(postgres_url)
     await service.open()
     lease = await service.agents.register_agent(AgentAddress(host="a", port=9092, zone=""))
@@ -246,8 +246,8 @@ async def test_what_slept_through_a_migration_that_does_not_take_it_has_no_lease
 async def test_one_that_wakes_up_in_the_midst_of_a_migration_stops_it_and_keeps_its_lease(
     postgres_url: str, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # given a program whose lease has lapsed, and a beat of it that is on its way
-    monkeypatch.setattr("tests.fixtures.releases.HOT_TABLES", ("watermarks",))  # beats go on meanwhile
+    # given a program whose lease has expired, and its next heartbeat in flight
+    monkeypatch.setattr("tests.fixtures.releases.HOT_TABLES", ("watermarks",))  # the migration does not lock heartbeats
     service = PostgresMetadata(postgres_url)
     await service.open()
     await REGISTERING[kind](service)
@@ -281,7 +281,7 @@ async def test_each_new_connection_of_a_program_asks_whether_it_is_taken(postgre
         """SELECT pg_terminate_backend(pid) FROM pg_stat_activity
         WHERE datname = current_database() AND application_name LIKE 'siltstone%' AND pid <> pg_backend_pid()""",
     )
-    # then it gets no other
+    # then it gets no new one
     with pytest.raises(SchemaMismatchError, match="this program is too old"):
         await service.cluster_identity()
     await service.close()
@@ -296,16 +296,16 @@ async def test_a_migration_that_does_not_say_whom_it_takes_is_not_run(postgres_u
 async def test_a_readers_role_reads_on_after_a_migration_without_a_new_grant(
     bare_postgres_url: str, tmp_path: Path
 ) -> None:
-    # given a role that was let in before there was anything to ask of versions
+    # given a role that got its rights before the table of versions existed
     role = f"reader_{bare_postgres_url.rpartition('/')[2]}"
     await make_first_schema(bare_postgres_url)
     columns = "GRANT SELECT (version_num) ON alembic_version TO"
     await run_sql(bare_postgres_url, f"CREATE ROLE {role} LOGIN PASSWORD 'x'", f"{columns} {role}")
     try:
-        # when the schema goes on, twice
+        # when the schema is upgraded twice
         await migrate_async(bare_postgres_url)
         await migrate_async(bare_postgres_url, versions=next_release(tmp_path / "next"))
-        # then it may ask whether it is taken
+        # then it may read whether the schema supports it
         place = bare_postgres_url.rpartition("@")[2]
         assert await schema_state(f"postgresql://{role}:x@{place}") == SchemaState(NEXT, ours())
         await grant_reader(bare_postgres_url, role)
@@ -335,16 +335,16 @@ def test_a_dry_run_names_who_may_stay_and_who_must_stop(postgres_url: str, tmp_p
         )
     )
     assert dry_run(postgres_url)[1][-2:] == ["nothing to do", "may stay: 1 running program"]
-    # the next release's schema takes no older program
+    # the next release's schema supports no older program
     versions = next_release(tmp_path / "next", oldest_program=ours() + 1)
     plan = in_thread(plan_migration(postgres_url, versions=versions))
     assert [each.place for each in plan.must_stop] == ["a:9092"]
 
 
 async def loses_a_deadlock(url: str, migration: Awaitable[str], *, last: str) -> str:
-    """What the migration says that is ended for another transaction's sake, which has the last of its tables."""
+    """The result of a migration that loses a deadlock to a transaction that holds the last of its tables."""
     holder, watcher = await connect(url), await connect(url)
-    await holder.execute("SET deadlock_timeout = '1min'")  # who looks first is the one that is ended
+    await holder.execute("SET deadlock_timeout = '1min'")  # the session that checks for deadlocks first is the victim
     await holder.execute("BEGIN")
     await holder.execute(f"LOCK TABLE {last} IN ROW EXCLUSIVE MODE")
     task = asyncio.ensure_future(migration)
@@ -352,7 +352,7 @@ async def loses_a_deadlock(url: str, migration: Awaitable[str], *, last: str) ->
     async with asyncio.timeout(30):
         while not await watcher.fetchval(waits):
             await asyncio.sleep(0.01)
-    # when it asks for the first of them
+    # when that transaction asks for the first of the migration's tables
     await holder.execute("LOCK TABLE agents IN ROW EXCLUSIVE MODE")
     await holder.execute("COMMIT")
     for line in (holder, watcher):
@@ -445,7 +445,7 @@ async def test_one_written_as_a_script_gives_up_too(bare_postgres_url: str, monk
 
 
 def test_a_role_that_may_not_alter_is_told_so(bare_postgres_url: str) -> None:
-    # given a role that may read and write, and owns nothing
+    # given a role that may read and write, but owns nothing
     role = f"writer_{bare_postgres_url.rpartition('/')[2]}"
     in_thread(make_first_schema(bare_postgres_url))
     rights = f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {role}; GRANT CREATE ON SCHEMA public TO {role}"
