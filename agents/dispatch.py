@@ -4,6 +4,9 @@ A handler takes (broker, header, request) and returns the answer, an awaitable o
 Many requests of a `pipelined` handler may wait at a time on one connection. For all other handlers, the next request of
 a connection begins only when the last one is answered. Kafka does the same; it also bounds the memory that one
 connection can take.
+
+A new API is: a module in wire/messages, a row in wire/api.py, a module in handlers, a row here, and a request in
+tests/integration/agents/test_every_version.py.
 """
 
 from __future__ import annotations

@@ -195,9 +195,9 @@ class MessageTable(StructTable):
     versions: VersionRange
     flexible: VersionRange
     elements_max: int
-    """The most array elements and tagged fields, taken together, of a request that is read. Both can be far smaller on
-    the wire than as Python objects, so that a frame within its limit could still cost gigabytes and a minute of the
-    event loop."""
+    """Bound on array elements and tagged fields together; a request with more is refused. They can be far smaller on
+    the wire than as Python objects: without this bound, a frame within its own limit could cost gigabytes of memory
+    and hold the event loop for a minute."""
 
 
 class Struct:

@@ -64,11 +64,13 @@ GROUPS_MAX = 20_000
 BYTES_MAX = 256 << 20
 IDLE_MS = 60_000.0
 SWEEP_MS = 5_000.0
+"""Pause between two sweeps. A sweep forgets idle groups and takes groups that no client asks for."""
 ADOPTED_PER_SWEEP = 50
-"""Interval of the search for groups with members that no client asks for."""
+"""Groups taken in one sweep: groups with members that no client asks for."""
 ADOPTION_PAGE_GROUPS = 1_000
+"""Group ids read from the store in one sweep."""
 CHECKED_PER_CALL = 2_000
-"""Groups that are held."""
+"""Held groups in one query that asks the store whether this agent still owns them."""
 LOADS_MAX = 2
 """Groups taken at once: after a failover there are many, and commits of records share the store's connections."""
 LOAD_WAIT_MS_MAX = 5_000.0

@@ -134,7 +134,10 @@ class Unloaded:
 
 @dataclass(frozen=True, slots=True)
 class Woke:
-    """The time of the last `wake_at_ms` has come. At any other time it does no harm."""
+    """A deadline has come: a session, a join phase, a sync phase, or a repeated save.
+
+    Early or late, it does no harm.
+    """
 
 
 Event: TypeAlias = (

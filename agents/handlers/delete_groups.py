@@ -18,9 +18,10 @@ from wire.messages.delete_groups import DeletableGroupResult, DeleteGroupsReques
 _log = get_logger(__name__)
 
 DELETED_MAX = 1_000
-"""Takes the store some seconds; clients wait for half a minute."""
+"""Groups deleted for one request: the store needs some seconds for so many, and clients wait for half a minute. Further
+groups get COORDINATOR_LOAD_IN_PROGRESS, and the store is not asked."""
 _AT_ONCE = (ErrorCode.INVALID_GROUP_ID, ErrorCode.NOT_COORDINATOR)
-"""Names above this number are refused without asking the store."""
+"""Errors found without asking the store; these groups do not count towards DELETED_MAX."""
 
 
 async def handle(broker: Broker, header: RequestHeader, request: DeleteGroupsRequest) -> DeleteGroupsResponse:

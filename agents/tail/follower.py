@@ -1,11 +1,16 @@
 """Follows the metadata store: one statement brings every new L0 file and every change, for all partitions at once.
 
-It runs on a hint or every `poll_ms`, and whenever a caller must see the present (`catch_up`). One answer is taken in
-like this: changes first, because a file may name a partition that the same answer creates; then files; then the index
-drops, in slices, the files that merges replaced. These come last because other work runs between the slices: an own
-commit taken in between a merge and the file that it replaced would be taken for a live one. The write path takes in own
-commits at once; they come by here a second time, and the index ignores them. One answer of the store is one instant: no
-change in it merged a file that is live in it, and a later merge comes with the change that reports it.
+It runs on a hint or every `poll_ms`, and whenever a caller must see the present (`catch_up`). It takes in one answer of
+the store in this order:
+
+1. Changes, because a file may name a partition that the same answer creates.
+2. Files.
+3. Drops: the index drops, in slices, the files that merges replaced. Other work runs between the slices. If drops came
+   earlier, an own commit could arrive after its merge and before its file, and would count as a live file.
+
+The write path takes in own commits at once; they arrive here a second time, and the index ignores them. One answer of
+the store shows one instant: no change in it merges a file that is live in it. A later merge comes in a later answer,
+with the change that reports it.
 
 While the store does not answer, the known state stands: caught-up readers wait, known records are served. A cursor that
 fell behind the rows that the store keeps starts again from a snapshot.

@@ -25,7 +25,7 @@ _log = get_logger(__name__)
 
 DELAY_MS_MIN = 50.0
 DELAY_MS_MAX = 1_000.0
-"""A sixth of the 30 s after which librdkafka and the Java client give up a request (their default
+"""At most a sixth of the 30 s after which librdkafka and the Java client give up a request (their default
 `request.timeout.ms`). Linger, PUT, commit and earlier requests on the connection have the rest."""
 REQUEST_SHARE_MAX = 0.5
 """Share of the time that a client gives its own request; no answer is held back beyond it. It matters for clients with
@@ -36,7 +36,10 @@ LEFT_BELOW = 0.9
 """The alarm ends below this share of the limit that it began at, so that a count that hovers there raises one alarm."""
 DELAYED_MAX = 20_000
 """Answers held back at once (some 5 KB each; their records are gone). One more, and the oldest leaves at once."""
-REMEDY = "is the compactor running, and does it keep up? see the metric siltstone_live_l0_files"
+REMEDY = (
+    "check that a compactor runs and keeps up (siltstone_live_l0_files); runbook: SiltstoneWriteStallDelaying in"
+    " docs/operations/runbook.md"
+)
 
 
 class StallLevel(IntEnum):

@@ -77,9 +77,9 @@ _ZSTD_PRODUCE_VERSION = 7
 _CODEC_LAST = int(Codec.ZSTD)
 _NO_KEY = "Compacted topic cannot accept message without key."
 _RECORD_LENGTH_MIN = 14
-"""Kafka's RECORD_OVERHEAD_V0: a smaller length field is corrupt in every format, so the batch is not parsed at all."""
+"""Kafka's RECORD_OVERHEAD_V0. A smaller length field is corrupt in every format; such a batch is not parsed."""
 _RECORD_ERRORS_MAX = 1000
-"""The batch is refused whole; naming more of its records than this would only make the answer longer."""
+"""Bad records that an answer names. The whole batch is refused anyway; more names would only lengthen the answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -131,8 +131,8 @@ def _checked(
     rows = len(key_lengths)
     if first_ordinal < 0 or first_ordinal + rows > ORDINAL_MAX + 1:
         raise OrdinalOverflowError(
-            f"{rows} records from ordinal {first_ordinal} on: one pass over a partition takes {ORDINAL_MAX + 1}",
-            remedy="let a forced or deep pass take the partition in smaller parts",
+            f"a pass over one partition reached {first_ordinal + rows} records; it takes at most {ORDINAL_MAX + 1}",
+            remedy="compact the partition in smaller parts, by a forced or a deep pass",
         )
     if hashes.shape != (rows, _HASH_WORDS):
         raise BugError(f"{rows} lengths of keys and hashes of shape {hashes.shape}")

@@ -86,9 +86,13 @@ def should_retain(
 
 
 def drop_tombstone(entry: Entry, batch: Batch, bounds: CleanBounds, first_clear_offset: int | None) -> bool:
-    """Whether a tombstone, or a marker without data, may go: all records that it hides have gone, long enough ago.
+    """Whether a tombstone, or a transaction marker without data, may go. Three conditions must hold:
 
-    The first cleaning that knew this has stamped the horizon into the batch. This pass must know it again.
+    - The batch has a delete horizon. An earlier cleaning stamped it when no record that the tombstone hides was left.
+    - The horizon has passed.
+    - This pass, too, knows that no hidden record is left: the offset is below `horizons_end_offset`.
+
+    Its twin in the compiled kernels is `kernels._judge`.
     """
     horizon_ms = batch.horizon_ms
     return (

@@ -307,7 +307,7 @@ class Janitor:
         return listed, foreign, judged
 
     async def _check_count(self, orphans: Sequence[OrphanCandidate], allowed: int, listed: int) -> None:
-        """Raises TooManyOrphansError if there are too many even without files that hold the last copy of nothing."""
+        """Raises TooManyOrphansError if too many orphans may be the last copy of a record."""
         counted = len(orphans)
         merged = [each for each in orphans if each.is_merged][:FOOTERS_MAX]
         counted_least = counted - len(merged)

@@ -6,24 +6,24 @@ The janitor may delete an object only if all of these hold:
 - It is older than `orphan.age.ms` by two clocks: the store's (LastModified), and its writer's, whose time at the start
   of the upload is in the key.
 - No row of the metadata expects the object.
-- Its writer is not at work, or the object is older than the writer's work: a compactor's oldest running merge, or the
-  time within which an agent may still commit (`HARD_BOUND_MS`). So the outputs of a merge that was lost, refused or
-  given back go while its compactor lives. The maker of a heavy merge's plan counts as at work while the job lives,
-  because other compactors continue with its units.
+- Its writer is not at work, or the object is older than the writer's work. A compactor's work begins with its oldest
+  running merge; an agent may still commit for `HARD_BOUND_MS`. So the outputs of a merge that was lost, refused or
+  given back are deleted although its compactor lives. The compactor that planned a heavy merge counts as at work while
+  the job lives, because other compactors continue with its units.
 - There are not too many orphans: with a wrong or old database, every object looks like an orphan.
 
 Some orphans do not count towards that limit:
 
-- Files of merges that were *done again* (`is_done_again`). A merge that crashes leaves as many files as it has outputs.
-  The contents of such a file came from the inputs of its job, and the commit that ended the job read these inputs
-  whole. So nothing is lost with the file, whether or not its own attempt committed. A superseded attempt alone is not
-  enough: if an older copy of the database was restored, the attempt may have committed before that, and its inputs may
-  have been deleted. The job then cannot be done again, and these files are the last copies.
-- *Copies* (`is_copy`). If the job is not done, or ended in another way or long before the file was written, the inputs
-  decide. The file names them by id and key, and all its contents came from them; a key is never used twice, in any
-  history. The file does not count if *this* database accounts for each input: the input is live and its object is
-  there, or it is dead, so its bytes were merged or dropped under this history. After a restore, the inputs of a merge
-  that had committed are live without an object, or unknown, so its outputs count.
+- Files of merges that were *done again* (`is_done_again`). A merge that crashes may leave all its outputs. Their
+  contents came from the inputs of the job, and the attempt that committed the job read these inputs whole. So nothing
+  is lost with the files. It is not enough that another attempt began later. After a restore of an older database, an
+  attempt may have committed in the lost history, and its inputs may be deleted. Then nobody can do the job again, and
+  these files are the last copies.
+- *Copies* (`is_copy`). The inputs decide in all other cases: the job is not done, it ended in another way, or it ended
+  long before the file was written. The file names its inputs by id and key, and all its contents came from them. A key
+  is never used twice, in any history. The file does not count if *this* database accounts for each input: either the
+  input is live and its object is there, or the input is dead, so this history merged or dropped its bytes. After a
+  restore, the inputs of a merge that had committed are unknown, or live without an object; so its outputs count.
 
 So a heavy merge that failed, ran out of time, or has tasks that outlive it may leave any number of files, and the last
 copy of a record is never deleted.

@@ -143,9 +143,9 @@ class SliceRewrite(PartitionDedupe):
             await self._rewrite(cleaner, first, output)
         except LateCorruptionError as error:
             raise MergeInputError(
-                f"bytes that were sound when their keys were read are corrupt now: {error.message}",
+                f"an input became corrupt after its keys were read: {error.message}",
                 file_ids=[error.extent.file_id],
-                remedy="if this lasts, the job is planned again when its time is over, and leaves these bytes out",
+                remedy="nothing to do: if it stays corrupt, the job is planned again without it when its time is over",
             ) from error
         cleaner.end()
         totals = self._context.totals

@@ -26,7 +26,7 @@ from compactor.heavy.units import HeavyPlan, PlanError, Unit, UnitKind, decompre
 
 KEYS_VERSION = 1
 KEYS_BYTES_MAX = 1 << 30
-_PLANNED_AGAIN = "the job is planned again when its time is over"
+_PLANNED_AGAIN = "nothing to do: the job is planned again when its time is over"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,7 +225,7 @@ def join_slices(
     entered, stood_for = sum(each.entered for each in found), sum(records for _, records in survivors)
     if entered != stood_for:
         raise ManifestMismatchError(
-            f"partition {partition_id} has {entered} records with keys, its survivors were chosen from {stood_for}",
+            f"partition {partition_id} has {entered} records with keys, but its survivors were chosen from {stood_for}",
             remedy=_PLANNED_AGAIN,
         )
     whole_through = plan.whole_through(partition_id)

@@ -88,7 +88,8 @@ async def read_plan(store: ObjectStore, key: str, cluster_id: str | None = None)
         stored = await store.get(key)
     except ObjectNotFoundError as error:
         raise PlanError(
-            f"there is no plan {key!r}", remedy="its job has ended, and the janitor deleted the plan"
+            f"there is no plan {key!r}",
+            remedy="nothing to do if its job has ended: the janitor deletes the plans of ended jobs",
         ) from error
     plan = decode_plan(stored, cluster_id=cluster_id, fingerprint=named.fingerprint)
     if plan.job_id != named.job_id:

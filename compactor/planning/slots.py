@@ -30,7 +30,7 @@ class SlotSet:
     merges: int
     """For whole-run merges. A slot that is kept for a merge that waits is not counted as free."""
     forced_max: int
-    """For forced passes, as far as `total` allows."""
+    """For forced passes; `total` bounds them too."""
 
     @staticmethod
     def free(
@@ -60,7 +60,7 @@ class SlotSet:
         return min(self.total, self.forced_max)
 
     def keep_merge(self) -> None:
-        """Keeps a slot for a merge that waits for the jobs that hold its files."""
+        """Reserves a slot for a merge that cannot start yet, because other jobs hold its files."""
         self.merges -= 1
 
     def take_merge(self) -> None:

@@ -29,7 +29,7 @@ class Losses:
         offsets = f"offset {first}" if first == last else f"offsets {first} to {last}"
         file = "" if piece is None else f", file {piece.key!r}"
         if self._fails or (self._known is not None and (first, last) not in self._known):
-            again = "" if self._known is None or self._fails else ", which could be read before"
+            again = "" if self._known is None or self._fails else "; an earlier pass could read them"
             raise DataLossError(
                 f"{self._where}, {offsets}{file}: {reason}{again}",
                 remedy=remedy or "`siltstone fsck` shows what is damaged; fail_on_data_loss=false leaves it out",
@@ -41,4 +41,7 @@ class Losses:
     def check_complete(self) -> None:
         """Check a later pass at its end. Raises DataLossError when it met fewer losses than the first."""
         if self._known is not None and self.ranges != set(self._known):
-            raise DataLossError(f"{self._where}: records that could not be read before can be now", remedy="scan again")
+            raise DataLossError(
+                f"{self._where}: records that an earlier pass could not read can be read now, so its count is wrong",
+                remedy="scan again",
+            )

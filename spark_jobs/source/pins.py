@@ -43,7 +43,7 @@ class Pin:
     pin_id: int
     ttl_ms: int
     made_ms: int
-    """The planner's own clock. It only tells a task about when to begin renewing; nothing else depends on it."""
+    """The time on the planner's clock. A task estimates from it when to begin renewing; nothing else uses it."""
 
     @property
     def renew_every_ms(self) -> float:
@@ -51,7 +51,7 @@ class Pin:
 
 
 def take_pin(metadata: MetadataThread, holder: str, *, ttl_ms: int, clock: Clock) -> Pin:
-    """Pin everything that lives now: it stays, also if it dies later. Take the snapshot after it."""
+    """Pin every file that is live now: its object stays even if the file dies later. Take the snapshot afterwards."""
     made_ms = clock.wall_ms()
     pin_id = metadata.call(lambda opened: opened.readers.pin(holder, ttl_ms=ttl_ms))
     return Pin(pin_id=pin_id, ttl_ms=ttl_ms, made_ms=made_ms)

@@ -181,12 +181,12 @@ def _connect(place: CatalogPlace) -> Any:
         said = _cause(error)
         if "FATAL:" in said:  # it answered
             raise CatalogUnavailableError(
-                f"the Postgres of {shown(place)} does not let us in: {said}",
-                remedy="correct user, password and database in --catalog, or where it is not given in --metadata",
+                f"the Postgres of {shown(place)} answered, but refused the connection: {said}",
+                remedy="correct the user, password or database in --catalog; without --catalog, in --metadata",
             ) from error
         raise CatalogUnavailableError(
             f"the Postgres of {shown(place)} does not answer: {said}",
-            remedy="start it, or correct host and port in --catalog, or where it is not given in --metadata",
+            remedy="start that Postgres, or correct the host and port in --catalog; without --catalog, in --metadata",
         ) from error
 
 

@@ -331,6 +331,6 @@ def _check_places(extents: Sequence[ExtentRow], sections: Sequence[Section], end
             )
         if section.flags & SECTION_REQUIRED and section.kind not in (SECTION_BLOCK_INDEXES, SECTION_PROPERTIES):
             raise UnknownFormatError(
-                f"section {number} is of kind {section.kind}, which a reader must know and this release does not",
+                f"section {number} has kind {section.kind}, which this release cannot read",
                 remedy="read it with the release that wrote it, or a later one",
             )

@@ -24,7 +24,8 @@ def commands(page: Path) -> Sequence[Sequence[str]]:
     a block."""
     text = page.read_text()
     told = re.findall(r"(?<!`)`siltstone ([^`]+)`", text)
-    blocks = re.findall(r"^```(?:sh|bash)?\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    fenced = re.findall(r"^ *```(\w+)\n(.*?)^ *```$", text, re.MULTILINE | re.DOTALL)
+    blocks = [block for language, block in fenced if language in ("sh", "bash", "console")]
     typed = [
         re.split(r"[|;&>]", line)[0]
         for block in blocks

@@ -68,7 +68,7 @@ async def test_the_example_of_the_guide_runs_in_a_fresh_shell_on_the_java_of_the
     await spark_topics.fill("flights", partitions=1, batches=1, records=70)
     guide = (Path(__file__).resolve().parents[3] / "docs" / "spark.md").read_text(encoding="utf-8")
     section = guide.partition("## Topic as a source")[2]
-    exports = re.search(r"^```\n(export.*?)^```$", section, re.MULTILINE | re.DOTALL)
+    exports = re.search(r"^```bash\n(export.*?)^```$", section, re.MULTILINE | re.DOTALL)
     example = re.search(r"^```python\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
     assert exports is not None and example is not None
     lines = exports[1].replace("postgresql://analyst@db:5432/silt", shlex.quote(spark_topics.metadata_url))

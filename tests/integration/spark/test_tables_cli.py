@@ -69,7 +69,10 @@ async def test_the_command_writes_and_says_what_it_wrote(lake: Lake) -> None:
         (["--to", f"parquet:{__file__}"], "test_tables_cli.py is a file"),
         (["--to", "iceberg:a.b", "--warehouse", "gs://x"], "--warehouse has the scheme 'gs'"),
         (["--to", "iceberg:a.b", "--warehouse", "/x", "--catalog", "ftp://x"], "--catalog has the scheme 'ftp'"),
-        (["--to", "iceberg:a.b", "--warehouse", "/x"], "remedy: start it, or correct host and port in --catalog"),
+        (
+            ["--to", "iceberg:a.b", "--warehouse", "/x"],
+            "remedy: start that Postgres, or correct the host and port in --catalog",
+        ),
         (["--to", "iceberg:lake.t"], "remedy: give --warehouse"),
         (["--to", "parquet:x", "--value", "avro"], "remedy: give --schema FILE.avsc"),
         (["--to", "parquet:x", "--every", "soon"], "remedy: give, for example, 10s"),

@@ -17,6 +17,7 @@ GLOSSARY = ROOT / "docs" / "glossary.md"
 GLOSSARY_LINE_CHARS_MAX = 200
 NAMED_FILE = re.compile(r"`([\w{},*./-]+/[\w{},*.-]+\.(?:py|sql|toml))`")
 BARE_FILE = re.compile(r"`([\w*]+\.(?:py|sql|toml))`")
+FENCE = re.compile(r"\s*```(.*?)\s*$")
 LINK_TO_HEADING = re.compile(r"\[[^\]]*\]\(([^)\s#:]*)#([^)\s]+)\)")
 NOT_OURS_ALONE = {"fetch.max.wait.ms"}
 """Names of removed settings that clients have as well."""
@@ -51,6 +52,22 @@ def named_files(text: str) -> Iterator[str]:
         yield from spelled_out(pattern)
 
 
+def fence_faults(text: str) -> Iterator[str]:
+    """The lines whose code fences do not pair. An opening fence names a language, a closing one does not."""
+    opened = 0
+    for number, line in enumerate(text.splitlines(), start=1):
+        fence = FENCE.match(line)
+        if fence is None:
+            continue
+        if fence[1] and opened:
+            yield f"line {number}: a block opens inside the block of line {opened}"
+        elif not fence[1] and not opened:
+            yield f"line {number}: a block opens without a language (`text` if it has none), or closes nothing"
+        opened = number if fence[1] else 0
+    if opened:
+        yield f"line {opened}: the block is never closed"
+
+
 def anchors(page: Path) -> set[str]:
     """The addresses of its headings, as GitHub makes them."""
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
@@ -66,6 +83,26 @@ def test_links_to_headings_lead_to_one() -> None:
         if anchor not in anchors(page.parent / target if target else page)
     ]
     assert broken == []
+
+
+def test_every_code_block_opens_with_a_language_and_is_closed() -> None:
+    faults = [
+        f"{page.relative_to(ROOT)}, {fault}"
+        for page in documents()
+        for fault in fence_faults(page.read_text(encoding="utf-8"))
+    ]
+    assert faults == []
+
+
+def test_a_fence_that_is_missing_is_noticed() -> None:
+    assert list(fence_faults("a\n```sh\nb\n```\n   ```text\n   c\n   ```\n")) == []
+    opens_inside, not_closed = fence_faults("```sh\na\n\n```sh\nb\n")
+    assert (opens_inside, not_closed) == (
+        "line 4: a block opens inside the block of line 1",
+        "line 4: the block is never closed",
+    )
+    (bare,) = fence_faults("a\n```\nb\n")
+    assert bare.startswith("line 2: a block opens without a language")
 
 
 def test_no_guide_names_a_setting_that_was_removed() -> None:

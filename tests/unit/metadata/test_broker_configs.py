@@ -136,7 +136,11 @@ def test_defaults_may_not_contradict_what_a_topic_has_set() -> None:
 
 
 def test_docs_configs_md_is_what_the_tables_say() -> None:
-    assert (ROOT / "docs" / "configs.md").read_text() == render_configs_markdown()
+    command = (
+        "from pathlib import Path; from metadata.configs.text import render_configs_markdown as render;"
+        " Path('docs/configs.md').write_text(render())"
+    )
+    assert (ROOT / "docs" / "configs.md").read_text() == render_configs_markdown(), f'run python -c "{command}"'
 
 
 def test_the_docs_name_every_config_and_say_what_has_no_effect() -> None:

@@ -241,7 +241,11 @@ def test_settings_survive_the_way_through_the_environment() -> None:
 
 
 def test_docs_settings_md_is_what_the_table_says() -> None:
-    assert (ROOT / "docs" / "settings.md").read_text() == render_settings_markdown()
+    command = (
+        "from pathlib import Path; from runtime.settings.document import render_settings_markdown as render;"
+        " Path('docs/settings.md').write_text(render())"
+    )
+    assert (ROOT / "docs" / "settings.md").read_text() == render_settings_markdown(), f'run python -c "{command}"'
 
 
 # ---- names of earlier releases

@@ -59,7 +59,7 @@ def test_a_catalog_that_refuses_is_not_called_away(refusing_url: str) -> None:
 def test_a_postgres_that_refuses_the_user_is_said_to(postgres_url: str, tmp_path: Path) -> None:
     nobody = postgres_url.replace("siltstone:", "nobody:", 1)
     assert nobody != postgres_url
-    with pytest.raises(CatalogUnavailableError, match=r"does not let us in: .*nobody") as refused:
+    with pytest.raises(CatalogUnavailableError, match=r"answered, but refused the connection: .*nobody") as refused:
         open_catalog(CatalogPlace(url=nobody, warehouse=tmp_path.as_uri()))
     assert "user, password" in refused.value.remedy
 

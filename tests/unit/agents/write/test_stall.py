@@ -95,14 +95,14 @@ def test_each_level_is_said_once_with_its_remedy(capsys: pytest.CaptureFixture[s
         one.files_changed(files)
     said = capsys.readouterr().err
     assert said.count("answers to producers are delayed") == 1
-    assert "is the compactor running" in said
+    assert "check that a compactor runs and keeps up" in said
     assert 0 < metric(metrics, "write_stall_delay_seconds") < DELAY_MS_MAX / 1000
     assert (one.refusal, metric(metrics, "write_stall_refusing")) == (None, 0)
     for files in [101, 102]:
         one.files_changed(files)
     said = capsys.readouterr().err
     assert said.count("produce is refused") == 1
-    assert "is the compactor running" in said
+    assert "check that a compactor runs and keeps up" in said
     assert "l0.refuse.files (100)" in (one.refusal or "")
     assert metric(metrics, "write_stall_refusing") == 1
     one.files_changed(7)

@@ -186,7 +186,7 @@ async def test_bytes_that_were_sound_when_their_keys_were_read_and_are_not_now_e
     store, plan = await three_slices()
     await group_keys(store, plan)
     await damage(store, plan.extents[2], 100)
-    with pytest.raises(MergeInputError, match="were sound when their keys were read"):
+    with pytest.raises(MergeInputError, match="became corrupt after its keys were read"):
         await rewrite(store, plan)
 
 
@@ -225,7 +225,7 @@ async def test_survivors_of_fewer_records_than_had_keys_are_refused() -> None:
     _, plan = await three_slices()
     found = [KeysFound(batches=2, rows=8, records=8, dead_at_once=0) for _ in range(3)]
     assert join_slices(plan, PARTITION_ID, found, [(0, 0), (0, 0), (5, 24)]).keys == 5
-    with pytest.raises(ManifestMismatchError, match="24 records with keys, its survivors were chosen from 23"):
+    with pytest.raises(ManifestMismatchError, match="24 records with keys, but its survivors were chosen from 23"):
         join_slices(plan, PARTITION_ID, found, [(0, 0), (0, 0), (5, 23)])
 
 
