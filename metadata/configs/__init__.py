@@ -1,1 +1,1 @@
-"""Kafka's configs of topics and brokers: tables of what they may be, and how they change. Pure."""
+"""Kafka's topic and broker configs: tables of their types and valid values, and how they are altered. Pure."""

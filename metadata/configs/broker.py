@@ -1,20 +1,21 @@
-"""Kafka's broker configs: one table, Kafka's name -> what it is here. Pure.
+"""Kafka's broker configs: one table from Kafka's name to the role that the config has here. Pure.
 
-A broker config is one of three things:
+A broker config has one of three roles:
 
-1. the cluster-wide default of a topic config (`topic`). It is set with AlterConfigs or IncrementalAlterConfigs on the
-   broker with the empty name and is in force at once, without a restart. It lies in the metadata store, where agents
-   and compactors all read the same one, and no process has a setting for it: two compactors that disagreed about
-   retention would delete what the other keeps. `log.retention.hours`, `log.retention.minutes`, `log.roll.hours` and
-   `log.roll.jitter.hours`, which Kafka reads at start only, are live as well;
-2. a setting of our processes (`setting`), shown, and altered where the process is started; or one of their constants,
-   shown;
-3. something that steers disks, replicas, threads or tiering (neither): shown with Kafka's default. What can be set
-   while a broker runs is accepted and kept, because tools set it, and marked `effective=False`.
+1. the cluster-wide default of a topic config (`topic`). AlterConfigs or IncrementalAlterConfigs set it on the broker
+   with the empty name, and it is in force at once, without a restart. The metadata store keeps it, so that all agents
+   and compactors read the same value. No process has a setting for it: if two compactors disagreed about retention, one
+   would delete records that the other keeps. `log.retention.hours`, `log.retention.minutes`, `log.roll.hours` and
+   `log.roll.jitter.hours` can be altered too, although Kafka reads them only at start;
+2. a setting of an agent (`setting`) or a constant of every agent. It is only shown; a setting is altered where the
+agent    is started;
+3. a config that steers disks, replicas, threads or tiering (neither `topic` nor `setting`). It is shown with Kafka's
+   default. If Kafka can alter it while a broker runs, it is accepted and stored, because tools set it. It is marked
+   `effective=False`.
 
-A topic's config in force: its override, else the cluster-wide default, else the agent's setting (`message.max.bytes`
-alone), else Kafka's default. Of several broker configs for one topic config the first in this table wins, as in Kafka
-(`ServerTopicConfigSynonyms`): milliseconds before minutes before hours.
+The value in force for a topic is its override, else the cluster-wide default, else the agent's setting (only for
+`message.max.bytes`), else Kafka's default. If several broker configs set one topic config, the first in this table
+wins, as in Kafka (`ServerTopicConfigSynonyms`): milliseconds before minutes before hours.
 """
 
 from __future__ import annotations
@@ -40,15 +41,15 @@ _DOUBLE_MAX = 1.7976931348623157e308
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConfig(Config):
     topic: str = ""
-    """The topic config that this is the default of."""
+    """The topic config whose default this config gives."""
     setting: str = ""
-    """The dotted name of our setting that says it."""
+    """The dotted name of Siltstone's setting that gives the value."""
     unit: int = 1
-    """How many of the topic config's or setting's units one of this is."""
+    """The size of this config's unit in units of the topic config or the setting: MINUTE_MS for minutes."""
     dynamic: bool = True
-    """May be altered while the cluster runs."""
+    """Whether it may be altered while the cluster runs."""
     zero: bool = True
-    """Whether 0 is allowed, where `least` allows it."""
+    """Whether 0 is allowed if `least` allows it."""
 
 
 def _of_topic(
@@ -61,7 +62,7 @@ def _of_topic(
     least: float | None = None,
     zero: bool = True,
 ) -> BrokerConfig:
-    """The cluster-wide default of a topic config. `default` "" = none: the next synonym's counts."""
+    """The cluster-wide default of a topic config. `default` "" = none: the default of the next synonym counts."""
     of = TOPIC_CONFIGS[topic]
     in_other_unit = unit != 1
     return BrokerConfig(
@@ -103,7 +104,7 @@ def _idle(
     least: float | None = None,
     dynamic: bool = True,
 ) -> BrokerConfig:
-    """One that steers nothing here."""
+    """A config that has no effect here."""
     most: float | None = {ConfigType.INT: INT_MAX, ConfigType.LONG: LONG_MAX, ConfigType.DOUBLE: _DOUBLE_MAX}.get(type_)
     if isinstance(default, bool):
         default = "true" if default else "false"
@@ -123,9 +124,9 @@ _BOOLEAN, _STRING, _INT = ConfigType.BOOLEAN, ConfigType.STRING, ConfigType.INT
 _LONG, _DOUBLE = ConfigType.LONG, ConfigType.DOUBLE
 _THREADS = "Threads of a broker. Agents and compactors have settings of their own."
 _CLEANER = "Steers the cleaner of a broker. Compactors have settings of their own"
-_REMOTE = "Steers Kafka's tiered storage. Every record is in the object store here already."
-_NO_REPLICAS = "Steers replication between brokers. There is none here."
-_NO_DISK = "Steers the files of a broker's disk. There are none here."
+_REMOTE = "Steers Kafka's tiered storage. Here every record is in the object store anyway."
+_NO_REPLICAS = "Steers replication between brokers. Agents do not replicate."
+_NO_DISK = "Steers files on a broker's disk. Agents have no such files."
 
 _DEFAULTS_OF_TOPICS = (
     _of_topic("compression.gzip.level", "compression.gzip.level"),
@@ -152,7 +153,7 @@ _DEFAULTS_OF_TOPICS = (
     _of_topic("log.message.timestamp.type", "message.timestamp.type"),
     _of_topic("log.preallocate", "preallocate"),
     _of_topic("log.retention.bytes", "retention.bytes"),
-    # 0 would empty every topic at the next look; Kafka (KafkaConfig.validateValues) refuses it here, of a topic not.
+    # 0 would soon empty every topic. Kafka refuses it for a broker (KafkaConfig.validateValues) but not for a topic.
     _of_topic("log.retention.ms", "retention.ms", default="", zero=False),
     _of_topic("log.retention.minutes", "retention.ms", unit=MINUTE_MS, default="", zero=False),
     _of_topic("log.retention.hours", "retention.ms", unit=HOUR_MS, default="168", zero=False),
@@ -186,15 +187,17 @@ _SETTINGS = (
 )
 
 _FIXED = (
-    _fixed("default.replication.factor", _INT, 1, "Shown for every topic. The object store keeps records durable."),
-    _fixed("max.incremental.fetch.session.cache.slots", _INT, 1_000, "Fetch sessions of one agent."),
-    _fixed("offset.metadata.max.bytes", _INT, 4_096, "The longest text that may stand beside a committed offset."),
+    _fixed("default.replication.factor", _INT, 1, "Shown for every topic. The object store makes records durable."),
+    _fixed("max.incremental.fetch.session.cache.slots", _INT, 1_000, "The number of fetch sessions of one agent."),
+    _fixed("offset.metadata.max.bytes", _INT, 4_096, "The longest metadata text of a committed offset."),
     _fixed("offsets.retention.check.interval.ms", _LONG, 600_000, "How often an agent deletes expired offsets."),
 )
 
 _IDLE = (
     _idle("background.threads", _INT, 10, _THREADS, least=1),
-    _idle("log.cleaner.backoff.ms", _LONG, 15_000, f"{_CLEANER}; an idle one looks for work every second.", least=0),
+    _idle(
+        "log.cleaner.backoff.ms", _LONG, 15_000, f"{_CLEANER}; an idle compactor looks for work every second.", least=0
+    ),
     _idle("log.cleaner.dedupe.buffer.size", _LONG, 134_217_728, f"{_CLEANER}: dedupe.keys.max.", least=0),
     _idle("log.cleaner.enable", _BOOLEAN, True, f"{_CLEANER}; they always compact.", dynamic=False),
     _idle("log.cleaner.io.buffer.load.factor", _DOUBLE, 0.9, f"{_CLEANER}.", least=0),
@@ -240,7 +243,7 @@ _IDLE = (
 BROKER_CONFIGS: Mapping[str, BrokerConfig] = {
     config.name: config for config in (*_DEFAULTS_OF_TOPICS, *_SETTINGS, *_FIXED, *_IDLE)
 }
-"""Every broker config by Kafka's name; synonyms of one topic config in the order in which they count."""
+"""Every broker config by Kafka's name. The synonyms of one topic config are in order of precedence."""
 
 
 def _synonyms() -> dict[str, tuple[BrokerConfig, ...]]:
@@ -251,11 +254,11 @@ def _synonyms() -> dict[str, tuple[BrokerConfig, ...]]:
 
 
 SYNONYMS: Mapping[str, tuple[BrokerConfig, ...]] = _synonyms()
-"""Topic config -> the broker configs that give its default, the one that counts first."""
+"""Topic config -> the broker configs that give its default, in order of precedence."""
 
 
 def topic_defaults(broker_configs: Mapping[str, str]) -> dict[str, str]:
-    """What cluster-wide broker configs that were checked mean for topics, by topic config."""
+    """The topic defaults that follow from checked cluster-wide broker configs, by topic config."""
     found: dict[str, str] = {}
     for config in _DEFAULTS_OF_TOPICS:
         if config.topic not in found and (value := broker_configs.get(config.name)) is not None:
@@ -264,7 +267,7 @@ def topic_defaults(broker_configs: Mapping[str, str]) -> dict[str, str]:
 
 
 def as_topic_value(config: BrokerConfig, value: str) -> str:
-    """In the topic config's unit. A negative number means no limit in every unit."""
+    """The value in the topic config's unit. A negative number means no limit in every unit, so it becomes -1."""
     if config.unit == 1:
         return value
     number = int(value)
@@ -272,7 +275,7 @@ def as_topic_value(config: BrokerConfig, value: str) -> str:
 
 
 class StaticConfigError(InvalidConfigError):
-    """A broker config that is fixed while the processes run. Nothing was changed."""
+    """The broker config cannot be altered while the processes run. Nothing was changed."""
 
 
 def validate_broker_configs(
@@ -281,9 +284,10 @@ def validate_broker_configs(
     """Check an alteration of the cluster-wide broker configs.
 
     Args:
-        changed: what is set, or back to its default where None.
-        configs: all that are set, as they will be.
-        present: all that are set now. Should they contradict each other, only whoever alters one of those is told.
+        changed: the new values by name; None = back to the default.
+        configs: all configs that are set after the change.
+        present: all configs that are set now. If these contradict each other already, only a change of one of them
+            raises.
 
     Raises StaticConfigError, and InvalidConfigError for a config that is unknown, malformed, out of range or
     contradictory.
@@ -294,7 +298,7 @@ def validate_broker_configs(
             raise unknown_config("broker", name, BROKER_CONFIGS)
         if not config.dynamic:
             if config.setting:
-                why = f"it is the setting {config.setting}, which is read when an agent starts"
+                why = f"it is the setting {config.setting}, which an agent reads when it starts"
             else:
                 why = "it cannot be changed while a broker runs"
             raise StaticConfigError(name, f"cannot alter broker config {name!r}: {why}")
@@ -306,24 +310,24 @@ def validate_broker_configs(
     try:
         validate_overrides(topic_defaults(configs), present=topic_defaults(present or {}))
     except InvalidConfigError as error:
-        raise InvalidConfigError(SYNONYMS[error.name][0].name, f"as defaults of topics: {error}") from error
+        raise InvalidConfigError(SYNONYMS[error.name][0].name, f"invalid as defaults of topics: {error}") from error
 
 
 def check_topics(
     present: Mapping[str, str], configs: Mapping[str, str], overrides: Iterable[tuple[str, Mapping[str, str]]]
 ) -> None:
-    """That cluster-wide configs, which were checked, contradict the overrides of no topic.
+    """Check that cluster-wide configs contradict the overrides of no topic. The configs themselves were checked before.
 
     Args:
-        present: those that are set.
-        configs: those that will be.
-        overrides: of every topic, with its name.
+        present: the configs that are set now.
+        configs: the configs that will be set.
+        overrides: the name and the overrides of every topic.
 
-    Raises InvalidConfigError naming the first topic that would come to contradict itself.
+    Raises InvalidConfigError naming the first topic whose configs in force would contradict each other.
     """
     before, after = topic_defaults(present), topic_defaults(configs)
     if lags_of(before) == lags_of(after):
-        return
+        return  # a contradiction that exists already is not this change's fault
     for topic, of_topic in overrides:
         lags = {name: value for name, value in of_topic.items() if name in LAGS}
         if not lags:
@@ -333,5 +337,5 @@ def check_topics(
         except InvalidConfigError as error:
             name = SYNONYMS[error.name][0].name
             raise InvalidConfigError(
-                name, f"topic {topic!r} has overrides that allow no such default: {error}"
+                name, f"the overrides of topic {topic!r} contradict this default: {error}"
             ) from error

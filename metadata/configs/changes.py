@@ -1,10 +1,12 @@
-"""Alterations of configs that depend on what is set: they are decided in the store, under the lock of what they alter.
+"""Alterations of configs that depend on the present configs: the store decides them under a lock. Pure.
 
-To append to a list, to replace all that is set, to keep one config within another: each reads before it writes, and of
-two that both read first one would be lost or the two come to contradict each other, though both were told all is well.
-So the store takes a decision in place of the changes. It locks what is to be altered, hands over what is set by then,
-and writes what the decision says. A decision is pure and quick, for others wait; it may be asked more than once, and
-what it raises is raised to the caller, with nothing changed. Pure.
+Some alterations read before they write: they append to a list, replace all configs, or keep one config below another.
+If two of them read before either wrote, one would be lost, or the configs would contradict each other although both
+callers were told of success. So the store also accepts a decision in place of changes. It locks the topic or the
+cluster-wide configs, passes the present configs to the decision, and writes the changes that the decision returns.
+
+A decision is pure and quick, because others wait for the lock. The store may call it more than once. If it raises, the
+caller gets the error and nothing is changed.
 """
 
 from __future__ import annotations
@@ -13,14 +15,14 @@ from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 Changes: TypeAlias = Mapping[str, str | None]
-"""What is set, by name; None removes one. Without any nothing is written, and nobody told."""
+"""New values by name; None removes a config. If empty, nothing is written and no agent is told."""
 TopicDecision: TypeAlias = Callable[[Mapping[str, str], Mapping[str, str]], Changes]
-"""(the topic's overrides, the cluster-wide broker configs that are set) -> what changes. The topic is locked; the
-cluster-wide ones are as they are now, and may be altered at once by somebody else."""
+"""(the topic's overrides, the cluster-wide broker configs that are set) -> the changes. Only the topic is locked:
+another caller may alter the cluster-wide configs at the same time."""
 ClusterDecision: TypeAlias = Callable[[Mapping[str, str]], Changes]
-"""(the cluster-wide broker configs that are set) -> what changes."""
+"""(the cluster-wide broker configs that are set) -> the changes."""
 
 
 def changed(present: Mapping[str, str], changes: Changes) -> dict[str, str]:
-    """What is set afterwards."""
+    """The configs that are set after `changes`."""
     return {name: value for name, value in {**present, **changes}.items() if value is not None}

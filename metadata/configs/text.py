@@ -1,4 +1,7 @@
-"""`docs/configs.md`, from the tables of topic and broker configs."""
+"""`docs/configs.md`, generated from the tables of topic and broker configs.
+
+After a change of the tables, write the result of `render_configs_markdown` to the file; a test compares the two.
+"""
 
 from __future__ import annotations
 
@@ -10,33 +13,35 @@ from metadata.configs.values import INT_MAX, LONG_MAX, Config, ConfigType
 
 _INTRODUCTION = """# Kafka's configs
 
-Generated from `metadata/configs/topic.py` and `metadata/configs/broker.py`; do not edit by hand. The settings of our
-own processes are in [settings.md](settings.md).
+Generated from `metadata/configs/topic.py` and `metadata/configs/broker.py`; do not edit by hand. The settings of
+Siltstone's own processes are in [settings.md](settings.md).
 
-Every topic config of Kafka 3.9 and 4 is accepted with the values that Kafka accepts, stored, and shown by
-DescribeConfigs with its source, synonyms, type and these words. Those that steer a broker's disks, replicas or threads
-change nothing here: they stand under *without effect*. A name that Kafka does not know is refused (INVALID_CONFIG), and
-so is a value that it would refuse.
+Siltstone accepts every topic config of Kafka 3.9 and 4 with the values that Kafka accepts. It stores the config, and
+DescribeConfigs shows it with its source, synonyms, type and the text on this page. Configs that steer a broker's disks,
+replicas or threads change nothing here; they are listed under *without effect*. An unknown name and a value that Kafka
+would refuse are refused (INVALID_CONFIG).
 
-What is in force for a topic is, in this order: what is set of the topic, the cluster-wide broker config, the agent's
-setting (`message.max.bytes` alone), Kafka's default.
+The value in force for a topic is the first of these that is set: the topic's own config, the cluster-wide broker
+config, the agent's setting (only for `message.max.bytes`), Kafka's default.
 
 **Cluster-wide defaults** are broker configs that are altered for the broker with the empty name
-(`kafka-configs.sh --entity-type brokers --entity-default --alter --add-config log.retention.hours=24`). They lie in the
-metadata store, are in force on all agents within `tail.poll.ms` and at the compactors' next look, and need no restart.
-There is no setting for them, so that no two processes can disagree about what may be deleted. Of several
-broker configs for one topic config the one that stands first counts. `log.retention.hours`, `log.retention.minutes`,
-`log.roll.hours` and `log.roll.jitter.hours` are live here, where Kafka reads them when it starts. The configs of one
-agent alone are its settings: altering them over the protocol is refused (INVALID_REQUEST).
+(`kafka-configs.sh --entity-type brokers --entity-default --alter --add-config log.retention.hours=24`). The metadata
+store keeps them. They are in force on all agents within `tail.poll.ms`, and in compactors when they next plan; no
+process needs a restart. No process has a setting for them, so that no two processes can disagree about which records
+may be deleted. If several broker configs set one topic config, the first one in the table counts.
+`log.retention.hours`, `log.retention.minutes`, `log.roll.hours` and `log.roll.jitter.hours` can be altered at any time
+here; Kafka reads them only at start. Configs of a single agent are its settings: altering them over the protocol is
+refused (INVALID_REQUEST).
 
-**Tiered storage** is true by nature: every record lies in the object store, those of compacted topics too, which Kafka
-does not tier. `remote.storage.enable`, `local.retention.ms`, `local.retention.bytes` and the other `remote.*`
-configs are accepted in every combination, with `cleanup.policy=compact` as well, and change nothing: there is no local
-copy that could be kept longer or shorter, and `retention.ms` and `retention.bytes` alone say when records go.
+**Tiered storage** needs no config: every record is in the object store, also the records of compacted topics, which
+Kafka does not tier. `remote.storage.enable`, `local.retention.ms`, `local.retention.bytes` and the other `remote.*`
+configs are accepted in every combination, also with `cleanup.policy=compact`, and change nothing. There is no local
+copy to keep for a longer or shorter time. Only `retention.ms` and `retention.bytes` decide when records are deleted.
 
-**Replication factor.** CreateTopics accepts -1 and any number from 1, and answers 1. Records are replicated by the
-object store, what lies where by Postgres; Metadata names one agent as the only replica, and any other would serve the
-partition as well. Replicas that are assigned by hand are accepted and mean nothing; `min.insync.replicas` likewise.
+**Replication factor.** CreateTopics accepts -1 and any number from 1, and answers 1. The object store replicates the
+records, and Postgres replicates the metadata. The Metadata API names one agent as the only replica, although every
+agent can serve the partition. Manual replica assignments are accepted and have no effect; neither has
+`min.insync.replicas`.
 """
 
 
@@ -48,7 +53,7 @@ _IDLE_HEAD = ("broker config", "type", "default", "altered while running", "mean
 
 
 def render_configs_markdown() -> str:
-    """`docs/configs.md`."""
+    """The text of `docs/configs.md`."""
     topics = sorted(TOPIC_CONFIGS.values(), key=lambda config: config.name)
     brokers = sorted(BROKER_CONFIGS.values(), key=lambda config: config.name)
     defaults = [config for group in SYNONYMS.values() for config in group]

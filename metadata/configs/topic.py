@@ -1,10 +1,11 @@
-"""Kafka's topic configs: names, types, defaults, valid values, and whether they mean anything here.
+"""Kafka's topic configs: names, types, defaults, valid values, and whether they have an effect here.
 
-A topic stores overrides only (`Topic.configs`); `resolve` lays them over the defaults, between them the cluster-wide
-defaults of `metadata/configs/broker.py`, where the caller has them. Configs that steer broker disks or replicas are
-accepted, stored and described, because tools set them, and marked `effective=False`.
-Defaults and ranges are those of Kafka 4 (`org.apache.kafka.storage.internals.log.LogConfig`); names that Kafka 3.9 had
-and 4 dropped are here too.
+A topic stores only overrides (`Topic.configs`). `resolve` lays them over Kafka's defaults; a caller that has the
+cluster-wide defaults of `metadata/configs/broker.py` lays the overrides over these first. Configs that steer a broker's
+disks or replicas are accepted, stored and described, because tools set them; they are marked `effective=False`.
+
+Defaults and ranges are those of Kafka 4 (`org.apache.kafka.storage.internals.log.LogConfig`). The table also has the
+names that Kafka 3.9 had and Kafka 4 dropped.
 """
 
 from __future__ import annotations
@@ -68,43 +69,41 @@ def _throttle(name: str) -> Config:
     return Config(name=name, type=ConfigType.LIST, default="", doc=doc, effective=False, pattern=pattern)
 
 
-_NO_REMOTE_TIER = "Steers Kafka's tiered storage. Every record is in the object store here already."
-_NO_LOCAL_TIER = "How much a broker's disk keeps of a tiered topic. Agents have no disks, only caches."
-_OLD_FORMATS = "Old message formats, which Kafka 4 dropped. Nothing is converted here."
-_NO_INDEX_FILE = "Steers the index files of a broker's disk. There are none here."
-_NO_FLUSH = "Forces a broker to fsync. A record is durable here before it is acknowledged."
+_NO_REMOTE_TIER = "Steers Kafka's tiered storage. Here every record is in the object store anyway."
+_NO_LOCAL_TIER = "How much of a tiered topic a broker keeps on its disk. Agents have no disks, only caches."
+_OLD_FORMATS = "Concerns old message formats, which Kafka 4 dropped. Agents convert nothing."
+_NO_INDEX_FILE = "Steers index files on a broker's disk. Agents have no such files."
+_NO_FLUSH = "Forces a broker to fsync. Here every record is durable before it is acknowledged."
 
 _ALL = (
     Config(
         name="cleanup.policy",
         type=ConfigType.LIST,
         default="delete",
-        doc="'delete' drops old records by time and size, 'compact' keeps the latest record of every key, both do both;"
-        " an empty list keeps everything. 'compact' refuses records without a key.",
+        doc="'delete' drops old records by time and size. 'compact' keeps the latest record of every key, and refuses"
+        " records without a key. A topic may have both. An empty list keeps everything.",
         effective=True,
         choices=("compact", "delete"),
     ),
-    _int("compression.gzip.level", -1, "Level when a broker recompresses; never done on produce.", least=-1, most=9),
-    _int("compression.lz4.level", 9, "Level when a broker recompresses; never done on produce.", least=1, most=17),
+    _int("compression.gzip.level", -1, "Level when a broker recompresses. Agents never do.", least=-1, most=9),
+    _int("compression.lz4.level", 9, "Level when a broker recompresses. Agents never do.", least=1, most=17),
     Config(
         name="compression.type",
         type=ConfigType.STRING,
         default="producer",
-        doc="Codec a broker would recompress to. Records are kept here as the producer sent them.",
+        doc="Codec to which a broker recompresses. Here records stay as the producer sent them.",
         effective=False,
         choices=("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer"),
     ),
-    _int(
-        "compression.zstd.level", 3, "Level when a broker recompresses; never done on produce.", least=-131072, most=22
-    ),
+    _int("compression.zstd.level", 3, "Level when a broker recompresses. Agents never do.", least=-131072, most=22),
     _long(
         "delete.retention.ms",
         86_400_000,
-        "How long a tombstone stays readable after the first pass that could remove it.",
+        "How long a tombstone stays readable after the first dedupe pass that could remove it.",
         least=0,
         effective=True,
     ),
-    _long("file.delete.delay.ms", 60_000, "Delay before a broker unlinks a file; here gc.grace.ms rules.", least=0),
+    _long("file.delete.delay.ms", 60_000, "Delay before a broker deletes a file. Here gc.grace.ms decides.", least=0),
     _long("flush.messages", LONG_MAX, _NO_FLUSH, least=1),
     _long("flush.ms", LONG_MAX, _NO_FLUSH, least=0),
     _throttle("follower.replication.throttled.replicas"),
@@ -115,14 +114,14 @@ _ALL = (
     _long(
         "max.compaction.lag.ms",
         LONG_MAX,
-        "A record of a compacted topic is compacted at the latest this long after it was written.",
+        "The longest time after its write until a record of a compacted topic is compacted.",
         least=1,
         effective=True,
     ),
     _int(
         "max.message.bytes",
         1_048_588,
-        "Largest record batch accepted, as sent (compressed, with its header).",
+        "The largest record batch that is accepted, as sent (compressed, with its header).",
         least=0,
         effective=True,
     ),
@@ -138,28 +137,28 @@ _ALL = (
     _long(
         "message.timestamp.after.max.ms",
         3_600_000,
-        "How far a CreateTime timestamp may lie ahead of the agent's clock.",
+        "How far a CreateTime timestamp may be ahead of the agent's clock.",
         least=0,
         effective=True,
     ),
     _long(
         "message.timestamp.before.max.ms",
         LONG_MAX,
-        "How far a CreateTime timestamp may lie behind the agent's clock.",
+        "How far a CreateTime timestamp may be behind the agent's clock.",
         least=0,
         effective=True,
     ),
     _long(
         "message.timestamp.difference.max.ms",
         LONG_MAX,
-        "Gone from Kafka 4: set message.timestamp.before.max.ms and message.timestamp.after.max.ms.",
+        "Kafka 4 dropped it. Set message.timestamp.before.max.ms and message.timestamp.after.max.ms.",
         least=0,
     ),
     Config(
         name="message.timestamp.type",
         type=ConfigType.STRING,
         default="CreateTime",
-        doc="Whether records carry the producer's time or the time they were appended.",
+        doc="Whether records carry the producer's time or the time of the append.",
         effective=True,
         choices=("CreateTime", "LogAppendTime"),
     ),
@@ -167,7 +166,7 @@ _ALL = (
         name="min.cleanable.dirty.ratio",
         type=ConfigType.DOUBLE,
         default="0.5",
-        doc="Share of a compacted log that must be uncompacted before a pass is forced.",
+        doc="The share of a compacted log that must be uncompacted before a dedupe pass is forced.",
         effective=True,
         least=0.0,
         most=1.0,
@@ -175,46 +174,46 @@ _ALL = (
     _long(
         "min.compaction.lag.ms",
         0,
-        "A record of a compacted topic stays uncompacted at least this long.",
+        "The shortest time that a record of a compacted topic stays uncompacted.",
         least=0,
         effective=True,
     ),
-    _int("min.insync.replicas", 1, "Replicas an acknowledgement waits for. The object store replicates.", least=1),
+    _int("min.insync.replicas", 1, "Replicas that an acknowledgement waits for. The object store replicates.", least=1),
     _bool("preallocate", False, _NO_INDEX_FILE),
     _bool("remote.log.copy.disable", False, _NO_REMOTE_TIER),
     _bool("remote.log.delete.on.disable", False, _NO_REMOTE_TIER),
     _bool(
         "remote.storage.enable",
         False,
-        "Whether a topic's records are moved to the object store. They all lie there, of compacted topics too.",
+        "Whether a topic's records are moved to the object store. Here all records are there, of every topic.",
     ),
     _long(
         "retention.bytes",
         -1,
-        "Per partition: old extents go while what remains is at least this large; -1 = no limit.",
+        "Per partition: the oldest extents are deleted while the rest is at least this large; -1 = no limit.",
         least=-1,
         effective=True,
     ),
     _long(
         "retention.ms",
         604_800_000,
-        "Extents whose newest record is older go; -1 = no limit.",
+        "Extents whose newest record is older than this are deleted; -1 = no limit.",
         least=-1,
         effective=True,
     ),
     _int(
         "segment.bytes",
         1_073_741_824,
-        "Largest extent of a partition in a merged file; also the largest batch accepted.",
+        "The largest extent of a partition in a merged file; also the largest batch that is accepted.",
         least=1_048_576,
         effective=True,
     ),
     _int("segment.index.bytes", 10_485_760, _NO_INDEX_FILE, least=4),
-    _long("segment.jitter.ms", 0, "Spreads segment rolls over time. Merges are spread by the planner here.", least=0),
+    _long("segment.jitter.ms", 0, "Spreads segment rolls over time. Here the planner spreads merges.", least=0),
     _long(
         "segment.ms",
         604_800_000,
-        "Longest span of time an extent of a merged file may hold, so that old records can expire.",
+        "The longest span of time in an extent of a merged file, so that old records can expire.",
         least=1,
         effective=True,
     ),
@@ -225,7 +224,7 @@ TOPIC_CONFIGS: Mapping[str, Config] = {config.name: config for config in _ALL}
 """Every topic config by Kafka's name."""
 
 LAGS = ("min.compaction.lag.ms", "max.compaction.lag.ms")
-"""The only configs that can contradict each other."""
+"""The least and the greatest compaction lag: the only configs that can contradict each other."""
 
 _DEFAULTS = {config.name: config.default for config in _ALL}
 
@@ -237,9 +236,9 @@ def validate_overrides(
 ) -> None:
     """Raises InvalidConfigError naming the first config that is unknown, malformed, out of range or contradictory.
 
-    `defaults`: what takes the place of Kafka's defaults in this cluster, by topic config. `present`: the overrides that
-    these take the place of. Configs may come to contradict each other while nobody looks, by two alterations at once:
-    only whoever alters one of them is told, or nothing else of the topic could be altered either.
+    `defaults`: the cluster-wide defaults, by topic config; they replace Kafka's. `present`: the topic's overrides
+    before the change. Two alterations at the same time may leave configs that contradict each other. Only a change of
+    one of these configs raises then; otherwise no other config of the topic could be altered either.
     """
     for name, value in overrides.items():
         config = TOPIC_CONFIGS.get(name)
@@ -259,7 +258,7 @@ def lags_of(configs: Mapping[str, str]) -> tuple[int, int]:
 
 
 def check_lags(configs: Mapping[str, str]) -> None:
-    """Raises InvalidConfigError when no record could keep to both compaction lags."""
+    """Raises InvalidConfigError when no record can satisfy both compaction lags."""
     least_lag, most_lag = lags_of(configs)
     if least_lag > most_lag:
         raise InvalidConfigError(
@@ -269,5 +268,5 @@ def check_lags(configs: Mapping[str, str]) -> None:
 
 
 def resolve(overrides: Mapping[str, str]) -> Mapping[str, str]:
-    """Every topic config with the value in force: the override, else the default."""
+    """Every topic config with its value in force: the override, else Kafka's default."""
     return {**_DEFAULTS, **overrides}

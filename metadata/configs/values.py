@@ -1,6 +1,6 @@
-"""What a config of Kafka's may be: its type, default, range and choices, and how values are read. Pure.
+"""The description of a Kafka config (type, default, range, choices), and the reading and checking of values. Pure.
 
-The tables are `metadata/configs/topic.py` and `metadata/configs/broker.py`.
+The tables of configs are `metadata/configs/topic.py` and `metadata/configs/broker.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LONG_MAX = 2**63 - 1
 
 
 class ConfigType(IntEnum):
-    """Kafka's DescribeConfigs type codes (ConfigDef.Type)."""
+    """Kafka's codes of config types in DescribeConfigs (ConfigDef.Type)."""
 
     BOOLEAN = 1
     STRING = 2
@@ -29,7 +29,7 @@ class ConfigType(IntEnum):
 
 
 class InvalidConfigError(BadInputError):
-    """A config that does not exist or may not have this value. Nothing was changed."""
+    """The config does not exist or cannot have this value. Nothing was changed."""
 
     def __init__(self, name: str, message: str) -> None:
         super().__init__(message)
@@ -43,27 +43,27 @@ class Config:
     default: str
     doc: str
     effective: bool
-    """False = kept and described for tools, but nothing here acts on it."""
+    """False = the config is stored and described for tools, but nothing acts on it."""
     least: float | None = None
     most: float | None = None
     choices: tuple[str, ...] = ()
-    """For STRING: the values allowed; for LIST: the items allowed. Empty = any."""
+    """The allowed values of a STRING, or the allowed items of a LIST. Empty = any."""
     pattern: str = ""
-    """For STRING, and for LIST every item: a regular expression that is kept to. Empty = any."""
+    """A regular expression that a STRING, or every item of a LIST, must match. Empty = any."""
 
 
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 
 
 def unknown_config(kind: str, name: str, known: Iterable[str]) -> InvalidConfigError:
-    """For a name that the table of this kind ("topic", "broker") does not have."""
+    """The error for a name that is not in the table of this kind ("topic" or "broker")."""
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return InvalidConfigError(name, f"unknown {kind} config {name!r}{hint}")
 
 
 def as_int(configs: Mapping[str, str], name: str) -> int:
-    """An INT or LONG of a resolved mapping. Raises InvalidConfigError when it is none."""
+    """The value of an INT or LONG in a resolved mapping. Raises InvalidConfigError when it is no whole number."""
     value = configs[name].strip()
     if not _INTEGER.fullmatch(value):
         raise InvalidConfigError(name, f"{name}={value!r} is not a whole number")
@@ -71,7 +71,7 @@ def as_int(configs: Mapping[str, str], name: str) -> int:
 
 
 def as_float(configs: Mapping[str, str], name: str) -> float:
-    """A DOUBLE of a resolved mapping. Raises InvalidConfigError when it is none."""
+    """The value of a DOUBLE in a resolved mapping. Raises InvalidConfigError when it is no number."""
     try:
         return float(configs[name])
     except ValueError as error:
@@ -79,7 +79,8 @@ def as_float(configs: Mapping[str, str], name: str) -> float:
 
 
 def as_bool(configs: Mapping[str, str], name: str) -> bool:
-    """A BOOLEAN of a resolved mapping; Kafka takes any case. Raises InvalidConfigError when it is none."""
+    """The value of a BOOLEAN in a resolved mapping, in any case, as in Kafka. Raises InvalidConfigError when it is
+    neither true nor false."""
     value = configs[name].strip().lower()
     if value not in {"true", "false"}:
         raise InvalidConfigError(name, f"{name}={configs[name]!r} is neither 'true' nor 'false'")
@@ -87,7 +88,7 @@ def as_bool(configs: Mapping[str, str], name: str) -> bool:
 
 
 def as_list(configs: Mapping[str, str], name: str) -> tuple[str, ...]:
-    """The items of a LIST of a resolved mapping, in order, without blanks."""
+    """The items of a LIST in a resolved mapping, in order, without surrounding spaces and empty items."""
     return tuple(item.strip() for item in configs[name].split(",") if item.strip())
 
 
@@ -112,7 +113,7 @@ def _check_range(config: Config, number: float) -> None:
     above = config.least is None or number >= config.least
     below = config.most is None or number <= config.most
     if not (above and below):  # also refuses NaN
-        raise InvalidConfigError(config.name, f"{config.name}={number} lies outside [{config.least}, {config.most}]")
+        raise InvalidConfigError(config.name, f"{config.name}={number} is outside [{config.least}, {config.most}]")
 
 
 def _check_text(config: Config, value: str) -> None:
@@ -120,4 +121,4 @@ def _check_text(config: Config, value: str) -> None:
         allowed = ", ".join(config.choices)
         raise InvalidConfigError(config.name, f"{config.name}: {value!r} is not one of {allowed}")
     if config.pattern and not re.fullmatch(config.pattern, value):
-        raise InvalidConfigError(config.name, f"{config.name}: {value!r} does not look like {config.pattern}")
+        raise InvalidConfigError(config.name, f"{config.name}: {value!r} does not match {config.pattern}")

@@ -1,1 +1,1 @@
-"""The metadata store of one process, for tests and `memory://`: the twin that Postgres is compared with."""
+"""The metadata store of one process, for tests and `memory://`. Tests compare the Postgres store with it."""

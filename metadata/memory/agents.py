@@ -1,7 +1,7 @@
 """The calls of an agent, in the memory store. Every method is atomic: it never waits.
 
-Postgres needs locks where the order of calls is enough here. The commit judges batches by
-`metadata/rules/producer_state.py` alone; the commit function of Postgres is compared with it.
+Because calls run one after another, no locks are needed, unlike in Postgres. The commit judges batches only by
+`metadata/rules/producer_state.py`; tests compare the commit function of Postgres with it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from wire.error_codes import ErrorCode
 
 
 class MemoryAgents:
-    """Keeps `AgentMetadata`."""
+    """The memory implementation of `AgentMetadata`."""
 
     def __init__(
         self, database: MemoryDatabase, clock: Clock, ids: IdSource, *, producer_id_expiration_ms: int
@@ -51,7 +51,7 @@ class MemoryAgents:
         self._news, self._agents = Hint(clock), Hint(clock)
 
     def listen(self) -> None:
-        """Hear the hints of the others from now on."""
+        """Receive the hints of the other stores on this database from now on."""
         self.database.news.append(self._news)
         self.database.agents_changed.append(self._agents)
 
@@ -173,6 +173,7 @@ class MemoryAgents:
             return dict(db.broker_configs)
         before = topic_defaults(db.broker_configs)
         db.broker_configs = changed(db.broker_configs, changes)
+        # The version tells compactors that a topic's configs in force may have changed.
         if topic_defaults(db.broker_configs) != before:
             db.config_versions = {topic_id: db.config_versions.get(topic_id, 1) + 1 for topic_id in db.topics}
         detail = {"configs": dict(db.broker_configs)}
@@ -206,6 +207,7 @@ class MemoryAgents:
 
     async def commit_l0(self, request: CommitL0) -> Committed:
         db = self.database
+        # Before the checks of the writer: a repeat gets its answer even if the writer was fenced meanwhile.
         known = db.file_ids.get(request.key)
         if known is not None:
             return _repeated(db.files[known])
@@ -252,7 +254,7 @@ class MemoryAgents:
         if partition is None:
             raise UnknownTopicError(f"there is no partition {partition_id}")
         if offset < -1 or offset > partition.next_offset:
-            raise InvalidOffsetError(f"offset {offset} lies outside [0, {partition.next_offset}]")
+            raise InvalidOffsetError(f"offset {offset} is outside [0, {partition.next_offset}]")
         wanted = partition.next_offset if offset == -1 else offset
         if wanted <= partition.log_start_offset:
             return partition.log_start_offset
@@ -295,6 +297,7 @@ class MemoryAgents:
         for writer_id, writer in db.writers.items():
             after = cursor.writers.get(writer_id, (-1, -1))
             cold = cold or after < writer.forgotten
+            # Newest first: the first file that the follower has seen ends the loop.
             for file_id in reversed(writer.files):
                 file = l0_file(db.files[file_id].info)
                 if (file.epoch, file.seq) <= after:
@@ -346,14 +349,14 @@ class MemoryAgents:
             raise CommitRefusedError(f"seq {request.seq} is not above the writer's last ({writer.last_seq})")
         hour = key_hour(request.key)
         if hour is not None and hour <= self.database.forgotten_key_hour:
-            raise CommitRefusedError(f"key {request.key!r} is as old as rows that were forgotten: {KEY_TOO_OLD_HINT}")
+            raise CommitRefusedError(f"key {request.key!r} is as old as forgotten rows: {KEY_TOO_OLD_HINT}")
         return writer
 
     def _insert_file(self, request: CommitL0, index: bytes, results: tuple[BatchResult, ...], now_ms: int) -> File:
         db = self.database
         file_id, db.next_file_id = db.next_file_id, db.next_file_id + 1
         rows = decode_index(index)
-        empty = not rows
+        empty = not rows  # every batch was refused or a duplicate: no reader needs the object
         info = FileInfo(
             file_id=file_id,
             key=request.key,
@@ -376,7 +379,7 @@ class MemoryAgents:
 
 
 def _repeated(file: File) -> Committed:
-    """What the first call answered. Raises CommitRefusedError for an aborted key."""
+    """The answer of the first call. Raises CommitRefusedError for an aborted key."""
     if file.info.state is FileState.ABORTED:
         raise CommitRefusedError(f"key {file.info.key!r} was aborted")
     return Committed(

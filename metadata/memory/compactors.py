@@ -45,7 +45,7 @@ from runtime.clock import Clock
 
 
 class MemoryCompactors:
-    """Keeps `CompactorMetadata`."""
+    """The memory implementation of `CompactorMetadata`."""
 
     def __init__(self, database: MemoryDatabase, clock: Clock) -> None:
         self.database = database
@@ -122,17 +122,17 @@ class MemoryCompactors:
         for file_id in job.file_ids:
             file = db.files.get(file_id)
             if file is None or not file.is_live or file.info.level == 0:
-                raise InputsBusyError(f"file {file_id} is no live file of L1 or above")
+                raise InputsBusyError(f"file {file_id} is not a live file of L1 or above")
             extents |= {id_ for id_ in file.extents if db.extents[id_].dead_ms is None}
         busy_l0, busy_extents = db.busy()
         for file_id in l0_files:
             file = db.files.get(file_id)
             if file is None or not file.is_live or file.info.level != 0 or file_id in busy_l0:
-                raise InputsBusyError(f"L0 file {file_id} is not live, or an input of a live job")
+                raise InputsBusyError(f"L0 file {file_id} is not live, or is an input of a live job")
         for extent_id in extents:
             extent = db.extents.get(extent_id)
             if extent is None or extent.dead_ms is not None or extent_id in busy_extents:
-                raise InputsBusyError(f"extent {extent_id} is not live, or an input of a live job")
+                raise InputsBusyError(f"extent {extent_id} is not live, or is an input of a live job")
         now_ms = self._clock.wall_ms()
         for partition_id in job.forced_partition_ids:
             if partition_id in db.partitions:
@@ -217,6 +217,7 @@ class MemoryCompactors:
             return
         if trouble:
             job.give_backs += 1
+        # After this many times the trouble will not pass soon: fail the job, so that the planner plans around it.
         if trouble and job.give_backs >= job_rules.GIVE_BACKS_MAX:
             retry_after_ms = job_rules.UNREADABLE_RETRY_MS if file_ids else job_rules.UNWRITTEN_RETRY_MS
             self._fail(job, trouble, file_ids or self._input_files(job), retry_after_ms)
@@ -243,7 +244,7 @@ class MemoryCompactors:
         db = self.database
         job = db.jobs.get(commit.job_id)
         if job is not None and job.row.epoch == commit.epoch and job.committed is not None:
-            return job.committed
+            return job.committed  # a repeat after a lost answer
         job = self._running(commit.job_id, commit.epoch, by_ms=commit.commit_by_ms)
         try:
             decision = decide_commit(commit, self._input_ranges(job), db.log_starts())
@@ -318,10 +319,13 @@ class MemoryCompactors:
     def _running(
         self, job_id: int, epoch: int, *, by_ms: int | None = None, progress: Mapping[str, object] | None = None
     ) -> Job:
-        """The job, ours and in time. Raises JobLostError; a job past its limit is failed, and says how far it was."""
+        """The running job, if the caller holds it and its time limit has not passed; else raises JobLostError.
+
+        A job past its limit fails, with its last step in the error.
+        """
         job = self.database.jobs.get(job_id)
         if job is None or job.row.epoch != epoch or job.row.state is not JobState.RUNNING:
-            raise JobLostError(f"job {job_id} is not ours under epoch {epoch} any more")
+            raise JobLostError(f"job {job_id} is no longer held under epoch {epoch}")
         deadline_ms = job.row.deadline_ms or 0
         if self._clock.wall_ms() > (deadline_ms if by_ms is None else min(deadline_ms, by_ms)):
             self._fail(job, job_rules.past_limit(progress), (), 0)
@@ -422,6 +426,6 @@ def leveled_extent(extent_id: int, file_id: int, output: OutputFile, extent: Out
 
 
 def _give_back(job: Job) -> None:
-    """Not an attempt that failed: its holder said so itself."""
+    """Make the job ready again. This is no failed attempt, because its holder gave the job back itself."""
     attempts = max(job.row.attempts - 1, 0)
     job.row = replace(job.row, state=JobState.READY, attempts=attempts, deadline_ms=None, lease_until_ms=None)

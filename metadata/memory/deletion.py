@@ -21,7 +21,7 @@ from runtime.clock import Clock
 
 
 class MemoryDeletion:
-    """Keeps `DeletionMetadata`."""
+    """The memory implementation of `DeletionMetadata`."""
 
     def __init__(self, database: MemoryDatabase, clock: Clock, *, producer_id_expiration_ms: int) -> None:
         self.database = database
@@ -43,7 +43,7 @@ class MemoryDeletion:
                 log_start = db.partitions[partition_id].log_start_offset
                 if taken := expired_extents(aged, policy, log_start_offset=log_start, now_ms=now_ms):
                     due.append(taken)
-        for taken in sorted(due, key=lambda each: each[0].max_timestamp_ms):  # the oldest first
+        for taken in sorted(due, key=lambda each: each[0].max_timestamp_ms):  # partitions with the oldest extents first
             if taken := taken[: limit - len(killed)]:
                 killed += [extent.extent_id for extent in taken]
                 moved[db.extents[taken[0].extent_id].row.partition_id] = taken[-1].last_offset + 1
@@ -70,17 +70,11 @@ class MemoryDeletion:
         return len(silent)
 
     async def forget_rows(self, *, before_ms: int) -> int:
-        """Drop changes, times of deletions, rows of deleted and aborted files, of before `before_ms`. Returns how many.
-
-        Followers whose cursor is older start cold, and keys as old as a forgotten one are refused from now on
-        (`metadata/rules/object_keys.py`).
-
-        The time a topic was deleted is kept at least until all producer ids that are older have expired.
-        """
         db = self.database
         old = [change.change_id for change, made_ms in db.changes if made_ms < before_ms]
         db.changes = db.changes[len(old) :]
         db.forgotten_change_id = max([db.forgotten_change_id, *old])
+        # A key of a later hour keeps its row: `forgotten_key_hour` must not refuse keys of writers with a right clock.
         gone = [
             file.info
             for file in db.files.values()
@@ -95,6 +89,7 @@ class MemoryDeletion:
                 writer = db.writers[info.writer_id]
                 writer.files.remove(info.file_id)
                 writer.forgotten = max(writer.forgotten, (info.epoch, info.seq))
+        # The judgement of batches needs the time of a deletion until all older producer ids have expired.
         expired_ms = min(before_ms, self._clock.wall_ms() - self._expiration_ms)
         old_names = [name for name, deleted_ms in db.deleted_topics.items() if deleted_ms < expired_ms]
         for name in old_names:
@@ -102,9 +97,9 @@ class MemoryDeletion:
         return len(old) + len(gone) + len(old_names) + self._forget_work(before_ms)
 
     def _forget_work(self, before_ms: int) -> int:
-        """Ended jobs, compactors, pins and duties of before `before_ms`. Returns how many."""
+        """Drop jobs, compactors, pins and duties that ended before `before_ms`. Returns how many."""
         db = self.database
-        ended_ms = min(before_ms, self._clock.wall_ms())
+        ended_ms = min(before_ms, self._clock.wall_ms())  # never a lease or pin that still runs
         written = {file.info.job_id for file in db.files.values() if file.is_live}
         jobs = [
             id_

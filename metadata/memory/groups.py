@@ -22,10 +22,11 @@ from metadata.memory.tables import MemoryDatabase, StoredGroup
 from runtime.clock import Clock
 
 EXPIRED_MAX = 10_000
+"""Offsets, and groups, that one call of `expire_groups` deletes."""
 
 
 class MemoryGroups:
-    """Keeps `GroupMetadata`."""
+    """The memory implementation of `GroupMetadata`."""
 
     def __init__(self, database: MemoryDatabase, clock: Clock) -> None:
         self.database = database
@@ -140,7 +141,8 @@ class MemoryGroups:
         return OffsetCommitResult(fenced=False, unknown=frozenset(unknown))
 
     def _counts_from_ms(self, group: StoredGroup, place: OffsetPlace) -> int | None:
-        """From when an offset's age counts (Kafka's GroupMetadata.removeExpiredOffsets); None: it is kept."""
+        """The time from which an offset's age counts (Kafka's GroupMetadata.removeExpiredOffsets); None: the offset
+        does not expire."""
         committed_ms = group.offsets[place].committed_ms
         if group.empty_since_ms is None:
             subscribed = group.record.subscribed_topics
@@ -151,7 +153,7 @@ class MemoryGroups:
     def _held(self, lease: GroupLease) -> StoredGroup:
         group = self.database.groups.get(lease.group_id)
         if group is None or group.epoch != lease.epoch:
-            raise GroupFencedError(f"group {lease.group_id!r} is not at epoch {lease.epoch} any more")
+            raise GroupFencedError(f"group {lease.group_id!r} is no longer at epoch {lease.epoch}")
         return group
 
 

@@ -1,4 +1,4 @@
-"""A hint that somebody may wait for: it carries nothing, several are as good as one, and one may be lost."""
+"""A hint without content. Several hints count as one, and a hint may be lost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Hint:
         self._given.set()
 
     async def wait(self, timeout_ms: float) -> bool:
-        """Whether it was given, since the last wait or within `timeout_ms`."""
+        """Wait at most `timeout_ms` for the hint. True when it was given since the last wait."""
         given = asyncio.ensure_future(self._given.wait())
         timer = asyncio.ensure_future(self._clock.sleep_ms(timeout_ms))
         try:

@@ -31,7 +31,7 @@ from runtime.clock import Clock
 
 
 class MemoryOperators:
-    """Keeps `OperatorMetadata`."""
+    """The memory implementation of `OperatorMetadata`."""
 
     def __init__(self, database: MemoryDatabase, clock: Clock) -> None:
         self.database = database
@@ -78,6 +78,7 @@ class MemoryOperators:
             )
             through[partition_id] = offset
             state = partition.cleaned
+            # A pass over a partition that is cleaned already helps only if one of these holds.
             has_work = (
                 offset > state.cleaned_through_offset
                 or state.passes_needed > 1
@@ -143,7 +144,7 @@ class MemoryOperators:
 
     async def adopt_history(self, present: ServerHistory) -> None:
         if present != self.database.server:
-            raise HistoryMovedError(f"{present} was checked, {self.database.server} is present")
+            raise HistoryMovedError(f"{present} was checked, but the server is at {self.database.server} now")
         self.database.adopted = present
 
     # -- inside
@@ -161,7 +162,7 @@ class MemoryOperators:
         return topic
 
     def _stretches(self, partition_id: int) -> Iterable[tuple[int, int]]:
-        """(base offset, largest timestamp) of what lives of a partition, on any level."""
+        """(base offset, largest timestamp) of the live extents of a partition, on all levels."""
         start = self.database.partitions[partition_id].log_start_offset
         for row in self.database.leveled(partition_id):
             yield row.base_offset, row.max_timestamp_ms

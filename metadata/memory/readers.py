@@ -12,7 +12,7 @@ from runtime.clock import Clock
 
 
 class MemoryReaders:
-    """Keeps `ReaderMetadata`."""
+    """The memory implementation of `ReaderMetadata`."""
 
     def __init__(self, database: MemoryDatabase, clock: Clock) -> None:
         self.database = database

@@ -1,7 +1,7 @@
-"""The metadata store in one process: for tests, simulations and `memory://`. Nothing is durable.
+"""The metadata store in one process, for tests, simulations and `memory://`. Nothing is durable.
 
-Every method runs without giving up the event loop, so each is atomic. Several stores may share one `MemoryDatabase`, as
-agents share a Postgres.
+Every method runs without yielding to the event loop, so each is atomic. Several stores may share one `MemoryDatabase`,
+as agents share a Postgres.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from runtime.runtime import Runtime
 
 
 class MemoryMetadata:
-    """Keeps `MetadataStore`. Its parts share one `MemoryDatabase`; a test may replace a part by one of its own."""
+    """The memory implementation of `MetadataStore`. Its parts share one `MemoryDatabase`; a test may replace a part."""
 
     backup = None
-    """It does not outlive its process."""
+    """The store does not outlive its process."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What the memory store holds: plain rows, changed in place by `metadata/memory*.py`."""
+"""The data of the memory store: plain rows, which the other modules of `metadata/memory/` change in place."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Writer:
     epoch: int = 0
     last_seq: int = -1
     lease_until_ms: int | None = None
-    """None: no lease."""
+    """None: the lease was ended."""
     draining: bool = False
     forgotten: tuple[int, int] = (-1, -1)
     """The highest (epoch, seq) whose row was forgotten."""
@@ -40,7 +40,7 @@ class Writer:
 @dataclass(slots=True)
 class File:
     info: FileInfo
-    """Its state, dead_ms and live_extents change with the file."""
+    """Replaced when the file's state, dead_ms or live_extents change."""
     results: tuple[BatchResult, ...] = ()
     lo: int = 0
     hi: int = 0
@@ -72,7 +72,7 @@ class Extent:
 class Partition:
     topic_id: uuid.UUID
     predecessor_deleted_ms: int | None = None
-    """When the last topic of this name was deleted; None: none was."""
+    """When the last topic of this name was deleted; None: no such topic was deleted."""
     next_offset: int = 0
     log_start_offset: int = 0
     cleaned: CleanedState = field(default_factory=CleanedState)
@@ -87,10 +87,10 @@ class Job:
     asked: NewJob
     l0_files: tuple[int, ...]
     extents: tuple[int, ...]
-    """Inputs, of live and ended jobs."""
+    """Ids of the input extents; kept after the job ends."""
     committed: MergeCommitted | None = None
     give_backs: int = 0
-    """For trouble."""
+    """How often the job was given back with trouble."""
 
     @property
     def is_live(self) -> bool:
@@ -116,18 +116,18 @@ class StoredGroup:
     owner_id: int = 0
     record: GroupRecord = field(default_factory=GroupRecord)
     empty_since_ms: int | None = None
-    """None: it has members."""
+    """None: the group has members."""
     offsets: dict[OffsetPlace, CommittedOffset] = field(default_factory=dict[OffsetPlace, CommittedOffset])
 
 
 @dataclass(slots=True)
 class MemoryDatabase:
-    """What the tables hold."""
+    """All tables of one database."""
 
     cluster_id: str
     store_bound: bool = False
     server: ServerHistory = FIRST_SERVER
-    """What a Postgres would say of itself."""
+    """The present history of the server; tests change it."""
     adopted: ServerHistory = FIRST_SERVER
     next_node_id: int = 1
     next_partition_id: int = 1
@@ -143,30 +143,30 @@ class MemoryDatabase:
     writers: dict[int, Writer] = field(default_factory=dict[int, Writer])
     topics: dict[uuid.UUID, Topic] = field(default_factory=dict[uuid.UUID, Topic])
     config_versions: dict[uuid.UUID, int] = field(default_factory=dict[uuid.UUID, int])
-    """1 where absent."""
+    """By topic id; 1 if absent."""
     broker_configs: dict[str, str] = field(default_factory=dict[str, str])
     deleted_topics: dict[str, int] = field(default_factory=dict[str, int])
-    """The time of the last deletion, by name."""
+    """The time of the last deletion, by topic name."""
     partitions: dict[int, Partition] = field(default_factory=dict[int, Partition])
     files: dict[int, File] = field(default_factory=dict[int, File])
     file_ids: dict[str, int] = field(default_factory=dict[str, int])
-    """By key."""
+    """File id by object key."""
     extents: dict[int, Extent] = field(default_factory=dict[int, Extent])
     jobs: dict[int, Job] = field(default_factory=dict[int, Job])
     compactors: dict[int, Compactor] = field(default_factory=dict[int, Compactor])
     duties: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
-    """(holder, until ms) by name."""
+    """(holder, until ms) by name of the duty."""
     pins: dict[int, Pin] = field(default_factory=dict[int, Pin])
     producers: dict[tuple[int, int], Producer] = field(default_factory=dict[tuple[int, int], Producer])
     producers_seen_ms: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
     producer_id_blocks: list[tuple[range, int]] = field(default_factory=list[tuple[range, int]])
     groups: dict[str, StoredGroup] = field(default_factory=dict[str, StoredGroup])
     changes: list[tuple[Change, int]] = field(default_factory=list[tuple[Change, int]])
-    """With the time each was made."""
+    """Each change with the time at which it was made."""
     news: list[Hint] = field(default_factory=list[Hint])
     agents_changed: list[Hint] = field(default_factory=list[Hint])
 
-    # -- what several parts do
+    # -- shared by several parts
 
     def append_change(
         self, kind: ChangeKind, topic_id: uuid.UUID | None, detail: Mapping[str, Any], *, now_ms: int
@@ -180,13 +180,14 @@ class MemoryDatabase:
         return {**topic_defaults(self.broker_configs), **topic.configs}
 
     def leveled(self, partition_id: int) -> list[LeveledExtent]:
-        """Live L1+ extents of a partition by offset."""
+        """The live L1+ extents of a partition, by offset."""
         partition = self.partitions.get(partition_id)
         ids = () if partition is None else partition.extents
         return sorted((self.extents[id_].row for id_ in ids), key=lambda row: row.base_offset)
 
     def kill_extents(self, extent_ids: Iterable[int], *, now_ms: int) -> int:
-        """Extents that live die, and files with their last. Returns how many bytes died."""
+        """Mark the live ones of these extents as dead. A file dies with its last live extent. Returns how many bytes
+        died."""
         killed_bytes = 0
         for extent_id in extent_ids:
             extent = self.extents[extent_id]
@@ -208,6 +209,7 @@ class MemoryDatabase:
     def move_log_start(self, partition_id: int, offset: int) -> None:
         partition = self.partitions[partition_id]
         partition.log_start_offset = max(partition.log_start_offset, offset)
+        # A request for compaction below the new log start has nothing left to do.
         requested = partition.cleaned.requested_through_offset
         if requested is not None and requested <= offset:
             partition.cleaned = replace(partition.cleaned, requested_through_offset=None)
@@ -221,10 +223,10 @@ class MemoryDatabase:
             hint.give()
 
     def live_jobs(self) -> list[Job]:
-        """Oldest first."""
+        """The ready and running jobs, oldest first."""
         return [job for _, job in sorted(self.jobs.items()) if job.is_live]
 
     def busy(self) -> tuple[set[int], set[int]]:
-        """L0 files and extents that are inputs of a live job."""
+        """(ids of L0 files, ids of extents) that are inputs of a live job."""
         jobs = self.live_jobs()
         return {id_ for job in jobs for id_ in job.l0_files}, {id_ for job in jobs for id_ in job.extents}

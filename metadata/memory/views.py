@@ -1,4 +1,4 @@
-"""Rows of the memory store as the views that callers ask for."""
+"""The views that callers get, built from rows of the memory store."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def watermarks_of(partition_id: int, partition: Partition) -> Watermarks:
 
 def l0_file(info: FileInfo) -> L0File:
     if info.writer_id is None or info.epoch is None or info.seq is None:
-        raise WentBackError(f"file {info.file_id} is live or dead in L0 but has no writer")
+        raise WentBackError(f"L0 file {info.file_id} has no writer, although its state is {info.state.value}")
     return L0File(
         file_id=info.file_id,
         key=info.key,

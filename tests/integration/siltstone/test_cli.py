@@ -144,7 +144,7 @@ def test_a_config_without_effect_is_told_when_it_is_set_and_when_it_is_shown(top
     created = topics("create", "zipped", *configs)
     assert created.exit_code == 0
     assert created.stderr.startswith(
-        "note: compression.type is stored, but has no effect in this version: Codec a broker would"
+        "note: compression.type is stored, but has no effect in this version: Codec to which a broker"
     )
     assert "max.message.bytes" not in created.stderr
     altered = topics("alter", "zipped", "--config", "remote.storage.enable=true", "--delete-config", "compression.type")
