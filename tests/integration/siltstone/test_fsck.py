@@ -233,7 +233,7 @@ async def test_a_missing_or_cut_merged_object_is_found_even_by_a_quick_look(syst
 
 
 @pytest.mark.parametrize(
-    ("at", "message"), [(7, "does not follow"), (70, "does not match"), (9, "reaches over"), (16, "magic")]
+    ("at", "message"), [(7, "does not follow"), (70, "does not match"), (9, "reaches beyond"), (16, "magic")]
 )
 async def test_a_changed_byte_of_a_merged_object_is_found(system: System, at: int, message: str) -> None:
     key = await system.merge()
@@ -260,7 +260,7 @@ async def test_a_flagged_extent_is_told_of_and_its_bytes_are_held_against_their_
     extent.row = extent.row._replace(flagged_reason="not batches", record_count=0)
     (told,) = (await system.broken())["LOG-2"]
     row = extent.row
-    assert "flagged, not batches" in told and row.key in told
+    assert "damaged: not batches" in told and row.key in told
     assert f"offsets {row.base_offset} to {row.last_offset}" in told
     assert f"{row.length} bytes at {row.position}" in told
     extent.row = extent.row._replace(crc32c=1)
