@@ -275,7 +275,7 @@ def _held(lease: GroupLease) -> tuple[sa.ColumnElement[bool], ...]:
 
 
 def _fenced(lease: GroupLease) -> GroupFencedError:
-    return GroupFencedError(f"group {lease.group_id!r} is not at epoch {lease.epoch} any more")
+    return GroupFencedError(f"group {lease.group_id!r} is no longer at epoch {lease.epoch}")
 
 
 def summary_of(row: Any) -> GroupSummary:

@@ -38,7 +38,7 @@ async def delete_records(database: Database, partition_id: int, offset: int) -> 
         if row is None or partition_id not in starts:
             raise UnknownTopicError(f"there is no partition {partition_id}")
         if offset < -1 or offset > row.next_offset:
-            raise InvalidOffsetError(f"offset {offset} lies outside [0, {row.next_offset}]")
+            raise InvalidOffsetError(f"offset {offset} is outside [0, {row.next_offset}]")
         wanted: int = row.next_offset if offset == -1 else offset
         if wanted <= starts[partition_id]:
             return starts[partition_id]

@@ -241,7 +241,7 @@ async def _locked_job(connection: AsyncConnection, commit: CommitMerge) -> Any:
     query = sa.select(MERGE_JOBS).where(MERGE_JOBS.c.job_id == commit.job_id).with_for_update()
     job = (await connection.execute(query)).one_or_none()
     if job is None or job.epoch != commit.epoch or job.state not in {"running", "done"}:
-        raise JobLostError(f"job {commit.job_id} is not ours under epoch {commit.epoch} any more")
+        raise JobLostError(f"job {commit.job_id} is no longer held under epoch {commit.epoch}")
     return job
 
 

@@ -200,7 +200,7 @@ class Jobs:
             beat = sa.update(MERGE_JOBS).where(*running(job_id, epoch)).values(values)
             row = (await connection.execute(beat.returning((MERGE_JOBS.c.deadline_ms < NOW_MS).label("late")))).first()
             if row is None:
-                return f"job {job_id} is not ours under epoch {epoch} any more"
+                return f"job {job_id} is no longer held under epoch {epoch}"
             if row.late:  # commit the failure first: an error raised in here would roll it back
                 await end_failed(connection, job_id, job_rules.past_limit(progress), retry_after_ms=None)
                 return f"job {job_id}: {PAST_LIMIT}"
