@@ -1,4 +1,4 @@
-"""The list of agents: the one that stays in use while the store is away, and who learns that an agent leaves."""
+"""The list of agents: the list that stays in use while the store is away, and the agents that learn of a departure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TestClock(ManualClock):
             await asyncio.sleep(0)
 
     async def pass_ms(self, duration_ms: float) -> None:
-        """Moves the clock in steps, so that all beats come in their order."""
+        """Moves the clock in steps, so that all heartbeats come in their order."""
         for _ in range(round(duration_ms / 50)):
             self.advance_ms(50)
             for _ in range(10):
@@ -40,7 +40,7 @@ class TestClock(ManualClock):
 class Away(Part):
     away = False
     loses_every: int | None = None
-    """Fails this many beats: the last one is lost."""
+    """Fails this many heartbeats; the answer to the last one is lost."""
     beats = 0
     lists_nobody = False
     takes_us = True
@@ -71,7 +71,7 @@ class Away(Part):
 
 
 async def joined(count: int, clock: TestClock) -> list[Membership]:
-    """Agents that know each other, whose beats do not fall together."""
+    """Agents that know each other, whose heartbeats do not coincide."""
     Away.away = False
     database = MemoryDatabase(cluster_id="c")
     members: list[Membership] = []
@@ -96,7 +96,7 @@ async def test_one_that_is_fenced_and_may_not_register_any_more_says_so_and_beat
     [member] = await joined(1, clock)
     told: list[Exception] = []
     member.on_fatal = told.append
-    # when its lease is another's, and the schema has left it behind
+    # when another agent has its lease, and the schema has become too new for it
     await service_of(member).register_agent(member._address)
     service_of(member).takes_us = False
     await clock.pass_ms(2 * BEAT_MS)
@@ -113,13 +113,13 @@ async def test_one_that_is_fenced_and_may_not_register_any_more_says_so_and_beat
 async def test_one_that_hears_that_it_may_not_go_on_says_so_wherever_it_hears_it(
     hears_it: str, reason: Exception
 ) -> None:
-    """The follower's old connection may last long after the beats' connection was opened again and refused."""
+    """The follower's old connection may last long after the heartbeats' connection was opened again and refused."""
     clock = TestClock()
     [member] = await joined(1, clock)
     told: list[Exception] = []
     member.on_fatal = told.append
     service = service_of(member)
-    service.listen()  # only then it hears announcements
+    service.listen()  # only from then on it hears announcements
     await clock.pass_ms(100)
     # when
     service.halts = reason
@@ -300,7 +300,7 @@ async def test_one_that_was_away_for_longer_than_its_lease_is_told_at_the_first_
     for number, each in enumerate(members):
         each.on_lapse = lambda number=number: lapses.__setitem__(number, lapses[number] + 1)
     lease, agents = member.current, member.agents
-    # a store that is away for less harms nobody
+    # a store that is away for less time harms no agent
     Away.away = True
     await clock.pass_ms(LEASE_MS - BEAT_MS - 500)
     assert member.lease_runs
@@ -333,7 +333,7 @@ async def test_a_new_lease_after_being_fenced_is_told_as_one_that_ran_out() -> N
 
 
 class AsleepClock(TestClock):
-    """The clock of a machine that slept: its monotonic clock stood still, the store's went on."""
+    """The clock of a machine that slept: its monotonic clock stood still, and the store's clock went on."""
 
     def __init__(self, store: TestClock) -> None:
         super().__init__()
@@ -365,7 +365,7 @@ async def test_a_machine_that_slept_hears_from_the_store_that_its_lease_ran_out(
 
 
 class WrongClock(TestClock):
-    """A machine that is `ahead_ms` of the store."""
+    """A machine whose clock is `ahead_ms` ahead of the store's."""
 
     def __init__(self, store: TestClock) -> None:
         super().__init__()
@@ -404,13 +404,13 @@ async def test_the_stores_time_is_known_between_beats_whatever_our_clock_says_an
 
 
 async def test_all_name_the_same_agents_soon_after_one_came_left_or_was_missed() -> None:
-    """ "Soon" means before their next beats, except for the one that misses it first."""
+    """ "Soon" means before their next heartbeats, except for the first agent that misses it."""
     clock = TestClock()
     members = await joined(3, clock)
     services = [service_of(member) for member in members]
     services.append(Away(MemoryMetadata(runtime=Runtime(clock=clock), database=services[0].database).agents))
     for service in services:
-        service.listen()  # only then they hear announcements
+        service.listen()  # only from then on they hear announcements
     newcomer = Membership(metadata=services[-1], address=AgentAddress(host="h", port=9), runtime=Runtime(clock=clock))
     await newcomer.join()
     await clock.pass_ms(200)

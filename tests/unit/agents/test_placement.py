@@ -1,4 +1,4 @@
-"""Rendezvous placement: the same on every agent, moving only what it must, inside the client's zone."""
+"""Rendezvous placement: the same on every agent, with as few moves as possible, inside the client's zone."""
 
 from __future__ import annotations
 

@@ -21,5 +21,5 @@ def test_the_first_error_of_an_answer_is_found_in_its_parts() -> None:
 def test_parts_that_are_encoded_already_are_passed_over() -> None:
     # given an answer to Metadata as agents make it
     topics: Any = EncodedElements(1, (b"encoded",))
-    # then a slow or traced one does not fail for what is said of it
+    # then an answer to a slow or traced request does not count as failed
     assert error_of(MetadataResponse(topics=topics)) == ""

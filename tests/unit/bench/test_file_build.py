@@ -1,4 +1,4 @@
-"""The file build benchmark in a tiny size: that it runs and measures whole files."""
+"""The file build benchmark at a tiny size: it runs and measures whole files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark of the kernels in a tiny size: it runs, and its steps do the work that they time."""
+"""The benchmark of the kernels at a tiny size: it runs, and its steps do the work that they time."""
 
 from __future__ import annotations
 

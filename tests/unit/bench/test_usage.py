@@ -46,7 +46,7 @@ def test_work_done_is_seen() -> None:
     until = time.process_time() + 0.05
     while time.process_time() < until:
         pass
-    # then the next reading has it, but for two ticks of the kernel's clock
+    # then the next reading shows it, within two ticks of the kernel's clock
     used = usage(os.getpid()) - before
     assert 0.03 <= used.cpu_s < 5
     assert used.peak_memory_bytes > 1 << 20

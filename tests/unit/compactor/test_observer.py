@@ -1,4 +1,4 @@
-"""Gauges of the whole cluster: bounded in number, right when the duty moves, and cheap to set."""
+"""Gauges of the whole cluster: bounded in number, correct when the duty moves, and cheap to set."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Samples = dict[tuple[str, ...], float]
 
 
 def samples(metrics: Metrics, name: str) -> Samples:
-    """Label values -> value, as a reader of the text format finds them."""
+    """The gauge's values by label values, as a reader of the text format finds them."""
     families = text_string_to_metric_families(metrics.render().decode())
     return {
         tuple(each.labels.values()): each.value for family in families for each in family.samples if each.name == name
@@ -78,7 +78,7 @@ async def test_what_was_observed_is_shown_and_what_is_gone_is_not() -> None:
     assert samples(metrics, "siltstone_live_compactors") == {(): 2}
     assert samples(metrics, "siltstone_postgres_dead_rows") == {("files",): 3}
     assert samples(metrics, "siltstone_postgres_oldest_xmin_transactions")[("slot",)] == 8
-    # when the group has caught up with one topic and is forgotten on the other
+    # when the group has caught up on one topic and is forgotten on the other
     store.seen = replace(store.seen, lags=lags(("g", "orders", 0)))
     store.clock.advance_ms(OBSERVE_INTERVAL_MS)
     await observer.observe()
@@ -121,14 +121,14 @@ async def test_a_name_that_no_label_can_carry_is_escaped_and_a_long_one_cut_off(
 
 async def test_a_slow_store_is_asked_so_much_more_rarely() -> None:
     observer, store, _ = observed(lags(), took_ms=2_000)
-    for _ in range(21):  # 210 s of rounds: two seconds of asking, 38 of rest
+    for _ in range(21):  # 210 s of rounds: two seconds for the queries, 38 s of rest
         await observer.observe()
         store.clock.advance_ms(OBSERVE_INTERVAL_MS)
     assert store.asked * 2_000 <= store.clock.monotonic_ms() / (REST_FACTOR + 1) + 2_000
     assert store.asked >= 4
 
 
-# ---- what the planner and the janitor show
+# ---- the metrics of the planner and the janitor
 
 
 def extents(*lengths: int) -> Sequence[Any]:

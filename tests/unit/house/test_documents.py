@@ -1,4 +1,4 @@
-"""What the documents promise: the files that they name exist, and the glossary can be searched by eye."""
+"""The promises of the documents: the files that they name exist, and the glossary is in alphabetical order."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TERM = re.compile(r"- \*\*([^*]+)\*\*: (\S.*\.)")
 
 
 def listed(*patterns: str) -> list[Path]:
-    """The files of the repository, those about to be added too."""
+    """The files of the repository, including those about to be added."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z", *patterns]
     names = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout.decode().split("\0")
     return sorted(ROOT / name for name in set(names) if name and (ROOT / name).is_file())
@@ -43,7 +43,7 @@ def spelled_out(pattern: str) -> Iterator[str]:
 
 
 def is_there(name: str, page: Path) -> bool:
-    """Whether `name`, from the root of the repository or from the folder of `page`, is a file; `*` stands for some."""
+    """Whether `name`, from the root of the repository or from the folder of `page`, is a file; `*` matches any text."""
     return any(True for folder in (ROOT, page.parent) for _ in folder.glob(name))
 
 

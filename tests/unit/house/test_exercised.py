@@ -1,4 +1,4 @@
-"""The line that says which clients, servers and tools of other people a run exercised."""
+"""The line that lists the third-party clients, servers and tools that a run exercised."""
 
 from __future__ import annotations
 

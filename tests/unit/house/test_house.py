@@ -1,4 +1,4 @@
-"""What holds of the tree as a whole, and no linter says: see docs/decisions/0001-house.md."""
+"""Rules for the tree as a whole that no linter checks: see docs/decisions/0001-house.md."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ FILE_LINES_MAX = 500
 FUNCTION_LINES_MAX = 70
 FOLDER_MODULES_MAX = 16
 API_FOLDERS = {"agents/handlers", "wire/messages"}
-"""A module for each Kafka API: their number is Kafka's, not ours."""
+"""Folders with one module per Kafka API: Kafka decides their number, not we."""
 ROOMS = ("agents", "compactor", "metadata", "runtime", "siltstone", "spark_jobs", "storage", "wire")
 S3_CLIENTS = {"aioboto3", "aiobotocore", "boto3", "botocore"}
 
-# Written in two halves, so that this file does not hold what it forbids.
+# Written in two halves, so that this file does not contain the text that it forbids.
 FORBIDDEN_TEXTS = [
     "pypi" + ".org",
     "python" + "hosted",
@@ -64,7 +64,7 @@ INTRUDERS = {
 
 
 def tracked(*suffixes: str) -> list[Path]:
-    """Files that are in the repository or about to be, text or not."""
+    """Files that are in the repository or about to be added, text or not."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
         cwd=ROOT,
@@ -80,7 +80,7 @@ def shown(path: Path) -> str:
 
 
 def text_of(path: Path) -> str | None:
-    """None for what is not text."""
+    """The text; None if the file is not text."""
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
@@ -88,12 +88,14 @@ def text_of(path: Path) -> str | None:
 
 
 class Facts(NamedTuple):
-    """What a file of Python is asked for."""
+    """The parts of a Python file that the rules look at."""
 
     functions: Sequence[tuple[str, int, int]]
-    """Name, first line, lines."""
+    """(name, first line, number of lines)."""
     imports: Sequence[tuple[str, Sequence[str]]]
-    """(module, names taken from it) of every import of the file: in functions and under TYPE_CHECKING too."""
+    """(module, names taken from it) of every import of the file, including those in functions and under
+    TYPE_CHECKING.
+    """
 
     @property
     def imported(self) -> frozenset[str]:
@@ -116,23 +118,24 @@ def facts(path: Path) -> Facts:
 
 
 def modules() -> dict[str, Path]:
-    """The files of all rooms by the name under which they are imported."""
+    """The files of all rooms, by the name under which they are imported."""
     paths = (path for path in tracked(".py") if path.relative_to(ROOT).parts[0] in (*ROOMS, "bench", "infra"))
     return {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
 
 
 def imported_modules(path: Path, ours: Mapping[str, Path]) -> set[str]:
-    """The modules of ours that a file imports."""
+    """Those of our modules that a file imports."""
     found: set[str] = set()
     for module, names in facts(path).imports:
-        # `from room import module` imports the module; `from module import name` imports what holds the name.
+        # `from room import module` imports the module; `from module import name` imports the module that holds the
+        # name.
         submodules = {f"{module}.{name}" for name in names} & ours.keys()
         found |= submodules or {module} & ours.keys()
     return found
 
 
 def statements(node: ast.AST) -> Iterator[ast.AST]:
-    """All below it, without the expressions: those hold no statements, and are most of a tree."""
+    """All statements below the node. Expressions hold no statements and are most of a tree, so they are skipped."""
     for field in ("body", "handlers", "orelse", "finalbody", "cases"):
         for child in getattr(node, field, ()):
             yield child
@@ -194,7 +197,7 @@ def test_no_folder_holds_more_modules_than_a_reader_can_hold() -> None:
 
 
 def test_no_two_files_import_each_other() -> None:
-    """Nor three in a ring: a file is understood after the files that it imports, so there must be an order."""
+    """No ring of any length either: a file is understood after the files that it imports, so there must be an order."""
     ours = modules()
     graph = {name: imported_modules(path, ours) - {name} for name, path in ours.items()}
     try:
@@ -261,7 +264,7 @@ def test_the_licence_is_apache_2_in_full() -> None:
 
 
 def test_the_leaves_import_nothing_of_ours_when_loaded() -> None:
-    # given a fresh interpreter, when an agent's leaves are imported, then nothing of the CLI comes with them
+    # given a fresh interpreter, when an agent's leaves are imported, then nothing of the CLI is loaded with them
     code = (
         "import sys, runtime.errors, runtime.clock, runtime.ids\n"
         "print([name for name in sys.modules if name.split('.')[0] in ('click', 'rich') or 'siltstone.cli' in name])"

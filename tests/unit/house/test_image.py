@@ -1,4 +1,6 @@
-"""The image, Compose and the chart as text: what matters for safety, and that they say what the product understands."""
+"""The image, Compose and the chart as text: the parts that matter for safety, and settings that the product
+understands.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ VARIABLES = {environment_name(name) for name, _, _ in declarations()}
 
 
 def steps() -> Iterator[tuple[int, str, str]]:
-    """(stage, instruction, the rest) of the Dockerfile; stage -1 is in front of the first FROM."""
+    """(stage, instruction, the rest) of the Dockerfile; stage -1 is before the first FROM."""
     text = re.sub(r"^\s*#.*\n", "", DOCKERFILE.read_text(), flags=re.MULTILINE).replace("\\\n", " ")
     stage = -1
     for line in filter(None, (line.strip() for line in text.splitlines())):
@@ -42,7 +44,7 @@ def given(word: str, stage: int | None = None) -> list[str]:
 
 
 def is_pinned(image: str) -> bool:
-    """Whether it names a version: a tag with a digit in it, or a digest."""
+    """Whether the reference names a version: a tag with a digit in it, or a digest."""
     name, _, tag = image.rpartition(":")
     return bool(name) and re.search(r"\d", tag) is not None and "latest" not in tag
 
@@ -57,7 +59,7 @@ def test_the_image_runs_as_an_ordinary_user_without_a_shell_in_between() -> None
     assert json.loads(given("CMD")[0]) == ["--help"]
     health = given("HEALTHCHECK")[0].partition("CMD ")[2]
     assert json.loads(health)[1:] == ["-m", "siltstone.health"]
-    # nothing that is copied belongs to that user
+    # no copied file belongs to that user
     assert not [rest for rest in given("COPY") if "--chown" in rest]
 
 

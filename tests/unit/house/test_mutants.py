@@ -1,4 +1,4 @@
-"""`make mutants` is of use only while its list fits the tree. This is what a quick look can tell; it plants nothing."""
+"""`make mutants` is useful only while its list fits the tree. This quick check plants no mutant."""
 
 from __future__ import annotations
 

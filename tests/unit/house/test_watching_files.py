@@ -1,4 +1,4 @@
-"""The dashboard and the alert rules: they ask for metrics that exist, and lead to pages that do."""
+"""The dashboard and the alert rules: the metrics that they ask for exist, and so do the pages that they link to."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ PANELS = [panel for row in ROWS for panel in row.panels]
 
 
 def anchors(page: Path) -> set[str]:
-    """Of its headings, as they are made from them."""
+    """The anchors of a page's headings, made as from the headings."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^a-z0-9 _-]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def leads_somewhere(address: str) -> bool:
-    """`address` as below docs/."""
+    """Whether `address`, relative to docs/, is a page with such an anchor."""
     page, _, anchor = address.partition("#")
     path = ROOT / "docs" / page
     return path.is_file() and (not anchor or anchor in anchors(path))

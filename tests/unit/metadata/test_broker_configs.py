@@ -1,4 +1,4 @@
-"""Broker configs: every row is sound, and what is set cluster-wide means what Kafka means by it."""
+"""Broker configs: every row is sound, and a cluster-wide value has the meaning that it has in Kafka."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_defaults_may_not_contradict_what_a_topic_has_set() -> None:
     check_topics(fast, {}, topics)
     with pytest.raises(InvalidConfigError, match="'slow'"):
         check_topics(fast, faster, topics)
-    # and who alters something else is not told of it
+    # and a caller that alters something else is not told of it
     check_topics(faster, faster | {"log.retention.ms": "7"}, topics)
 
 

@@ -1,4 +1,4 @@
-"""The stored form of a group's members: what goes in comes out, and nothing else is taken for members."""
+"""The stored form of a group's members: it reads back unchanged, and no other bytes are taken for members."""
 
 from __future__ import annotations
 

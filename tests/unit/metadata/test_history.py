@@ -1,4 +1,4 @@
-"""When the janitor must not delete: any other server, any other timeline, older or newer."""
+"""When the janitor must not delete: on any other server and on any other timeline, older or newer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every invariant holds on a good system and names what is wrong with a bad one."""
+"""Every invariant holds on a good system, and names the fault of a bad one."""
 
 from __future__ import annotations
 

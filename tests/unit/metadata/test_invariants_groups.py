@@ -1,4 +1,4 @@
-"""Every invariant of groups holds of good ones and names what is wrong with a bad one."""
+"""Every invariant of groups holds on good ones, and names the fault of a bad one."""
 
 from __future__ import annotations
 

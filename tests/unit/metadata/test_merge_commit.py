@@ -1,4 +1,4 @@
-"""What a commit of a merge makes of the partitions it cleaned."""
+"""The effects of a merge's commit on the partitions that it cleaned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""URLs lead to the right service, and a database seen to be older is recognised."""
+"""URLs lead to the right service, and a database that looks older is recognised."""
 
 from __future__ import annotations
 

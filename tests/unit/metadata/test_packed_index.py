@@ -1,4 +1,4 @@
-"""The packed index and the stored results: byte layouts that SQL writes too."""
+"""The packed index and the stored results: byte layouts that SQL also writes."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ GREATEST = 2**31 - 1
 
 
 def remembered(*batches: tuple[int, int, int], epoch: int = 0) -> Mapping[tuple[int, int], Producer]:
-    """State of PRODUCER on ONE from (first, last sequence, base offset)."""
+    """The state of PRODUCER on ONE, from (first sequence, last sequence, base offset)."""
     kept = tuple(
         StoredBatch(first_sequence=first, last_sequence=last, base_offset=base, log_append_time_ms=-1)
         for first, last, base in batches

@@ -1,4 +1,4 @@
-"""When records are old enough: to be cleaned, and to be taken by retention."""
+"""The age at which records can be cleaned, and the age at which retention removes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which programs may work with which schema, and what a migration may be."""
+"""Which programs may work with which schema, and the limits on a migration."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RELEASED = {
     "commit_offsets_v1.sql": "2ce25882296f568991f150d1c7b1da117bea63b049905ce0e918743ce6f54916",
     "pins_v1.sql": "4cc8787cc9b6a41eca846f0755af9eb19d34fd27731bdeb519f3650eb585d3cb",
 }
-"""SHA-256 of every file of a migration that was released: databases have them, so nobody changes them any more."""
+"""SHA-256 of every file of a released migration. Databases have run them, so they never change."""
 
 TAKES_AWAY = re.compile(
     r"\b(drop|rename|truncate|delete\s+from|alter\s+column\s+\w+\s+(set\s+data\s+)?type|set\s+not\s+null|"
@@ -32,7 +32,7 @@ TAKES_AWAY = re.compile(
     r"add\s+column\s+(?![^,;]*\bdefault\b)[^,;]*not\s+null)\b",
     re.IGNORECASE,
 )
-"""What a program that was made before it could meet."""
+"""Statements that may break a program made before them."""
 
 
 def said(state: SchemaState, program: str) -> str:
@@ -52,7 +52,7 @@ def test_a_program_that_is_too_old_is_told_so_and_what_to_start() -> None:
     text = said(SchemaState("0005", 3), "0002")
     assert "this program is too old" in text and "takes programs of schema 0003 and newer" in text
     assert "start the release that migrated the database, or a newer one" in text
-    # a database that does not say takes its own programs alone
+    # a database that names no oldest program accepts only its own programs
     assert "this program is too old" in said(SchemaState("0005", None), "0004")
 
 
@@ -74,12 +74,12 @@ def test_a_plan_names_those_who_must_stop() -> None:
     plan = MigrationPlan(SchemaState("0002", 1), "0003", [step], [compactor, agent])
     assert plan.oldest_program == 2
     assert plan.must_stop == [agent]
-    # what an earlier migration asked for holds on
+    # the demand of an earlier migration still holds
     assert MigrationPlan(SchemaState("0003", 3), "0004", [Step("0004", 2, "")], [compactor]).must_stop == [compactor]
     assert MigrationPlan(SchemaState("0002", 1), "0002", [], [agent]).must_stop == []
 
 
-# ---- what a migration may be -------------------------------------------------------------------------------------
+# ---- the limits on a migration -----------------------------------------------------------------------------------
 
 
 def scripts() -> list[ModuleType]:
@@ -111,7 +111,7 @@ def test_every_migration_but_the_first_says_whom_it_takes_and_never_takes_back()
 
 
 def what_it_runs(script: ModuleType) -> str:
-    """Its Python and its SQL, without comments."""
+    """The migration's Python and SQL, without comments."""
     source = Path(script.__file__ or "").read_text()
     files = re.findall(r'run_script\("([^"]+)"\)', source)
     sql = "\n".join((VERSIONS / name).read_text() for name in files)
@@ -119,7 +119,8 @@ def what_it_runs(script: ModuleType) -> str:
 
 
 def test_a_migration_that_takes_something_away_takes_no_program_that_used_it() -> None:
-    """A heuristic over its text: something that goes, or is held to a new rule, asks for programs that know it."""
+    """A heuristic over the text: a migration that removes something, or puts it under a new rule, must demand programs
+    that know it."""
     before = "0001"
     for script in scripts()[1:]:
         if TAKES_AWAY.search(what_it_runs(script)):

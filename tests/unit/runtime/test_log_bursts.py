@@ -1,4 +1,4 @@
-"""A storm of equal lines is cut short, and how much was cut is said."""
+"""A storm of equal lines is cut short, and the log reports the number of lines left out."""
 
 from __future__ import annotations
 

@@ -164,11 +164,11 @@ def test_a_storm_of_lines_is_cut_short_and_says_by_how_much(capsys: pytest.Captu
         log.error("file given up")
     log.warning("another")
     assert [line["event"] for line in lines_of(capsys)] == ["file given up"] * 3 + ["another"]
-    # when it goes on later, then its first line says what was left out
+    # when it goes on later, then its first line reports the lines left out
     clock.advance_ms(WINDOW_MS)
     log.error("file given up")
     assert [(line["event"], line["left_out"]) for line in lines_of(capsys)] == [("file given up", 7)]
-    # when it is over, then that is said by a line of its own
+    # when it is over, then a line of its own reports that
     for _ in range(5):
         log.error("file given up")
     lines_of(capsys)

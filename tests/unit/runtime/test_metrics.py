@@ -1,4 +1,4 @@
-"""One table of metrics, over a registry of each process's own."""
+"""One table of metrics, and a registry for each process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One table, three spellings, and nothing unknown or impossible passes."""
+"""One table, three spellings, and no unknown or impossible value passes."""
 
 from __future__ import annotations
 
@@ -257,10 +257,10 @@ def test_a_removed_name_is_taken_with_one_warning_from_file_environment_and_comm
     monkeypatch.setattr(removed, "_warned", set[str]())
     file = toml(tmp_path, "[janitor]\ninterval.ms = 5\n[read]\nconcurrency = 'many'\n")
     environ = {"SILTSTONE_COMPACTION_L1_RUNS_MIN": "7", "SILTSTONE_READ_CONCURRENCY": "3"}
-    # given: three places, one name in two of them, a value that never was allowed
+    # given: three places, one name in two of them, and a value that was never allowed
     for _ in range(2):
         assert load_settings(file, environ, {"compaction.dead.percent": "9"}) == Settings()
-    # then each is named once, with the constant that stands now
+    # then each name is reported once, with the constant that replaces it
     lines = capsys.readouterr().err.splitlines()
     assert [line.split()[3] for line in lines] == [
         "janitor.interval.ms", "read.concurrency", "compaction.l1.runs.min", "compaction.dead.percent",

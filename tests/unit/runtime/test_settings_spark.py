@@ -1,4 +1,4 @@
-"""Settings of Spark that cannot be are refused before anything starts, with what to write instead."""
+"""Impossible settings of Spark are refused before anything starts, with a remedy."""
 
 from __future__ import annotations
 

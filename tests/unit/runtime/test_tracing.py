@@ -1,4 +1,4 @@
-"""The seam of traces: who is current, what is off."""
+"""The interface for traces: the current span, and tracing that is off."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runtime.tracing import CURRENT_SPAN, NO_SPAN, NO_TRACING, child_span, curre
 
 
 class Heard:
-    """A span that remembers."""
+    """A span that remembers its calls."""
 
     def __init__(self, name: str = "root") -> None:
         self.name, self.children, self.errors = name, list[Heard](), list[str]()

@@ -27,5 +27,5 @@ def test_columns_that_are_no_names_in_a_list_are_refused_with_what_to_write(colu
 
 
 def test_numbers_of_numpy_are_partitions() -> None:
-    with pytest.raises(SiltstoneError, match="nowhere"):  # as far as the place
+    with pytest.raises(SiltstoneError, match="nowhere"):  # the arguments pass; only the place fails
         siltstone.read_topic("t", data="nowhere", partitions=numpy.array([0, 1]))  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ from spark_jobs.archive import (
 
 
 def installed(place: Path, name: str, *requires: str) -> None:
-    """A distribution in `place` that asks for others."""
+    """A distribution in `place` that requires others."""
     about = place / f"{name.replace('-', '_')}-1.0.dist-info"
     about.mkdir(parents=True)
     lines = ["Metadata-Version: 2.1", f"Name: {name}", "Version: 1.0", *(f"Requires-Dist: {each}" for each in requires)]
@@ -45,7 +45,7 @@ def test_every_room_of_ours_is_packed_and_the_module_by_which_spark_finds_the_so
 
 
 def test_requirements_are_followed_by_extra_and_condition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # given distributions that ask for each other in a circle, under extras and under conditions
+    # given distributions that require each other in a circle, under extras and under conditions
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     installed(tmp_path, "d3-root", "d3.A[fast]>=1,<2", "d3-b ; extra == 'more'", "d3-none ; python_version < '3'")
     installed(tmp_path, "d3-a", "D3_Root", "d3-c ; extra == 'fast'", "d3-e ; extra == 'slow'")
@@ -53,7 +53,7 @@ def test_requirements_are_followed_by_extra_and_condition(tmp_path: Path, monkey
     installed(tmp_path, "d3-c", "d3-f (>=1) ; python_version > '3'")
     installed(tmp_path, "d3-e")
     installed(tmp_path, "d3-f")
-    # then each is taken once, where it is wanted
+    # then each is taken once, where it is needed
     assert names("d3-root") == ["d3-root", "d3-a", "d3-c", "d3-f"]
     assert names("d3-root", "more") == ["d3-root", "d3-a", "d3-b", "d3-c", "d3-f"]
 

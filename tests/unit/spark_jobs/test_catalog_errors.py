@@ -1,4 +1,4 @@
-"""The errors when an Iceberg catalog, or a table's place, is away or refuses."""
+"""The errors when an Iceberg catalog, or the place of a table, is away or refuses."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_postgres_that_refuses_the_user_is_said_to(postgres_url: str, tmp_path
 
 @pytest.fixture
 def table(tmp_path: Path) -> IcebergTable:
-    """One that was just made."""
+    """A table that was just created."""
     place = CatalogPlace(url=f"sqlite:///{tmp_path}/catalog.db", warehouse=(tmp_path / "lake").as_uri())
     made = IcebergTable(open_catalog(place), "a.b")
     assert made.load() is None

@@ -24,7 +24,7 @@ MODULES = "java.base java.sql"
 
 
 def runtime(place: Path, version: str, *, modules: str = f"{MODULES} jdk.incubator.vector") -> Path:
-    """A directory like a JDK's, whose java prints its arguments, one a line."""
+    """A directory like a JDK's, whose java prints its arguments, one per line."""
     (place / "bin").mkdir(parents=True)
     (place / "release").write_text(f'IMPLEMENTOR="x"\nJAVA_VERSION="{version}"\nMODULES="{modules}"\n')
     program = place / "bin" / "java"
@@ -78,21 +78,21 @@ def test_a_runtime_without_the_vector_module_gets_a_shim_that_drops_the_argument
     # when it is chosen, twice
     environ = {"JAVA_HOME": str(bare), "HOME": str(tmp_path)}
     java, again = (find_java(environ, spark_version="4.3.0") for _ in range(2))
-    # then what is exported is a home of its own below the cache, made once
+    # then the exported path is a home of its own below the cache, made once
     assert java == again and java.shimmed and java.runtime == bare
     assert java.home.is_relative_to(tmp_path / ".cache" / "siltstone")
     assert [path.name for path in java.home.rglob("*")] == ["bin", "java"]
-    # and its java hands on all arguments but that one, as they are
+    # and its java passes on all arguments except that one, unchanged
     given = ["-cp", "a b", "--add-modules=jdk.incubator.vector", "", "Main"]
     said = subprocess.run([java.home / "bin" / "java", *given], capture_output=True, text=True, check=True).stdout
     assert said.splitlines() == ["-cp", "a b", "", "Main"]
 
 
 def test_the_runtime_of_the_wheel_starts_with_sparks_argument(tmp_path: Path) -> None:
-    # given no Java but the wheel's
+    # given no Java except the wheel's
     java = find_java({"PATH": "/nowhere", "XDG_CACHE_HOME": str(tmp_path)}, spark_version="4.3.0")
     assert (java.origin, java.shimmed) == (JavaOrigin.WHEEL, True)
-    # then it runs, though it is asked for a module that it lacks
+    # then it runs, though a module is requested that it lacks
     for home, code in ((java.home, 0), (java.runtime, 1)):
         command = [home / "bin" / "java", "--add-modules=jdk.incubator.vector", "-version"]
         assert subprocess.run(command, capture_output=True, check=False).returncode == code

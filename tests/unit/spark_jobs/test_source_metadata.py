@@ -1,4 +1,4 @@
-"""Spark's wait for a metadata store: short if it was never reached, longer if it was."""
+"""Spark's wait for a metadata store: short if the store was never reached, longer if it was."""
 
 from __future__ import annotations
 

@@ -37,7 +37,9 @@ def batch_of(*values: bytes) -> pa.RecordBatch:
 
 
 def exported(*values: bytes, fixed: Any = NO_COLUMNS) -> tuple[Any, list[dict[str, Any]]]:
-    """The columns that all of them get, and the rows, as read back from a file; Iceberg takes the columns too."""
+    """The columns of all the values together, and the rows as read back from a file. Iceberg accepts the columns
+    too.
+    """
     batch = batch_of(*values)
     first = Converter(JSON, list(fixed))
     first.convert(batch)
@@ -83,7 +85,7 @@ def test_one_value_too_deep_to_be_read_is_an_error_of_its_record_alone(depth: in
     "name",
     [
         *("_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id", "_PARTITION", "kafka_offset"),
-        # and paths of columns inside of ours
+        # and paths of columns inside our own
         *("Kafka_Value", "kafka_headers.element", "kafka_headers.element.key", "Kafka_Headers.Element"),
     ],
 )
@@ -162,14 +164,14 @@ def test_more_names_than_columns_keep_their_bytes() -> None:
     values = [json.dumps({f"k{number}": number, "id": number}).encode() for number in range(COLUMNS_MAX + 500)]
     # when they become a table
     columns, rows = exported(*values)
-    # then it has so many columns and no more, and nothing is lost
+    # then it has the maximum of columns and no more, and nothing is lost
     assert len(columns) == COLUMNS_MAX
     for value, row in zip(values, rows, strict=True):
         if row["kafka_error"] is None:
             assert {name: row[name] for name in json.loads(value)} == json.loads(value)
         else:
             assert "no room for more columns" in row["kafka_error"] and row["kafka_value"] == value
-    # and a table that is full gets none later either
+    # and a table that is full gets no more columns later either
     assert exported(b'{"a_new_one":1}', fixed=columns)[0].equals(columns)
 
 

@@ -1,4 +1,4 @@
-"""How deep the columns of a given schema go."""
+"""The depth of the columns of a given schema."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ ENTRIES = [BlockEntry(100, 50, 0), BlockEntry(140, 90, 1000), BlockEntry(200, -1
 
 
 def packed(*rows: tuple[int, int, int]) -> bytes:
-    """A block index of any rows, sealed as if they were right."""
+    """A block index with any rows, sealed as if they were right."""
     body = b"".join(struct.pack(">qqQ", *row) for row in rows)
     return body + struct.pack(">I", crc32c(body))
 

@@ -34,7 +34,7 @@ async def put(store: ObjectStore, key: str, body: bytes = b"x") -> None:
         (False, None, True, Action.WRITE),  # a new cluster
         (False, OURS, False, Action.OK),  # crashed between writing cluster.json and binding
         (True, OURS, False, Action.OK),  # every other start
-        (False, None, False, "holds objects but no cluster.json"),  # a fresh Postgres on somebody's bucket
+        (False, None, False, "holds objects but no cluster.json"),  # a fresh Postgres on another cluster's bucket
         (False, THEIRS, False, "was never bound"),  # a fresh Postgres on a bucket of ours, or a second cluster
         (True, THEIRS, False, "was bound to another"),
         (True, None, True, "has no cluster.json"),  # a wiped or wrong bucket
@@ -106,7 +106,7 @@ async def test_processes_of_one_cluster_that_start_at_once_agree() -> None:
 
 
 async def test_a_process_of_ours_that_overtakes_us_with_a_file_is_no_stranger() -> None:
-    # Right after our first look for cluster.json the other process writes it, and a file.
+    # Right after our first look for cluster.json the other process writes cluster.json and a file.
     class Overtaken(WrappedStore):
         async def get(self, key: str) -> bytes:
             try:

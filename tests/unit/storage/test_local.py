@@ -56,7 +56,7 @@ async def test_a_put_leaves_nothing_in_the_temporary_directory(store: LocalStore
 async def test_a_put_is_on_disk_before_it_has_its_name_and_its_name_is_before_it_is_answered(
     store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # given: the real calls, written down
+    # given: the real calls, recorded
     root = tmp_path / "deep/store"
     events: list[str] = []
     fsync, link = os.fsync, os.link
@@ -157,7 +157,7 @@ async def test_a_directory_that_must_exist_is_not_made(tmp_path: Path) -> None:
         await store.open()
     await store.close()
     assert list(tmp_path.iterdir()) == []
-    # one that is there is opened, and nothing is put into it
+    # an existing one is opened, and nothing is put into it
     (tmp_path / "nope").mkdir()
     store = LocalStore(tmp_path / "nope", must_exist=True)
     await store.open()
@@ -222,7 +222,7 @@ def test_a_full_disk_is_told_as_such_and_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_a_process_that_is_killed_in_the_middle_of_puts_leaves_whole_objects_only(tmp_path: Path) -> None:
-    # given: a process that puts objects whose body is their key's number, for ever
+    # given: a process that puts objects for ever, each with its key's number as its body
     script = """
         import asyncio, itertools, sys
         from pathlib import Path

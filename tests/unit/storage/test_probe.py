@@ -1,4 +1,4 @@
-"""The probe passes honest stores, refuses the two known kinds of liars, and leaves nothing behind."""
+"""The probe passes honest stores, refuses the two known kinds of dishonest ones, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from wire.crc import crc32c as compute_crc32c
 
 
 class Ignoring(WrappedStore):
-    """Ignores If-None-Match: the last PUT wins."""
+    """A store that ignores If-None-Match: the last PUT wins."""
 
     async def put_if_absent(self, key: str, body: Body, *, crc32c: int) -> None:
         await overwrite(self._inner, key, body, crc32c)
 
 
 class Racy(WrappedStore):
-    """Looks first and writes later: honest to one writer, not to a crowd."""
+    """A store that checks first and writes later: correct for one writer, wrong for several."""
 
     async def put_if_absent(self, key: str, body: Body, *, crc32c: int) -> None:
         if key in [stat.key async for stat in self._inner.list(key)]:

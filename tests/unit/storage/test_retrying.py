@@ -27,7 +27,7 @@ FIRST = frozenset({1})
 
 
 class World:
-    """A retrying store over a faulty one over memory, with a clock that only sleeping moves."""
+    """A retrying store over a faulty one over memory, with a clock that moves only while it sleeps."""
 
     def __init__(self, *rules: FaultRule, deadline_ms: float = 10_000) -> None:
         self.clock = ManualClock()
@@ -83,7 +83,7 @@ async def test_doubt_is_settled_by_reading_where_the_store_keeps_no_checksum() -
     store = Retrying(NoChecksum(world.counting), world.clock, SystemIds(2))
     await store.put_if_absent("k", BODY, crc32c=crc32c(BODY))
     assert world.counting.puts == 1
-    # and an object of the same length that is not ours is not taken for ours
+    # and another writer's object of the same length is not taken for ours
     await world.memory.put_if_absent("k2", BODY[::-1], crc32c=crc32c(BODY[::-1]))
     world.plan.rules = [rule(Fault.LOST_REQUEST, calls=FIRST)]
     with pytest.raises(ObjectExistsError):
@@ -100,7 +100,7 @@ async def test_exists_on_the_first_try_is_told_even_if_the_object_is_the_same() 
 
 @pytest.mark.parametrize("fault", [Fault.LOST_REQUEST, Fault.UNREACHABLE])
 async def test_exists_after_a_failed_try_is_ours_when_length_and_crc_are(fault: Fault) -> None:
-    # The first request is slow, not lost: it lands between the HEAD and the second try.
+    # The first request is slow, not lost: it arrives between the HEAD and the second attempt.
     world = World(rule(fault, calls=FIRST))
 
     class LandsLate(WrappedStore):

@@ -48,7 +48,7 @@ async def opened(url: str) -> AsyncIterator[S3Store]:
 
 @asynccontextmanager
 async def scripted_server(answer: Answer) -> AsyncIterator[str]:
-    """A URL of a server that reads a whole request and gives what `answer(head, body)` says; None = hang up."""
+    """The URL of a server that reads a whole request and sends the result of `answer(head, body)`; None: hang up."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -127,9 +127,9 @@ ANSWERS_TO_GET = [
 
 
 def answer_by_key(head: bytes, body: bytes) -> bytes:
-    """The key `500-InternalError` is answered by just that."""
+    """The key `500-InternalError` is answered with that status and code."""
     status, _, code = head.split(b" ")[1].split(b"?")[0].rsplit(b"/", 1)[1].decode().partition("-")
-    # A redirect makes botocore ask for the bucket's region by HEAD, whose answer has no body.
+    # On a redirect botocore asks for the bucket's region by HEAD, whose answer has no body.
     return http(int(status), code) if status.isdigit() and not head.startswith(b"HEAD") else http(404)
 
 
@@ -288,7 +288,7 @@ async def test_wrong_credentials_are_refused_by_a_strict_server(
 async def test_large_puts_of_one_key_end_with_one_winner_and_clear_refusals_on_a_strict_server(
     strict_s3_url: BucketUrl,
 ) -> None:
-    # Losers of this size are often reset instead of answered; settling by HEAD turns that into a clear answer.
+    # Losers of this size are often reset instead of answered. A HEAD then gives a clear answer.
     bodies = [bytes([number]) * (8 * 2**20) for number in range(6)]
     async with opened(strict_s3_url()) as inner:
         store = Retrying(inner, SystemClock(), SystemIds())

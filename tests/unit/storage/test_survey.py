@@ -24,7 +24,7 @@ from wire.records import NewRecord, build_batch
 
 BASE = 100
 BODY = 70
-"""A byte of a batch that is in its records."""
+"""The position of a byte inside the records of a batch."""
 
 
 def batch(count: int = 2, *, value_bytes: int = 10) -> bytes:
@@ -48,7 +48,7 @@ def served(found: FlaggedExtent) -> list[tuple[int, int]]:
 
 WHOLE = (100, 102, 104, 106)
 THINNED = (100, 105, 110, 120)
-"""Dedupe has taken what was between."""
+"""Dedupe has removed the batches between them."""
 
 
 # Offsets that batches carry, proved by the sum
@@ -60,12 +60,13 @@ def test_damaged_records_cost_their_batch_alone(bases: Sequence[int], last: int)
     damage(found, 1, BODY)
     before = (BASE, bases[0] + 1)
     assert served(found) == [before, (bases[2], last)]
-    # from the end of what is sound up to the next sound batch all is damaged: the batch's own end is
+    # everything from the end of the sound batches to the next sound batch is damaged; the damaged batch's end is
+    # unknown
     for offset in range(bases[0] + 2, bases[2]):
         assert (found.read(offset).batches, found.read(offset).ends_in_damage) == ([], True)
     assert found.read(BASE).bases == [bases[0]] and found.read(BASE).ends_in_damage
     assert found.read(bases[2]).bases == list(bases[2:]) and not found.read(bases[2]).ends_in_damage
-    # behind the last batch nothing is damaged, and nothing there
+    # behind the last batch nothing is damaged, and nothing exists
     assert not found.read(last).ends_in_damage
 
 
@@ -96,7 +97,7 @@ def test_what_is_damaged_since_is_not_served() -> None:
 
 @pytest.mark.parametrize("byte", [7, 15, 8, 11, 16, CRC_POSITION])
 def test_of_a_thinned_extent_nothing_is_served_if_a_head_is_damaged(byte: int) -> None:
-    """A base offset may have moved within its gap, and no batch's CRC would tell."""
+    """A base offset may have moved within its gap, and no batch's CRC would show it."""
     found = extent_of(*THINNED, last_offset=200)
     damage(found, 2, byte)
     assert served(found) == []
@@ -150,7 +151,7 @@ def test_whatever_producers_wrote_as_base_offset_counts_for_nothing() -> None:
 
 @pytest.mark.parametrize("counted", [7, 9])
 def test_where_sound_batches_have_other_counts_than_the_commit_gave_none_is_served(counted: int) -> None:
-    """One of them is not the one that was counted, and nobody knows which."""
+    """One of the batches is not the one that was counted, and nothing tells which."""
     found = extent_of(*WHOLE, last_offset=BASE + counted - 1, is_from_l0=True)
     assert served(found) == []
     assert found.read(BASE).ends_in_damage
@@ -161,7 +162,7 @@ def test_bytes_that_nobody_summed_and_dedupe_thinned_are_not_even_read() -> None
     assert not surveys.ExtentSurvey(extent).goes_on
 
 
-# The words
+# The messages
 
 
 def test_a_reason_tells_the_sum_at_its_end_and_nowhere_else() -> None:
@@ -200,14 +201,14 @@ def surveys_over(store: MemoryStore) -> Surveys:
 
 
 async def test_an_extent_is_looked_through_once_in_long_reads_whoever_asks() -> None:
-    # given 20 MiB of which the last batch is damaged
+    # given 20 MiB whose last batch is damaged
     batches = [stamped(batch(1, value_bytes=BLOCK_BYTES // 2), BASE + number) for number in range(40)]
     found = FlaggedExtent(BASE, BASE + 39, batches)
     found.data[-1] ^= 1
     store = CountingStore()
     extent = await stored(found, store)
     looking = surveys_over(store)
-    # when several ask at the same time, and later
+    # when several readers ask at the same time, and later
     answers = await asyncio.gather(*(looking.read(extent) for _ in range(5)))
     assert await looking.read(extent) is answers[0]
     # then

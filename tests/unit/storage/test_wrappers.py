@@ -1,4 +1,4 @@
-"""`Metered` counts and `Faulty` strikes, by operation; both leave everything else unchanged."""
+"""`Metered` counts and `Faulty` injects faults, by operation. Both leave everything else unchanged."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ GOLDEN = bytes.fromhex(
     "00000051"  # batch length 81 = 93 - 12
     "00000000"  # leader epoch 0
     "02"  # magic
-    "536b1579"  # CRC-32C of what follows
+    "536b1579"  # CRC-32C of the bytes that follow
     "0010"  # attributes: transactional, no codec, CreateTime
     "00000001"  # last offset delta 1
     "0000018bcfe56800"  # base timestamp 1700000000000

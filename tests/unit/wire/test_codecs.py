@@ -128,7 +128,7 @@ def test_input_cut_short_anywhere_is_an_error(codec: Codec) -> None:
 
     for length in range(len(compressed)):
         if codec is Codec.SNAPPY and length == 16:
-            continue  # a xerial header and no block: what an empty batch looks like
+            continue  # a xerial header and no block: the form of an empty batch
         with pytest.raises(CodecError):
             decompress(codec, compressed[:length], bytes_max=MIB)
 
@@ -160,7 +160,9 @@ def test_noise_is_an_error(codec: Codec) -> None:
 
 
 def zstd_run_blocks(count: int) -> bytes:
-    """A frame without content size, of `count` blocks of 128 KiB of one byte each: four bytes of input per block."""
+    """A frame without content size, of `count` blocks of 128 KiB that repeat one byte: four bytes of input per
+    block.
+    """
     window = bytes([0x00, 7 << 3])  # no content size, window of 128 KiB
     blocks = [(128 * 1024 << 3 | 1 << 1 | (n == count - 1)).to_bytes(3, "little") + b"z" for n in range(count)]
     return ZSTD_MAGIC + window + b"".join(blocks)

@@ -1,4 +1,4 @@
-"""CRC-32C: known sums, sums continued, and sums joined without the bytes."""
+"""CRC-32C: known sums, sums continued, and sums combined without the bytes."""
 
 from __future__ import annotations
 

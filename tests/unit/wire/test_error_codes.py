@@ -1,4 +1,4 @@
-"""The table of error codes against kio's, which is made from Kafka's `Errors`."""
+"""The table of error codes compared with kio's, which is made from Kafka's `Errors`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frames out of a stream, whatever the pieces in which it arrives."""
+"""Frames from a stream, whatever the pieces in which it arrives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables in `wire.messages` against Kafka's definitions, and against bytes written by hand."""
+"""The tables in `wire.messages` compared with Kafka's definitions, and with bytes written by hand."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ from wire.schema import Array, FieldTable, Fixed, Message, Nested, Struct, Varia
 
 def kafka_definition(name: str) -> dict[str, Any]:
     """Kafka's own definition of a message, which kafka-python ships as a resource."""
-    found = importlib.util.find_spec("kafka")  # found, not imported: its import warns
+    found = importlib.util.find_spec("kafka")  # found, not imported: its import causes a warning
     assert found is not None
     assert found.origin is not None
     path = Path(found.origin).parent / "protocol" / "schemas" / "resources" / f"{name}.json"
@@ -319,7 +319,7 @@ PINNED: list[tuple[Message, int, str]] = [
     (EPOCH_REQUEST, 1, "00000001 0001 74 00000001 00000002 00000004"),
     (EPOCH_RESPONSE, 0, "00000001 0001 74 00000001 0003 00000002 0000000000000009"),
     (EPOCH_RESPONSE, 1, "00000001 0001 74 00000001 0003 00000002 00000004 0000000000000009"),
-    # The ones that every client begins with.
+    # The messages with which every client begins.
     (MetadataRequest(topics=[]), 0, "00000000"),
     (MetadataRequest(topics=None), 1, "ffffffff"),
     (

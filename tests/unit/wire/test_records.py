@@ -1,4 +1,4 @@
-"""Records inside a batch: the walk, every way in which its input can be wrong, and the batches we build."""
+"""Records inside a batch: the walk, every way in which its input can be wrong, and the batches that we build."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_keys_and_values_are_views_into_the_payload_and_not_copies() -> None:
     payload[payload.index(b"k")] = ord("K")
 
     assert isinstance(only.key, memoryview) and only.key == b"K"
-    del only  # lets go of the bytearray
+    del only  # releases the bytearray
 
 
 @pytest.mark.parametrize("bits", [7, 8, 14, 31])

@@ -1,6 +1,7 @@
-"""A group through chaos: clients of all versions, static and dynamic, that come, crash, come back, leave, hurry and
+"""A group under chaos: clients of all versions, static and dynamic, that come, crash, come back, leave, hurry and
 pause; lost answers; saves that are slow, fail, or fail and are stored all the same; owners that change. The world
-checks its rules after every event; the tests here check the end, when everybody behaves again."""
+checks its rules after every event. The tests here check the end, when everybody behaves again.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +37,11 @@ def test_a_group_survives_chaos_and_settles_when_everybody_behaves(seed: int) ->
         # given chaos
         world.calm = False
         world.disturb(120_000, every_ms=(300, 1_000, 4_000)[seed % 3])
-        # when it ends, then the group is stable with all that live, in one generation
+        # when it ends, then the group is stable with all living members, in one generation
         world.arrive()
         world.settle(LONG_ENOUGH_MS)
         assert_settled(world)
-    # when all leave, or are gone without a word, then nothing of them stays
+    # when all leave, or disappear silently, then nothing of them stays
     for client in world.live():
         if world.random.random() < 0.5:
             client.leave()
@@ -63,7 +64,7 @@ def test_a_group_with_a_limit_survives_chaos(seed: int) -> None:
 
 
 def test_the_simulation_meets_every_answer_there_is() -> None:
-    # A simulation that never reaches a rule proves nothing about it.
+    # A simulation that never reaches a rule proves nothing about the rule.
     met: set[str] = set()
     for seed in range(200, 208):
         world = World(seed)

@@ -1,4 +1,4 @@
-"""JoinGroup, a rule each: as GroupMetadataManager's classicGroupJoin has them."""
+"""JoinGroup, one rule per test, as in classicGroupJoin of GroupMetadataManager."""
 
 from __future__ import annotations
 
@@ -113,15 +113,15 @@ def test_an_id_that_was_given_out_is_of_no_static_member() -> None:
 
 
 def test_a_rebalance_waits_for_ids_given_out_and_goes_on_when_they_end() -> None:
-    # given a rebalance that everybody has joined but one who has been given its id
+    # given a rebalance that all have joined except one that was given its id
     machine = Machine()
     (leader,) = machine.become_stable(None)
     machine.join(name="late")
     request = machine.join(leader)
     assert machine.waits(request)
-    # when that one's session ends
+    # when the session of that one ends
     machine.sleep(SESSION_MS)
-    # then nobody is waited for any more
+    # then the rebalance waits for no member any more
     assert machine.joined(request).generation == 2
     assert machine.member_ids == [leader]
 
@@ -152,13 +152,13 @@ def test_the_wait_grows_while_others_come_up_to_the_rebalance_timeout() -> None:
     machine = Machine()
     begun_ms = machine.now_ms
     _, first = machine.known_join()
-    # when another comes in every second
+    # when another comes every second
     others: list[int] = []
     while machine.waits(first):
         machine.sleep(1_000)
         if machine.waits(first):
             others.append(machine.known_join()[1])
-    # then all were waited for, but not beyond the rebalance timeout
+    # then the rebalance waited for all of them, but not beyond the rebalance timeout
     assert REBALANCE_MS - DELAY_MS < machine.now_ms - begun_ms <= REBALANCE_MS
     assert len(machine.member_ids) == len(others) + 1
     assert {machine.joined(request).generation for request in others} == {1}
@@ -290,11 +290,11 @@ def test_while_assignments_are_made_a_changed_member_starts_over_and_parked_sync
 
 
 def test_a_member_that_asks_twice_is_answered_twice() -> None:
-    # given a member that waits, when it asks again (its connection broke)
+    # given a member that waits, and that asks again (its connection broke)
     machine = Machine()
     member, first = machine.known_join()
     second = machine.join(member)
-    # then the first question ends, and the second one counts
+    # then the first request ends, and the second one counts
     assert machine.error(first) is ErrorCode.REBALANCE_IN_PROGRESS
     machine.sleep(2 * DELAY_MS)
     assert machine.joined(second).generation == 1
@@ -306,11 +306,11 @@ def test_a_new_member_that_waits_for_five_minutes_is_given_up() -> None:
     machine = Machine()
     (leader,) = machine.become_stable(None, rebalance_ms=600_000)
     newcomer_id, newcomer = machine.known_join()
-    # when the member that was there keeps its session but does not join
+    # when the earlier member keeps its session but does not join
     machine.sleep_alive(299_999, [leader])
     assert machine.waits(newcomer)
     machine.sleep_alive(1, [leader])
-    # then the newcomer, of whom nobody knows whether it lives, is out
+    # then the newcomer, which may be dead, is out
     assert machine.error(newcomer) is ErrorCode.UNKNOWN_MEMBER_ID
     assert machine.joined(newcomer).member_id == ""
     assert machine.member_ids == [leader]
@@ -359,7 +359,7 @@ def test_while_members_gather_those_that_came_are_counted() -> None:
 
 
 def test_a_loaded_group_above_the_limit_gathers_again_and_loses_its_last() -> None:
-    # given a stored group of three, and a limit of two by now
+    # given a stored group of three, and a limit that is now two
     before = Machine()
     members = before.become_stable(None, None, None)
     machine = Machine(options=GroupOptions(max_size=2), record=before.saves[-1].record)

@@ -1,4 +1,6 @@
-"""The memory of a group: everything it holds is counted, everything it refused is not; ids given out are bounded."""
+"""The memory of a group: everything that the group holds is counted, refused requests are not, and the number of ids
+given out is bounded.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,7 @@ def test_no_more_ids_are_out_than_members_could_come_of() -> None:
     requests = [machine.join() for _ in range(PENDING_MIN + 1)]
     assert [machine.error(each) for each in requests[:-1]] == [ErrorCode.MEMBER_ID_REQUIRED] * PENDING_MIN
     assert machine.error(requests[-1]) is ErrorCode.COORDINATOR_NOT_AVAILABLE
-    # one that has an id may join with it, and leaves room for another
+    # a client that has an id may join with it, which leaves room for another
     machine.join(machine.joined(requests[0]).member_id)
     assert machine.state is GroupState.PREPARING_REBALANCE
     assert machine.error(machine.join()) is ErrorCode.MEMBER_ID_REQUIRED

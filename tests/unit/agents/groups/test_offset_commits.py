@@ -1,5 +1,6 @@
-"""Offset commits of one agent are grouped into one call at a time; their order is kept, and a doubt stays with its
-group."""
+"""The offset commits of one agent are grouped into one call at a time. Their order is kept, and an uncertain result
+stays with its group.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ def test_two_leases_of_one_group_are_two_batches() -> None:
 
 
 class GatedGroups(Part):
-    """Calls wait until the gate is open; then they fail with `failure`, if there is one."""
+    """Calls wait until the gate is open. Then they fail with `failure`, if it is set."""
 
     def __init__(self, inner: GroupMetadata) -> None:
         super().__init__(inner)

@@ -60,7 +60,7 @@ def test_nobody_is_told_an_assignment_before_it_is_stored() -> None:
     assert machine.saves == []
     # when the leader syncs
     of_leader = machine.sync(leader, assignments={leader: b"1", follower: b"2", "nobody": b"3"})
-    # then the record is to be stored, and nobody is answered
+    # then the record is to be stored, and no member is answered
     assert machine.waits(of_leader)
     assert machine.waits(of_follower)
     assert machine.state is GroupState.COMPLETING_REBALANCE

@@ -18,7 +18,7 @@ EMPTY, PREPARING, COMPLETING, STABLE, DEAD = (
 
 
 def machine_in(state: GroupState) -> tuple[Machine, str, str]:
-    """With a dynamic leader and a static follower of instance "b", as far as that state has members."""
+    """A group in that state, with a dynamic leader and a static follower of instance "b", if the state has members."""
     machine = Machine()
     if state is EMPTY:
         return machine, "m1", "m2"

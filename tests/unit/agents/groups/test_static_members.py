@@ -26,7 +26,7 @@ def test_a_follower_that_comes_back_costs_no_rebalance_even_with_other_metadata(
     assert machine.waits(request), "it is told only what is stored"
     assert [member.member_id for member in machine.saves[-1].record.members] == [leader, "b-2"]
     machine.saved()
-    # then it has the assignment of the one before
+    # then it has the earlier member's assignment
     answer = machine.joined(request)
     assert (answer.error, answer.member_id, answer.generation, answer.leader) == (ErrorCode.NONE, "b-2", 1, leader)
     assert answer.members == ()
@@ -53,15 +53,15 @@ def test_a_follower_that_comes_back_from_v9_on_is_not_told_to_skip() -> None:
 
 
 def test_a_leader_that_comes_back_below_v9_is_told_its_old_id_as_the_leaders() -> None:
-    # given a leader below v9, that would assign if it took itself for the leader
+    # given a leader below v9, which would assign if it took itself for the leader
     machine = Machine()
     leader, follower = machine.become_stable("a", "b")
     request = machine.join(instance="a", version=8, name="a-2")
     machine.saved()
-    # then it is not told so
+    # then it is not told that it leads
     answer = machine.joined(request)
     assert (answer.member_id, answer.leader, answer.members, answer.skip_assignment) == ("a-2", leader, (), False)
-    # but it is the leader, and stays it
+    # but it is the leader, and remains the leader
     assert machine.joined(machine.join(follower, instance="b")).leader == "a-2"
 
 
@@ -183,16 +183,16 @@ def test_a_static_leader_that_does_not_come_leads_no_more() -> None:
 
 
 def test_when_nobody_comes_static_members_are_waited_for_until_their_sessions_end() -> None:
-    # given a rebalance that only a member started who left again
+    # given a rebalance that only one member started, which left again
     machine = Machine()
     members = machine.become_stable("a", "b", session_ms=60_000)
     newcomer_id, _ = machine.known_join()
     machine.leave((newcomer_id, None))
-    # when time is up and nobody has come
+    # when time is up and no member has come
     machine.sleep(REBALANCE_MS)
     assert machine.state is GroupState.PREPARING_REBALANCE
     assert (machine.member_ids, machine.generation) == (members, 1)
-    # then they are waited for, and it goes on with the one that comes, at the end of the next wait
+    # then the rebalance waits for them, and goes on with the one that comes, at the end of the next wait
     request = machine.join(members[1], instance="b", session_ms=60_000)
     machine.sleep(REBALANCE_MS)
     assert machine.joined(request).generation == 2
@@ -202,17 +202,17 @@ def test_when_nobody_comes_static_members_are_waited_for_until_their_sessions_en
 
 
 def test_waiting_for_members_that_allow_no_time_does_not_spin() -> None:
-    # given a stored group whose static members allow a rebalance no time at all
+    # given a stored group whose static members allow no time for a rebalance
     before = Machine()
     before.become_stable("a", "b", session_ms=60_000)
     record = before.saves[-1].record
     record = replace(record, members=tuple(replace(member, rebalance_timeout_ms=0) for member in record.members))
     machine = Machine(record=record, names=100)
-    # when somebody comes and goes, and nobody joins
+    # when a member comes and goes, and none joins
     newcomer_id, _ = machine.known_join(rebalance_ms=0)
     machine.leave((newcomer_id, None))
     machine.sleep(30_000)
-    # then it asks for the time once a second, not all the time
+    # then the group asks for the time once a second, not all the time
     assert machine.state is GroupState.PREPARING_REBALANCE
     assert 25 < machine.wakes < 35
 
@@ -228,7 +228,7 @@ def test_a_static_member_that_did_not_come_and_does_not_sync_is_removed() -> Non
     assert static not in machine.member_ids
 
 
-# ---- the record of one that came back is not stored
+# ---- the record of a member that came back is not stored
 
 
 def test_a_failed_save_puts_the_one_before_back() -> None:

@@ -1,4 +1,4 @@
-"""Topics read out of a member's subscription, whatever the client wrote."""
+"""The topics in a member's subscription, whatever the client wrote."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of a group's transitions against the machine: only its entries are seen, and each of them is seen."""
+"""The table of a group's transitions compared with the machine: only its entries occur, and each of them occurs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Seen = set[tuple[GroupState, type[Event], GroupState]]
 
 
 class Watched(Group):
-    """A group that notes each of its transitions."""
+    """A group that records each of its transitions."""
 
     seen: Seen
 
@@ -41,7 +41,7 @@ class Watched(Group):
 
 
 class History:
-    """Random requests of a few members, of which some are static, with saves that are answered late."""
+    """Random requests of a few members, some of them static, with saves that are answered late."""
 
     def __init__(self, seed: int, seen: Seen) -> None:
         self.random = random.Random(seed)

@@ -74,7 +74,7 @@ async def test_a_block_in_flight_is_waited_for_not_fetched_again(store: Counting
     store.gate.clear()
     waiting = [asyncio.create_task(blocks.read(KEY, len(BODY), 0, 100)) for _ in range(10)]
     await asyncio.sleep(0.01)
-    # one who goes away takes nothing from the others
+    # a reader that goes away takes nothing from the others
     waiting.pop(0).cancel()
     store.gate.set()
     assert {bytes(view) for view in await asyncio.gather(*waiting)} == {BODY[:100]}

@@ -1,5 +1,6 @@
-"""The bound over the bytes of all Fetch answers: never passed, first come first served, nothing lost on the way, and
-not held up by a store that does not answer."""
+"""The bound on the bytes of all Fetch answers: it is never passed, first come is first served, nothing is lost on the
+way, and a store that does not answer holds up no other fetch.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Fetch sessions: who gets one, what an answer may leave out, and which one goes when there is no room."""
+"""Fetch sessions: the clients that get one, the partitions that an answer may leave out, and the session that goes when
+there is no room.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +96,7 @@ def told(response: FetchResponse) -> list[tuple[TopicKey, int]]:
     ]
 
 
-# ---- who gets one
+# ---- the clients that get one
 
 
 @pytest.mark.parametrize(
@@ -163,7 +165,7 @@ def test_what_cannot_go_on_is_refused_in_this_order(known: bool, epoch: int, by_
     session_id = broker.opens(("a", 0))
     answer = broker.fetch(asks(session_id=session_id if known else session_id + 1, epoch=epoch), by_id=by_id)
     assert (answer.error_code, answer.session_id, answer.responses) == (error, 0, [])
-    # and the session stands
+    # and the session remains
     assert told(broker.fetch(asks(session_id=session_id, epoch=1))) == []
 
 
@@ -187,7 +189,7 @@ def test_the_epoch_after_the_last_is_the_first() -> None:
     assert broker.fetch(asks(session_id=session_id, epoch=1)).error_code == 0
 
 
-# ---- what is told
+# ---- the contents of answers
 
 
 @pytest.mark.parametrize(
@@ -262,7 +264,7 @@ def test_names_that_no_topic_can_have_are_answered_and_not_kept(name: str) -> No
     answer = broker.fetch(asks((name, 0), ("n" * 249, 0)))
     assert told(answer) == [(name, 0), ("n" * 249, 0)]
     assert broker.sessions.partitions == 1
-    # and in those that follow
+    # and in the following ones
     again = broker.fetch(asks((name, 0), session_id=answer.session_id, epoch=1))
     assert told(again) == [(name, 0)]
     assert told(broker.fetch(asks(session_id=answer.session_id, epoch=2))) == []
@@ -390,7 +392,7 @@ def test_the_partitions_of_all_sessions_are_bounded() -> None:
     assert grown.error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
     assert (len(broker.sessions), broker.sessions.partitions, broker.evicted) == (1, 6, 1)
     assert broker.opens(*many(4))
-    # and: one that shrinks makes room
+    # and: a session that shrinks makes room
     broker.fetch(asks(session_id=first, epoch=1, forgets=many(3)))
     assert broker.sessions.partitions == 7
     assert broker.opens(*many(3))

@@ -1,4 +1,4 @@
-"""Read-ahead: whole GETs, room shared, blocks kept until they were had."""
+"""Read-ahead: whole GETs, shared room, and blocks that are kept until they were read."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Extent:
 
 
 class Stream:
-    """Reads its extents to their end, some bytes a fetch, as the reader does for a partition."""
+    """Reads its extents to their end, some bytes per fetch, as the reader does for a partition."""
 
     def __init__(self, number: int, extents: Sequence[Extent], ahead: ReadAhead, blocks: BlockReader) -> None:
         self.number, self.extents, self._ahead, self._blocks = number, extents, ahead, blocks
@@ -92,7 +92,7 @@ def test_gets_are_whole_or_end_with_their_neighbours() -> None:
     wanted = [("a", block) for block in range(3, 20)] + [("a", 30)] + [("b", block) for block in range(20, 36)]
     assert list(gets_of(wanted, 8)) == [
         ("a", range(3, 11)),
-        ("a", range(11, 20)),  # eight and the seam
+        ("a", range(11, 20)),  # eight, and the one at the seam
         ("a", range(30, 31)),
         ("b", range(20, 28)),
         ("b", range(28, 36)),
@@ -106,7 +106,7 @@ extents_of_a_file = st.lists(st.integers(1, 19 * MIB), min_size=1, max_size=3)
 @settings(max_examples=examples(25), deadline=None)
 @given(lengths=st.lists(extents_of_a_file, min_size=1, max_size=3), seed=st.integers(0, 1 << 16))
 def test_whoever_reads_on_costs_a_get_per_file_and_one_per_8_mib(lengths: list[list[int]], seed: int) -> None:
-    """As many streams as have room for what each of them reads ahead, in any order; extents begin anywhere."""
+    """As many streams as have room for their read-ahead, in any order. Extents do not begin at round positions."""
     streams: list[list[Extent]] = [[] for _ in range(3)]
     for key, of_file in zip("abc", lengths, strict=False):
         at = Random(seed).randrange(MIB)
@@ -133,7 +133,7 @@ def test_whoever_reads_on_costs_a_get_per_file_and_one_per_8_mib(lengths: list[l
 
 
 async def test_streams_that_have_no_room_wait_for_it_and_whole_gets_stay_whole() -> None:
-    # given: room for three windows, and three streams that read in turn
+    # given: room for three windows, and three streams that read by turns
     store, ahead, blocks = await parts(32 * MIB)
     readers = [Stream(number, [Extent(key, 0, FILE_BYTES)], ahead, blocks) for number, key in enumerate("abc")]
     # when: all read to the end
@@ -141,7 +141,7 @@ async def test_streams_that_have_no_room_wait_for_it_and_whole_gets_stay_whole()
         for reader in readers:
             if not reader.has_ended:
                 await reader.fetch()
-                # then: never more than three quarters of the cache is held for them
+                # then: at most three quarters of the cache is held for them
                 assert ahead.unread_bytes <= 24 * MIB
     assert len(store.gets) <= 3 + 3 * FILE_BYTES / GET_BYTES, store.gets
     assert sum(length for _, _, length in store.gets) == 3 * FILE_BYTES

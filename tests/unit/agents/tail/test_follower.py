@@ -1,4 +1,4 @@
-"""The follower where its answers and its own agent's commits cross each other."""
+"""The follower when its answers and its own agent's commits cross."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NOW_MS = SystemClock().wall_ms()
 
 
 class Gated(Part):
-    """Answers are read at once and handed over when the gate opens; the next tail can be made a cold one."""
+    """Tails are read at once, and returned when the gate opens. A test can make the next tail a cold one."""
 
     def __init__(self, inner: AgentMetadata) -> None:
         super().__init__(inner)
@@ -58,7 +58,7 @@ class Gated(Part):
 
 
 class Following:
-    """A follower without its loop: the test says when it polls."""
+    """A follower without its loop: the test decides when it polls."""
 
     def __init__(self, metadata: MemoryMetadata) -> None:
         self.compactors, self.index, self.topic_cache = metadata.compactors, LogIndex(), TopicCache()
@@ -76,7 +76,7 @@ class Following:
         self.seq = 0
 
     async def commit(self, *, seen: bool = True) -> tuple[str, Committed]:
-        """One record by this agent, and its answer taken in."""
+        """This agent commits one record, and the follower takes in the answer."""
         self.seq += 1
         key = f"l0/00/2024010100/{self.lease.writer_id}-{self.lease.epoch}-{UUID(int=self.seq)}.silt"
         batch = L0Batch(partition_id=1, position=0, length=70, record_count=1, min_timestamp_ms=0, max_timestamp_ms=0)
@@ -162,7 +162,7 @@ async def test_a_file_whose_answer_never_came_is_seen_all_the_same() -> None:
 async def test_own_commits_in_a_row_are_not_read_again() -> None:
     agent = await following()
     await agent.commit()
-    await agent.follower.catch_up()  # the first of an epoch comes by the tail
+    await agent.follower.catch_up()  # the first commit of an epoch comes with the tail
     for _ in range(5):
         await agent.commit()
     seen: list[Cursor] = []
@@ -224,7 +224,7 @@ async def test_polls_never_overlap_so_that_changes_are_taken_in_in_their_order()
 
 
 async def merge(agent: Following, *file_ids: int) -> None:
-    """As the compactor does, of records that nobody reads: the output covers what the inputs hold."""
+    """Merge as the compactor does. No test reads the records; the output covers the range of the inputs."""
     compactors = agent.compactors
     lease = await compactors.register_compactor("c")
     await compactors.create_job(NewJob(kind="level", spec={}, l0_file_ids=file_ids, limit_ms=60_000))
@@ -305,7 +305,7 @@ async def test_an_own_answer_that_crosses_the_merge_of_its_file_does_not_bring_i
     agent.metadata.gate.set()
     await polling
     assert (held(agent), agent.end) == ([1], 2)
-    # and the other way round: the answer comes last of all
+    # and the other way round: the answer comes last
     agent.follower.saw_own(lease, seq, key, 70, committed)
     await agent.follower.catch_up()
     assert (held(agent), agent.end) == ([1], 2)
@@ -328,7 +328,7 @@ async def test_an_own_answer_that_comes_while_the_files_of_a_merge_are_dropped_d
     def drop(file_ids: Collection[int]) -> Iterator[None]:
         nonlocal slices
         for _ in drop_files(file_ids):
-            if not slices:  # the answer to the commit comes after the merge was heard of
+            if not slices:  # the answer to the commit comes after the news of the merge
                 agent.follower.saw_own(lease, seq, key, 70, committed)
             slices += 1
             yield

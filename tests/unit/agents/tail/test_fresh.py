@@ -1,4 +1,4 @@
-"""Fresh watermarks: batched, one read at a time, never older than the question."""
+"""Fresh watermarks: batched, with one read at a time, and never older than the question."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.fixtures.metadata_parts import Part
 
 
 class Slow(Part):
-    """Each read takes the state when it begins, and answers when it is let go."""
+    """Each read takes the state when it begins, and answers when the test releases it."""
 
     def __init__(self) -> None:
         super().__init__(MemoryMetadata().agents)
@@ -91,7 +91,7 @@ async def test_a_store_that_is_silent_is_not_waited_for_longer_than_clients_wait
     for _ in range(3):
         with pytest.raises(MetadataUnavailableError, match="in time"):
             await watermarks.get([1])
-    # and when it speaks again all is well, with one read for all who had asked
+    # and when the store answers again all is well, with one read for all who had asked
     metadata.go.release()
     metadata.go.release()
     assert set(await watermarks.get([1])) == {1}

@@ -1,4 +1,4 @@
-"""The index of where records lie: contiguous per partition, whatever order files come in."""
+"""The index of the places of records: contiguous per partition, in whatever order files come in."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_snapshot_begins_where_it_says_and_follows_on() -> None:
 
 def test_a_file_below_a_log_start_that_was_heard_of_first_is_not_live() -> None:
     index = opened(1)
-    # given: another agent wrote three files and deleted the first two; we hear of all of it at once
+    # given: another agent wrote three files and deleted the first two; the news of all this comes at once
     index.move_log_start(1, 20)
     assert index.add_file(1, ref(1), [row(1, 0, 9)]) == [1]
     assert index.add_file(3, ref(3), [row(1, 20, 29)]) == []
@@ -181,7 +181,7 @@ def test_any_order_of_arrival_ends_in_the_same_contiguous_log(lengths: list[int]
     for file_id, each in shuffled:
         index.add_file(file_id, ref(file_id), [each])
         served = [(extent.base_offset, extent.last_offset) for extent in index.extents_from(1, 0)]
-        assert served == list(_cut(lengths))[: len(served)], "what is served is always a prefix"
+        assert served == list(_cut(lengths))[: len(served)], "the served records are always a prefix"
         assert log.end >= end
         end = log.end
     assert log.end == sum(lengths)
@@ -281,7 +281,7 @@ def test_log_starts_and_deletions_of_topics_may_cross_a_drop_that_is_under_way()
         log = index.partition(100)
         assert log is not None
         assert log.end == 400
-        # what is left can be read: every extent still knows its file
+        # the remaining extents can be read: every extent still knows its file
         for extent in index.extents_from(100, 0):
             index.file(extent.file_id)
     assert pauses > 2
@@ -300,7 +300,7 @@ def test_any_order_of_commits_merges_and_own_answers_ends_in_the_same_index(
     index = opened(1)
     log = index.partition(1)
     assert log is not None
-    # Own answers come whenever they like; the tail says live and later that it was merged, or dead at once.
+    # Own answers come at any time. The tail first reports the extent live and later merged, or dead at once.
     steps = [(chance.random(), number) for number, _ in files for _ in range(2)]
     told: set[int] = set()
     for _, number in sorted(steps):

@@ -1,4 +1,4 @@
-"""Unknown topic ids: looked for once, and the requests that wait for the look stay in their order."""
+"""Unknown topic ids: looked up once. The requests that wait for the look-up stay in their order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KNOWN, NEW, OTHER = UUID(int=1), UUID(int=2), UUID(int=3)
 
 
 class Store:
-    """The store that an agent catches up with; each look ends when the test lets it."""
+    """The store with which an agent catches up. Each look-up ends when the test lets it."""
 
     def __init__(self) -> None:
         self.topic_cache = TopicCache()
@@ -88,13 +88,13 @@ async def test_nobody_overtakes_who_waits_for_the_same_id() -> None:
 
     writes = [asyncio.create_task(write("first", store.ids.line_up([NEW], 10)))]
     await asyncio.sleep(0)
-    # given: the agent has heard of the topic, and its look is not over
+    # given: the agent has heard of the topic, and its look-up is not over
     store.learn(NEW)
     writes.append(asyncio.create_task(write("second", store.ids.line_up([NEW, KNOWN], 10))))
     for _ in range(5):
         await asyncio.sleep(0)
     assert order == []
-    # and: a third one comes in the very moment that the first may go on
+    # and: a third one comes in the very moment in which the first may go on
     store.looks[0].set_result(None)
     while not order:
         writes.append(asyncio.create_task(write(f"later {len(writes)}", store.ids.line_up([NEW], 10))))

@@ -1,4 +1,4 @@
-"""From submissions to one file: grouped by partition, in order of arrival, results back where they belong."""
+"""From submissions to one file: batches grouped by partition, in order of arrival, with each result at its place."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_log_append_time_is_stamped_into_the_bytes_and_the_row() -> None:
 
 @pytest.mark.parametrize("log_append_time", [False, True])
 def test_the_sums_of_long_batches_are_those_of_the_bytes_written(log_append_time: bool) -> None:
-    # given long and short batches of two partitions, some long enough that their own sums are taken
+    # given long and short batches of two partitions, some so long that their own sums are used
     sizes = [JOINED_BYTES_MIN + 1, 5, 3 * JOINED_BYTES_MIN, 5, JOINED_BYTES_MIN]
     batches = [
         pending(1 + number % 2, bytes(size), log_append_time=log_append_time) for number, size in enumerate(sizes)

@@ -1,4 +1,4 @@
-"""The write stall's rule, and how one agent acts on it."""
+"""The rule of the write stall, and how one agent applies it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_above_the_second_limit_produce_is_refused(files: int) -> None:
 def test_no_delay_comes_near_the_time_clients_give_a_request() -> None:
     assert DELAY_MS_MAX <= REQUEST_TIMEOUT_MS / 6
     assert patience_ms(REQUEST_TIMEOUT_MS, 0) > DELAY_MS_MAX
-    # a client that gives little, and one whose request has waited for the store already
+    # a client with a short timeout, and one whose request has waited for the store already
     assert patience_ms(1_000, 300) == 200
     assert patience_ms(1_000, 700) == 0
 

@@ -1,4 +1,6 @@
-"""How much of a batch an agent walks before it takes or refuses it, and offset deltas where records are walked."""
+"""The number of records that an agent walks before it accepts or refuses a batch, and offset deltas where records are
+walked.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ PLAIN = TopicRules(
 )
 COMPACTED = replace(PLAIN, compacted=True)
 WALK_SECONDS_MAX = 5.0
-"""Ten times what the bound allows on an idle core; without one these batches take minutes."""
+"""Ten times the time that the bound allows on an idle core. Without the bound these batches take minutes."""
 
 
 def check(batch: bytes, rules: TopicRules) -> BatchHeader | Refusal:
@@ -53,7 +55,7 @@ def with_deltas(*deltas: int, codec: Codec = Codec.NONE) -> bytes:
 
 
 def keyed_records(count: int) -> bytes:
-    """The least that a compacted topic takes: an empty key, no value."""
+    """The smallest record that a compacted topic accepts: an empty key, no value."""
     bodies = (b"\x00\x00" + varint(n) + b"\x00\x01\x00" for n in range(count))
     return b"".join(bytes((len(body) * 2,)) + body for body in bodies)
 

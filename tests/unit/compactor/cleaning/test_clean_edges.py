@@ -88,7 +88,7 @@ def test_one_survivor_of_a_batch_is_its_only_record(clean: Clean, survivor: int,
 
 
 def test_a_batch_of_a_million_records_is_cleaned() -> None:
-    # given a batch in which a thousand keys come a thousand times
+    # given a batch in which a thousand keys occur a thousand times
     records = 1_000_000
     deltas = [bytes((n << 1 & 0x7F | 0x80, n >> 6 & 0x7F | 0x80, n >> 13 & 0x7F)) for n in range(records)]
     keys = [b"\x08%04d\x02v\x00" % n for n in range(1000)]
@@ -143,7 +143,7 @@ def test_a_bomb_is_found_within_any_bound() -> None:
 def test_a_malformed_record_is_an_error_that_names_batch_and_record(clean: Clean, codec: Codec) -> None:
     good = build_batch([NewRecord(1, b"k", b"v"), NewRecord(2, b"l", b"w")], base_offset=5)
     plain = bytearray(good[BATCH_HEADER_BYTES:])
-    plain[-1] = 9  # headers that are not there
+    plain[-1] = 9  # header bytes that are missing
     log = Log()
     log.append(("k", "v"))
     log.add(with_payload(good, bytes(plain), codec))

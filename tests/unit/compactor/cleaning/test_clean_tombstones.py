@@ -1,4 +1,4 @@
-"""Delete horizons are stamped and tombstones dropped only if the pass has seen all records that they may hide."""
+"""A pass stamps delete horizons and drops tombstones only if it has seen all records that they may hide."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def values_and_deletes() -> Log:
 
 
 def horizons(cleaned: Cleaned) -> dict[int, int]:
-    """By base offset."""
+    """The horizons by base offset."""
     return {header.base_offset: header.base_timestamp_ms for header in cleaned.headers if header.has_delete_horizon}
 
 
@@ -108,7 +108,7 @@ def test_a_horizon_that_is_there_is_kept(clean: Clean) -> None:
 
     cleaned = clean(log.batches, log.bounds(now_ms=NOW_MS + 1000))
 
-    assert horizons(cleaned) == {2: LATER_MS, 4: LATER_MS}  # one tombstone of the first batch is left
+    assert horizons(cleaned) == {2: LATER_MS, 4: LATER_MS}  # one tombstone of the first batch remains
     assert cleaned.offsets == [3, 4, 5, 6]
 
 
@@ -180,7 +180,7 @@ def test_tombstones_above_the_bound_are_counted_though_nothing_is_done_to_them(c
 
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.ZSTD])
 def test_a_batch_that_would_unfold_to_more_than_readers_allow_is_not_stamped(codec: Codec) -> None:
-    # given a batch whose timestamps take a byte each, and six more once they count from a horizon
+    # given a batch whose timestamps take a byte each, and six bytes more once they count from a horizon
     log = Log(codec=codec)
     log.append(*((n, None) for n in range(20)))
 

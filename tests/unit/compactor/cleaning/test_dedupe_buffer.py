@@ -21,7 +21,7 @@ def make(request: pytest.FixtureRequest) -> Callable[[int], Buffer]:
 
 
 def hashes_of(*keys: int) -> NDArray[np.uint64]:
-    """Keys that differ in one word only: the last one, which decides the range of a deep pass."""
+    """Keys that differ in only one word: the last one, which decides the range of a deep pass."""
     return np.array([[2**63 + 5, 6, 7, key] for key in keys], dtype=np.uint64).reshape(-1, 4)
 
 
@@ -56,7 +56,7 @@ def test_a_full_table_takes_known_keys_and_stops_before_a_new_one(make: Callable
     # when a new key comes between known ones
     assert enter(buffer, [*known, 1000, *known], keys_max, dead) == keys_max
     assert buffer.keys == keys_max and bits(dead) == known
-    # then the caller clears the table and continues at that row; earlier records are not looked at again
+    # then the caller clears the table and continues at that row, without a second look at earlier records
     buffer.clear()
     assert buffer.keys == 0
     assert enter(buffer, [1000, 0][:keys_max], 2 * keys_max, dead) == min(2, keys_max)

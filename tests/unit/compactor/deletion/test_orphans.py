@@ -89,11 +89,11 @@ def test_clocks_a_few_minutes_apart_agree_and_further_apart_do_not() -> None:
     assert not clocks_agree(NOW_MS, NOW_MS + 300_001) and not clocks_agree(NOW_MS + 300_001, NOW_MS)
 
 
-# ---- what merges left that were done again
+# ---- left-overs of merges that were done again
 
 
 def a_job(state: JobState = JobState.DONE, **fields: Any) -> MergeJob:
-    """Created two hours ago, done an hour ago by its second attempt."""
+    """A job that was created two hours ago and done an hour ago by its second attempt."""
     values: dict[str, Any] = {
         "job_id": 5,
         "kind": "merge",
@@ -131,13 +131,14 @@ def test_a_candidate_knows_when_it_was_put_by_the_metadata_s_clock_and_whether_a
 
 def test_a_file_of_an_attempt_before_the_one_that_ended_its_job_need_not_be_counted() -> None:
     assert is_done_again(left(), epoch=1, job=a_job())
-    # nor one of the attempt that did end it, which started again and left its first outputs
+    # nor an output of the attempt that did end it, which started again and left its first outputs
     assert is_done_again(left(), epoch=2, job=a_job())
 
 
 @pytest.mark.parametrize("state", [JobState.READY, JobState.RUNNING, JobState.FAILED])
 def test_a_file_of_a_job_that_is_not_done_may_be_the_last_copy_of_what_it_holds(state: JobState) -> None:
-    """The database may be an older copy: the attempt committed, its inputs were deleted, and the job cannot be done."""
+    """The database may be an older copy, so that the attempt committed, its inputs were deleted, and the job cannot be
+    done."""
     assert not is_done_again(left(), epoch=1, job=a_job(state))
     assert not is_done_again(left(), epoch=2, job=a_job(state))
 

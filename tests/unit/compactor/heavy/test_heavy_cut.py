@@ -38,7 +38,8 @@ KEYS_MAX = 50
 
 
 def claimed_job(sizes: list[tuple[bool, list[int]]], *, epoch: int = 1, limit_ms: int = 600_000) -> ClaimedJob:
-    """`sizes`: for each partition whether it is deduped, and the bytes of its extents. A gap before every third."""
+    """`sizes`: for each partition whether it is deduped, and the bytes of its extents. There is a gap before every
+    third."""
     extents: list[LeveledExtent] = []
     partitions: dict[int, InputPartition] = {}
     specs: dict[int, PartitionSpec] = {}
@@ -257,7 +258,7 @@ def test_a_later_claim_goes_on_with_a_plan_only_where_it_does_what_the_claim_ask
 
 
 def results_of(plan: HeavyPlan) -> dict[int, UnitResult]:
-    """As if every unit had been done."""
+    """The results as if every unit had been done."""
     return {unit.number: result_of(plan, unit.number) for unit in plan.units}
 
 
@@ -386,7 +387,7 @@ DISAGREEMENTS: dict[str, Any] = {
     "loses records": lambda r: with_extent(r, record_count=1),
     "extent outside of its file": lambda r: with_extent(r, position=2_000_000),
     "another level": lambda r: replace(r, outputs=(replace(r.outputs[0], level=1),)),
-    "a key that is none": lambda r: replace(r, outputs=(replace(r.outputs[0], key="jobs/1"),)),
+    "a malformed key": lambda r: replace(r, outputs=(replace(r.outputs[0], key="jobs/1"),)),
     "another writer": lambda r: replace(
         r, outputs=(replace(r.outputs[0], key=r.outputs[0].key.replace("/7-0-", "/8-0-")),)
     ),

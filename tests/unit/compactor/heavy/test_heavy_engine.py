@@ -1,4 +1,6 @@
-"""Heavy merges from claim to commit, over real stores, kernels and commits; tasks of this process are the cluster."""
+"""Heavy merges from claim to commit, over real stores, kernels and commits. Tasks of this process stand for the
+cluster.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,7 @@ async def test_units_in_any_order_some_twice_some_dying_make_one_merge_as_the_em
     job_id = await system.merge_all(one, two, deduped=[compacted])
     lease = await system.metadata.compactors.register_compactor("a")
     claimed = await system.claim(lease)
-    # what the embedded engine would have committed
+    # the commit that the embedded engine would have made
     by_hand = await system.embedded(lease).run(claimed)
     submitter = system.submitter(chance=random.Random(seed), dies=0.3, twice=0.4)
     seen: list[Progress] = []
@@ -85,7 +87,7 @@ async def test_units_in_any_order_some_twice_some_dying_make_one_merge_as_the_em
     assert done is not None
     assert (done.state, done.result["engine"]) == (JobState.DONE, "in-process")
     assert len(submitter.tokens) == 1
-    assert submitter.drivers[0].cancelled  # no memory of it is held any more
+    assert submitter.drivers[0].cancelled  # it holds no memory any more
     assert all(0 <= each.fraction <= 1 for each in seen)
 
 
@@ -158,7 +160,7 @@ async def test_a_killed_compactors_finished_units_are_in_the_commit_of_the_one_t
     commit = await system.engine(again, system.submitter()).run(claimed)
     committed = await system.metadata.compactors.commit_merge(commit)
 
-    # then it continues with that plan: finished units are used as they are
+    # then it continues with that plan and uses the finished units unchanged
     assert (claimed.job.epoch, commit.epoch, commit.commit_by_ms) == (2, 2, plan.commit_by_ms)
     assert len(await stored_plans(system.store, job_id, cluster_id=system.cluster_id)) == 1
     keys = [file.key for file in commit.outputs]
@@ -271,7 +273,7 @@ async def test_a_compactor_that_is_told_to_stop_cancels_its_driver(system: Heavy
     assert submitter.drivers[0].cancelled
 
 
-# ---- what is not as it should be
+# ---- errors
 
 
 async def planned(system: HeavySystem, **options: Any) -> tuple[HeavyPlan, str]:
@@ -343,7 +345,7 @@ async def test_a_task_whose_clock_is_wrong_writes_keys_within_the_time_of_the_pl
     assert made_ms == [plan.claimed_ms + within] * len(made_ms)
 
 
-# ---- what is left behind
+# ---- left-overs
 
 
 async def test_files_of_lost_tries_are_swept_and_those_of_finished_units_spared_while_the_job_lives(
@@ -351,7 +353,7 @@ async def test_files_of_lost_tries_are_swept_and_those_of_finished_units_spared_
 ) -> None:
     topic = await plain(system)
     job_id = await system.merge_all(topic)
-    # given a compactor that died with its driver, with units done and files of lost tries
+    # given a compactor that died with its driver, with finished units and files of lost attempts
     dead = await system.metadata.compactors.register_compactor("dead")
     with pytest.raises(UnitsMissingError):
         submitter = system.submitter(units_max=4, dies=0.5, chance=random.Random(2))
@@ -359,7 +361,7 @@ async def test_files_of_lost_tries_are_swept_and_those_of_finished_units_spared_
     (plan,) = await stored_plans(system.store, job_id, cluster_id=system.cluster_id)
     kept = {file.key for stored in (await manifests(system, plan)).values() for file in decode_result(stored).outputs}
     written = await system.keys("l2/")
-    assert kept < written  # lost tries left something too
+    assert kept < written  # lost attempts left files too
     await system.metadata.compactors.unregister_compactor(dead)  # the job is ready, and no compactor holds it
     system.clock.advance_ms(0.3 * LIMIT_MS)
 
@@ -374,7 +376,7 @@ async def test_files_of_lost_tries_are_swept_and_those_of_finished_units_spared_
     await system.metadata.compactors.commit_merge(commit)
     live = {file.key for file in commit.outputs}
     assert kept <= live
-    # and when the job is over, the lost files go a while later, the plan and manifests too
+    # and when the job is over, the lost files go a while later, and the plan and manifests too
     await janitor.sweep()
     assert await system.keys("jobs/")
     system.clock.advance_ms(HOUR_MS)

@@ -1,4 +1,4 @@
-"""The note of a unit that cannot be done, and the end of its merge: real stores, kernels and units."""
+"""The note of a unit that cannot be done, and the end of its merge, on real stores, kernels and units."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def test_a_missing_input_fails_the_job_at_once_with_that_file_to_blame(sys
     )
     # when a compactor runs it on the cluster
     assert await worker.work(JOB_KINDS)
-    # then one driver was enough, the job has failed with the reason, and only that file rests
+    # then one driver was enough, the job has failed with the reason, and only that file is left alone for a while
     job = await system.metadata.compactors.job(job_id)
     assert job is not None
     assert job.state is JobState.FAILED
@@ -101,7 +101,7 @@ async def test_a_failure_of_a_unit_that_another_try_has_done_says_nothing(system
     assert len(await stored_failures(system.store, plan)) == len(plan.units)
     system.clock.advance_ms(10_001)
     lease = await system.metadata.compactors.register_compactor("b")
-    # while units are missing and drivers die, that is the error; with all units done there is none
+    # while units are missing and drivers die, that is the error; with all units done there is no error
     with pytest.raises(MergeInputError, match="unit 0: as if it were gone"):
         await system.engine(lease, system.submitter(units_max=0)).run(await system.claim(lease))
     await system.metadata.compactors.unregister_compactor(lease)

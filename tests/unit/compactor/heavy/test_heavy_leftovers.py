@@ -1,5 +1,6 @@
 """Heavy merges that fail, and tasks that outlive them: their leftovers are swept without an operator, and the last copy
-of a record never is."""
+of a record never is.
+"""
 
 from __future__ import annotations
 
@@ -105,7 +106,7 @@ async def test_it_is_counted_where_inputs_that_should_live_are_not_there(system:
 
 
 async def test_it_is_counted_where_nobody_knows_its_inputs(system: HeavySystem) -> None:
-    """As with a database from before the files were written, or another one, whose jobs have the same ids."""
+    """As with a database from before the files were written, or with another database, whose jobs have the same ids."""
     await out_of_time(system, await plain(system))
     other = HeavySystem()
     other.ids = SystemIds(2)
@@ -194,7 +195,7 @@ async def test_a_unit_that_ends_when_the_time_of_its_plan_is_over_is_not_told(sy
     assert unit_key(plan.job_id, plan.fingerprint, 0) not in await system.keys("jobs/")
 
 
-# ---- whose driver it is, and what it says
+# ---- the owner of a driver, and the driver's report
 
 
 class Stuck(InProcessSubmitter):
@@ -278,7 +279,7 @@ async def test_a_merge_of_which_nothing_is_left_is_committed_without_a_cluster(s
     assert done is not None and done.state is JobState.DONE
 
 
-# ---- what a manifest and a plan may not say
+# ---- forbidden contents of a manifest and a plan
 
 
 @pytest.mark.parametrize("stored", [b"[" * 200_000, b'{"a": NaN}', b'{"a": -Infinity}', b'{"a": 1e999}', b"\xff\xfe{"])
@@ -327,7 +328,7 @@ async def test_a_deep_plan_of_a_live_job_is_left_alone_and_halts_no_sweep(system
     assert len(await stored_plans(system.store, plan.job_id, cluster_id=system.cluster_id)) == 1
 
 
-# ---- what must be compared
+# ---- necessary comparisons
 
 
 @pytest.mark.parametrize("changed", ["size_bytes", "crc32c"])

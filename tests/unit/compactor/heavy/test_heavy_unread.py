@@ -1,4 +1,4 @@
-"""Inputs that units of a heavy merge cannot read now: the files that are blamed, and when."""
+"""Inputs that units of a heavy merge cannot read now: the files that get the blame, and the time when they get it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.fixtures.heavy_merges import HeavySystem
 
 
 class DenyingStore(WrappedStore):
-    """Reads of some objects are answered 403, every time."""
+    """A store that answers every read of some objects with 403."""
 
     denied: frozenset[str] = frozenset()
 
@@ -41,7 +41,7 @@ class DenyingStore(WrappedStore):
 
 @pytest.fixture
 async def system(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[HeavySystem]:
-    monkeypatch.setattr("tests.fixtures.heavy_merges.LIMIT_MS", 10**9)  # the clock runs with every sleep
+    monkeypatch.setattr("tests.fixtures.heavy_merges.LIMIT_MS", 10**9)  # every sleep moves the clock
     system = HeavySystem()
     await system.begin()
     system.store = DenyingStore(system.store)  # type: ignore[assignment]
@@ -92,13 +92,13 @@ async def test_an_input_that_can_never_be_read_is_left_alone_after_so_many_tries
         memory=WorkerMemory(gate=None),
         runtime=system.runtime,
     )
-    # when it is claimed as often as a job may be given back
+    # when it is claimed as often as a job may be returned
     for _ in range(GIVE_BACKS_MAX):
         system.clock.advance_ms(60_000)
         await system.metadata.compactors.beat_compactor(lease)
         with pytest.raises(InputUnavailableError, match="cannot be read now: 403"):
             await worker.work_on(job_id)
-    # then it has failed with the reason, and only that file rests, as after a merge in the compactor itself
+    # then it has failed with the reason, and only that file is left alone, as after a merge in the compactor itself
     job = await system.metadata.compactors.job(job_id)
     assert job is not None and job.state is JobState.FAILED
     assert job.error.startswith("unit ") and inputs[2].key in job.error
@@ -116,7 +116,7 @@ async def test_an_input_that_can_be_read_again_is_nobodys_trouble(system: HeavyS
     with pytest.raises(InputUnavailableError) as raised:
         await system.engine(lease, system.submitter()).run(claimed)
     assert raised.value.file_ids == (inputs[2].file_id,)
-    # when the next try finishes units that had left a note
+    # when the next attempt finishes units that had left a note
     deny(system)
     await system.metadata.compactors.commit_merge(await system.engine(lease, system.submitter()).run(claimed))
 
@@ -139,7 +139,7 @@ async def test_files_are_blamed_for_units_that_are_still_missing_alone(system: H
             await system.engine(lease, system.submitter(units_max=0)).run(claimed)
         return raised.value.file_ids if isinstance(raised.value, InputUnavailableError) else ()
 
-    # other units are missing without a note: after a failed unit a cluster may not begin them
+    # other units are missing without a note: after a failed unit a cluster need not begin them
     assert await blamed() == (first, second)
     await done_by_hand(system, plan, 0)
     assert await blamed() == (second,)

@@ -1,4 +1,6 @@
-"""Freed memory stays with the process, by its page faults; in a process of its own, for there is no way back."""
+"""Freed memory stays with the process, as its page faults show. The test uses a process of its own, because the setting
+cannot be reversed.
+"""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ async def test_inputs_are_ordered_by_partition_and_offset_whatever_file_they_are
 
 
 async def test_only_partitions_that_are_compacted_still_are_deduped() -> None:
-    # given a spec for two partitions, of which one changed its policy since
+    # given a spec for two partitions, one of which has changed its policy since
     world = MergeWorld()
     for partition_id, policy in ((1, "compact"), (2, "delete"), (3, "compact,delete")):
         world.add_partition(partition_id, partition=partition_id, cleanup_policy=policy)
@@ -111,7 +111,7 @@ def test_stretches_that_touch_are_read_together_in_windows_of_8_mib() -> None:
 
 @pytest.mark.parametrize(("files", "window_mib"), [(1, 8), (32, 8), (64, 4), (256, 1), (1000, 1)])
 def test_windows_shrink_with_the_files_that_are_open_at_once(files: int, window_mib: int) -> None:
-    # given partitions of which each has an extent in every file
+    # given partitions with an extent in every file each
     extents = [
         an_extent(file_id, partition * MIB, MIB, base=file_id, partition_id=partition)
         for partition in range(2)
@@ -174,7 +174,7 @@ async def test_every_wanted_byte_is_given_once_and_no_other_is_read(
             )
             # then each has its bytes
             assert data == bodies[extent.file_id][extent.position : extent.position + extent.length]
-        # and each byte was read once, and of dead ones none
+        # and each live byte was read once, and no dead byte
         assert sum(length for _, _, length in store.reads) == sum(extent.length for extent in extents)
         assert cursors.requests == len(store.reads) == len(cursors.plan.reads)
         await cursors.close()
@@ -198,7 +198,7 @@ async def test_the_next_reads_are_on_their_way_while_one_is_waited_for_as_far_as
         taking = asyncio.create_task(anext(cursors.chunks(extents[0])))  # type: ignore[arg-type]
         for _ in range(20):
             await asyncio.sleep(0)
-        # then the first is asked for and, beside it, the next ones in order
+        # then the first window is requested together with the next ones, in order
         assert [key for key, _, _ in store.reads] == [f"l1/{n}" for n in range(expected)]
         store.gate.set()
         assert len(await taking) == 8 * MIB
@@ -206,7 +206,7 @@ async def test_the_next_reads_are_on_their_way_while_one_is_waited_for_as_far_as
 
 
 async def test_a_kernel_that_runs_on_a_thread_ends_before_its_cancelled_caller_does() -> None:
-    # given a call on a thread that works on something another may get next
+    # given a call on a thread that works on a buffer which another merge may get next
     begun, let_go, ended = threading.Event(), threading.Event(), threading.Event()
 
     def kernel() -> None:

@@ -1,4 +1,4 @@
-"""Merges at once hold no more memory than they may."""
+"""Merges that run at the same time hold no more memory than the limit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from compactor.merging.memory_gate import MemoryGate, TurnGivenUpError
 
 
 class Holder:
-    """A merge that holds until it is told to end."""
+    """A merge that holds its memory until it is told to end."""
 
     def __init__(self, gate: MemoryGate, size_bytes: int) -> None:
         self.began = asyncio.Event()
@@ -76,7 +76,7 @@ async def test_one_that_gives_up_waiting_lets_the_next_in() -> None:
     await asyncio.gather(large.task, return_exceptions=True)
     await settle()
     assert small.began.is_set()
-    # and one that gives up in the moment its turn comes gives the memory back
+    # and a merge that gives up in the moment in which its turn comes returns the memory
     late = Holder(gate, 60)
     await settle()
     first.may_end.set()
@@ -89,11 +89,11 @@ async def test_one_that_gives_up_waiting_lets_the_next_in() -> None:
 
 @pytest.mark.parametrize("gives_up", ["before", "with", "after"])
 async def test_one_that_gives_up_in_the_tick_of_a_release_costs_nobody_anything(gives_up: str) -> None:
-    # given one that holds all, one that waits, and one behind it
+    # given a merge that holds all memory, one that waits, and one behind it
     gate = MemoryGate(100)
     first, second, third = Holder(gate, 100), Holder(gate, 100), Holder(gate, 100)
     await settle()
-    # when the second is halted at the moment in which the first ends
+    # when the second is halted in the moment in which the first ends
     if gives_up == "before":
         second.task.cancel()
     first.may_end.set()
@@ -101,7 +101,7 @@ async def test_one_that_gives_up_in_the_tick_of_a_release_costs_nobody_anything(
         await asyncio.sleep(0)
     second.task.cancel()
     results = await asyncio.gather(first.task, second.task, return_exceptions=True)
-    # then that is all that happens: the third gets the memory, and gives it back
+    # then nothing else happens: the third gets the memory, and returns it
     assert results[0] is None and isinstance(results[1], asyncio.CancelledError)
     await settle()
     assert third.began.is_set() and gate.held_bytes == 100
@@ -135,7 +135,7 @@ async def test_one_that_is_halted_leaves_the_line_at_once_and_the_next_moves_up(
 
 
 async def test_one_that_is_halted_when_its_turn_comes_has_its_turn() -> None:
-    """A merge that holds the memory notices the halt by itself, and gives the memory back as usual."""
+    """A merge that holds the memory notices the halt by itself, and returns the memory as usual."""
     gate = MemoryGate(100)
     halted, had = asyncio.Event(), asyncio.Event()
 

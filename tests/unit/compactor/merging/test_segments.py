@@ -12,13 +12,13 @@ DAY_MS = 86_400_000
 
 
 def cuts(cutter: ExtentCutter, *batches: tuple[int, int]) -> list[int]:
-    """For batches of (size, timestamp)."""
+    """The segments of batches of (size, timestamp)."""
     sizes, timestamps = np.array(batches, dtype=np.int64).reshape(-1, 2).T
     return cutter.cuts(sizes, timestamps)
 
 
 def naive_cuts(rule: SegmentRule, batches: list[tuple[int, int]]) -> list[int]:
-    """The rules, one batch at a time."""
+    """The rules, applied to one batch at a time."""
     found: list[int] = []
     total, first = 0, None
     for number, (size, timestamp_ms) in enumerate(batches):

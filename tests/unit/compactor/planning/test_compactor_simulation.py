@@ -28,9 +28,9 @@ def half_a_day() -> Simulated:
 
 
 def test_the_counts_of_a_small_cluster_stay_within_what_the_rules_allow(half_a_day: Simulated) -> None:
-    # 16 files a second: leveled when the oldest waits 10 s, and a second for the job
+    # 16 files a second: leveled when the oldest has waited 10 s, plus a second for the job
     assert most(half_a_day, "l0_files") <= 16 * 12
-    # a group, and what comes while it is merged
+    # a group, and the files that arrive while it is merged
     assert most(half_a_day, "l1_plain") < OPTIONS.l1_runs_min + 8
     assert most(half_a_day, "l1_compacted") < 2 * OPTIONS.l1_runs_min
     assert most(half_a_day, "l2_compacted") < 3 * OPTIONS.l2_runs_min
@@ -51,10 +51,10 @@ def test_dedupe_keeps_compacted_topics_near_a_record_for_each_key(half_a_day: Si
 
 
 def test_forced_passes_that_are_always_due_do_not_starve_leveling() -> None:
-    # given partitions that are due for a pass whenever anything is dirty, with no interval between
+    # given partitions that are due for a pass whenever anything is dirty, without an interval between passes
     options = PlanOptions(forced_interval_ms=0, forced_dirty_bytes_min=1)
     load = Load(agents=8, dirty_ratio_min=0.0, compacted_share=0.5)
-    # when every place there is for them is taken all the time
+    # when every place for them is always taken
     simulated = simulate(load, hours=8, workers=Workers(count=8, overhead_ms=5_000), options=options, samples=48)
     assert simulated.jobs["forced"] > 1_000
     # then L1 is merged all the same
@@ -68,7 +68,7 @@ def test_merges_that_are_always_due_starve_neither_a_class_nor_forced_passes(l2_
     options = PlanOptions(l1_runs_min=2, l2_runs_min=l2_runs_min, jobs_max=3)
     simulated = simulate(Load(agents=4), hours=3, options=options, samples=24)
     assert simulated.jobs["merge"] > 500
-    # then both classes are merged alike, and partitions are cleaned
+    # then both classes are merged at the same rate, and partitions are cleaned
     last = simulated.samples[-1]
     assert abs(last.l1_plain - last.l1_compacted) < 10
     assert simulated.jobs["forced"] > 15
@@ -80,7 +80,7 @@ def test_plain_data_that_expires_leaves_few_runs() -> None:
     simulated = simulate(load, hours=16, samples=32)
     assert most(simulated, "l2_plain") < 30
     assert simulated.samples[-1].dedupe_lag_ms == 0
-    # and merging ends before data expires: less is written than were it kept
+    # and merging ends before data expires, so it writes less than for data that is kept
     assert simulated.samples[-1].write_amplification < 4.5
 
 
@@ -119,7 +119,7 @@ def test_the_command_prints_json_and_plots() -> None:
     shown = CliRunner().invoke(simulate_command, arguments, catch_exceptions=False)
     for name in ("live L0 files", "write amplification", "dedupe lag", "workers busy", "█"):
         assert name in shown.stdout
-    # what was assumed, what the words mean, and a time axis below each plot
+    # the assumptions, the meaning of the words, and a time axis below each plot
     assert "agents       1, each 1.0 MiB/s" in shown.stdout and "planner" in shown.stdout
     assert "the age of the oldest record that no pass" in shown.stdout
     assert shown.stdout.count(axis(1.0)) == 10

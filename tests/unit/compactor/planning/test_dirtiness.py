@@ -1,4 +1,4 @@
-"""Where a compacted partition is clean, dirty and uncleanable, and when a pass over it is due."""
+"""The clean, dirty and uncleanable ranges of a compacted partition, and the time when a pass over it is due."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_an_empty_log_is_not_dirty() -> None:
 def test_a_checkpoint_below_the_log_start_counts_as_the_log_start() -> None:
     # given records deleted up to 150
     found = measure(three(log_start_offset=150, cleaned_through_offset=20), now_ms=NOW_MS)
-    # then the extent below it is not there, and the rest is dirty from 150 on
+    # then the extent below it is gone, and the rest is dirty from 150 on
     assert found.cleaned_through_offset == 150
     assert (found.clean_bytes, found.dirty_bytes) == (50 * MIB, 150 * MIB)
 
@@ -131,7 +131,7 @@ def test_a_config_that_cannot_be_read_is_told() -> None:
         measure(three(configs=configured(min_compaction_lag_ms="soon")), now_ms=NOW_MS)
 
 
-# ---- due
+# ---- the due time
 
 CLEAN: dict[str, Any] = {"cleaned_through_offset": 300, "last_cleaned_ms": NOW_MS - 1}
 HALF: dict[str, Any] = {"cleaned_through_offset": 150, "last_cleaned_ms": NOW_MS - 1}

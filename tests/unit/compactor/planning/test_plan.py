@@ -46,9 +46,9 @@ def test_what_spark_runs_has_time_for_a_cluster_to_start_and_never_more_than_its
 
     options = PlanOptions()
     base_ms, per_gib_ms = options.job_limit_base_ms, 1024 * options.job_limit_ms_per_mib
-    # given a merge below the size for Spark, it has the time of all its passes here
+    # given a merge below the size for Spark, then it has the time of all its passes here
     assert limit_ms(7 * GIB, spark=True) == limit_ms(7 * GIB) == base_ms + 4 * 7 * per_gib_ms
-    # given one above: it is not deep, and waits for a cluster
+    # given one above that size: it is not deep, and waits for a cluster
     assert limit_ms(9 * GIB) == base_ms + 4 * 9 * per_gib_ms
     assert limit_ms(9 * GIB, spark=True) == base_ms + options.spark_limit_base_ms + 9 * per_gib_ms
     # given one above the cap: it goes to Spark alone, and a day must be enough
@@ -76,12 +76,12 @@ def test_a_merge_is_deep_only_when_it_could_overflow_the_buffer() -> None:
 
 
 def test_a_config_that_cannot_be_read_stops_nobody_else() -> None:
-    # given two partitions that are due, of one of which the lag cannot be read
+    # given two partitions that are due, of which one has an unreadable lag
     extents = [an_extent(number, 0, 99, 1, length=100 * MIB, partition_id=number) for number in (1, 2)]
     broken = a_partition(1, extents[:1], configs={"cleanup.policy": "compact", "min.compaction.lag.ms": "soon"})
     view = a_view([a_file(1, 2, FileClass.COMPACTED)], [broken, a_partition(2, extents[1:])], now_ms=HOUR_MS)
     plan = explain_plan(view, PlanOptions())
-    # then the other is planned, and it is said why this one is not
+    # then the other is planned, and the reason why this one is not planned is reported
     assert [list(spec.partitions) for spec in plan.specs] == [[2]]
     [note] = plan.notes_of(1, frozenset({1}))
     assert "min.compaction.lag.ms" in note.text
@@ -112,7 +112,7 @@ def test_other_times_may_be_as_long_as_a_config_can_say() -> None:
 
 
 def test_what_expires_soon_is_left_alone_but_for_the_compacted_class() -> None:
-    # given topics with both policies whose retention is shorter than the margin: all of it always expires soon
+    # given topics with both policies and a retention shorter than the margin: all of it always expires soon
     options = PlanOptions(l1_runs_min=2)
     for file_class, planned in ((FileClass.PLAIN, []), (FileClass.COMPACTED, [MergeKind.MERGE])):
         files = [a_file(number, 1, file_class, expires_ms=HOUR_MS + 60_000) for number in (1, 2)]
@@ -180,7 +180,7 @@ def test_live_jobs_count_against_every_limit() -> None:
 
 
 def test_merges_that_wait_for_spark_keep_others_from_nothing() -> None:
-    # given as many live jobs as there may be, all of them for a cluster that is away, and much to be leveled
+    # given the maximum of live jobs, all for a cluster that is away, and much to be leveled
     view, options = view_of(
         """
         now 10h
@@ -197,7 +197,7 @@ def test_merges_that_wait_for_spark_keep_others_from_nothing() -> None:
     specs = plan_merges(view, options)
     assert [spec.kind for spec in specs] == [MergeKind.MERGE] * (options.jobs_max - 1) + [MergeKind.FORCED]
     assert all(spec.input_bytes < options.spark_bytes_min for spec in specs)
-    # and without Spark they count like all others, because they are run here
+    # and without Spark they count like all others, because they run here
     assert plan_merges(view, replace(options, spark=False)) == []
 
 

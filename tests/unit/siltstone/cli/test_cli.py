@@ -137,7 +137,7 @@ def test_a_bad_bootstrap_address_is_refused_by_name(bootstrap: str) -> None:
 
 
 def delete_orders(stdin: int) -> subprocess.CompletedProcess[str]:
-    """`siltstone topics delete orders` with this standard input, without an agent."""
+    """Run `siltstone topics delete orders` with this standard input, without an agent."""
     command = [sys.executable, "-m", "siltstone", "topics", "delete", "orders", "--bootstrap", "127.0.0.1:1"]
     return subprocess.run(command, stdin=stdin, capture_output=True, text=True, timeout=60)
 
@@ -229,7 +229,7 @@ def test_a_url_with_a_question_mark_in_an_example_is_quoted_for_the_shell() -> N
 
 
 class PostgresSaid(Exception):
-    """As the driver raises it."""
+    """The error as the driver raises it."""
 
     def __init__(self, sqlstate: str) -> None:
         self.sqlstate = sqlstate

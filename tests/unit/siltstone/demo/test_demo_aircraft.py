@@ -1,4 +1,4 @@
-"""The demo's comparison of a compacted topic with the plain dict."""
+"""The demo's comparison of a compacted topic with a plain dict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands against adopting a database after a restore, and what its janitor would delete."""
+"""The reasons against adopting a database after a restore, and the objects that its janitor would delete."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_anything_broken_stands_against_it_but_what_lies_there_too_long(id_: str
 
 
 async def test_objects_that_no_row_names_are_found_oldest_first_whatever_their_age() -> None:
-    # given an object with a row, one without, one that was aborted, and one that is not ours
+    # given an object with a row, one without a row, one that was aborted, and one that is not ours
     store, metadata, ids, seqs = MemoryStore(), MemoryMetadata(), SystemIds(), itertools.count(1)
     topic = await metadata.agents.create_topic("t", partitions=1, configs={})
     lease = await metadata.agents.register_agent(AgentAddress(host="h", port=1))
@@ -53,7 +53,7 @@ async def test_objects_that_no_row_names_are_found_oldest_first_whatever_their_a
     )
     assert await metadata.deletion.abort_file(aborted)
     await store.put_if_absent("l0/notes.txt", b"body", crc32c=crc32c(b"body"))
-    # then those of ours are found that no row names
+    # then exactly those of ours are found that no row names
     found = await unknown_objects(metadata, store)
     assert {stat.key for stat in found.objects} == {unknown, other}
     assert [stat.last_modified_ms for stat in found.objects] == sorted(s.last_modified_ms for s in found.objects)

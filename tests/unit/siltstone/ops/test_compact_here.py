@@ -1,4 +1,4 @@
-"""A pass that this process runs by itself: what it finds under way does not hold it up unseen."""
+"""A pass that this process runs by itself, and its report when a job under way holds it up."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LONG_MS = 60_000
 
 
 class TimedSystem(HeavySystem):
-    """By the machine's clock: what waits here waits beside threads."""
+    """A system on the machine's clock, because the waits here run beside threads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ async def test_a_job_that_an_earlier_pass_left_is_run_first(system: TimedSystem)
     job = await system.metadata.compactors.job(left)
     assert job is not None and job.state is JobState.DONE
     assert done.after.records == 3
-    # and is named as what was done, those that had ended before are not
+    # and the report names this job, but not the jobs that had ended before
     assert [each.job_id for each in done.jobs] == [left]
     assert await system.records(partition_id) == latest(system.written[partition_id])
 
@@ -90,7 +90,7 @@ async def test_merges_of_others_that_wait_take_no_places_of_a_pass_that_is_run_h
     for partition_id in others.partition_ids:
         (extent,) = await system.extents(partition_id)
         await system.create(system.spec(MergeKind.MERGE, extent_ids=(extent.extent_id,)))
-    # when a topic that they have nothing to do with is compacted here, then it is
+    # when another topic, which none of these jobs touches, is compacted here, then it is compacted
     here = await system.worker()
     done = await compact_here(system.parts, here, "users", 5_000, choice=EngineChoice.EMBEDDED)
     assert done.after.records == 3

@@ -1,4 +1,6 @@
-"""What `topics explain` and `topics describe` tell of what merges cannot read: lost objects, unreadable batches."""
+"""The reports of `topics explain` and `topics describe` about inputs that merges cannot read: lost objects, unreadable
+batches.
+"""
 
 from __future__ import annotations
 
@@ -88,9 +90,9 @@ def test_a_lost_l0_object_names_file_offsets_job_and_remedy() -> None:
     assert "retention stops there (the log start is 0)" in reason.says
     assert "`siltstone fsck --data X` shows what is missing (FILE-1)" in reason.remedy
     assert "below offset 60" in reason.remedy and "those of the 1 other partition in that file" in reason.remedy
-    # and nothing promises that what is lost goes to L1 in a minute, or tells the failure twice
+    # and no line promises that lost records go to L1 in a minute, or reports the failure twice
     assert {each.code for each in found}.isdisjoint({"in L0", "failed", "clean"})
-    # describe says it in a line
+    # describe reports it in one line
     assert brief_lines(found) == [reason.says.replace("partition 0", "Partition 0")]
     [shown] = states_json(states, found)
     assert shown["trouble"].startswith("offsets 50 to 59 in L0 file 5") and shown["waits"] == ""

@@ -1,4 +1,4 @@
-"""What explain and describe tell of what is due and not planned, from views as the planner sees them."""
+"""The reports of explain and describe about work that is due and not planned, from views as the planner sees them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_pass_for_spark_without_a_place_names_the_setting_of_those() -> None:
     assert "all jobs for Spark are taken" in reason.says
     assert "compactor.heavy.jobs.max is 4, of which at most 4 may be passes over one partition." in reason.says
     assert reason.remedy.startswith("`siltstone jobs list")
-    # passes that are run elsewhere are not what limits those that are run here, nor the other way round
+    # passes that run elsewhere do not limit those that run here, nor the other way round
     _, found = judged(text.format(merges=0, passes=4))
     assert "at most 4 may be passes over one partition" in only(found, "no place for heavy jobs").says
 
@@ -77,11 +77,11 @@ def test_a_pass_without_a_place_names_the_setting_and_does_not_promise_seconds()
     reason = next(each for each in found if each.partition == 2)
     assert reason.code == "no place for jobs"
     assert "is not planned: due (dirty ratio 1.00 over 0.50, 90 MiB dirty), all jobs are taken" in reason.says
-    # the setting is named with its value, and so is the part of it that no setting has
+    # the reason names the setting with its value, and the part of it that has no setting of its own
     assert "all jobs are taken: compactor.jobs.max is 8, of which at most 4 may be passes over one" in reason.says
     assert "start more with `siltstone compactor`; else raise compactor.jobs.max" in reason.remedy
     assert "due" not in codes(found)
-    # and describe says the same, in its line and in JSON
+    # and describe reports the same, in its line and in JSON
     assert brief_lines(found)[0].startswith("Each of partitions 0-1 is not planned: due (dirty ratio 1.00 over 0.50")
     [first, *_] = states_json(states, found)
     assert first["due"].startswith("dirty ratio 1.00") and first["held"].startswith("is not planned: ")

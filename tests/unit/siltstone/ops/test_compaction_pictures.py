@@ -1,4 +1,4 @@
-"""The pictures of levels and of a partition's log, from views made by hand."""
+"""The pictures of levels and of a partition's log, from hand-made views."""
 
 from __future__ import annotations
 
@@ -85,11 +85,11 @@ def test_nothing_that_is_there_is_drawn_as_nothing() -> None:
 
 
 def test_a_file_of_which_nothing_died_lives_whole_whatever_its_own_index_takes() -> None:
-    # given a small file, of which a third is its footer
+    # given a small file, a third of which is its footer
     (fresh,) = levels_of(view(replace(file(1, 1, file_class=FileClass.COMPACTED, size=900), live_bytes=600)))
     assert "100 % live" in picture([fresh], NOW_MS) and "░" not in picture([fresh], NOW_MS)
     assert (fresh.live_bytes, fresh.payload_bytes) == (600, 600)
-    # and one of which something did
+    # and one of which a part is dead
     (worn,) = levels_of(view(file(1, 1, file_class=FileClass.COMPACTED, size=900, live=300)))
     assert "33 % live" in picture([worn], NOW_MS)
 
@@ -121,7 +121,8 @@ def test_superseded_records_are_struck_and_the_latest_values_stand_beside() -> N
     before = frame(WRITTEN, partition(end=6))
     assert [line.mark for line in before.strip if isinstance(line, StripRecord)] == ["x", "x", "x", " ", "∅", " "]
     assert before.latest == {b"alice": (5, b"3"), b"carol": (3, b"1")}
-    # when a pass went through them, then what it removed is one line where it was, and the table is the same
+    # when a pass went over them, then one line stands for the removed records, in their place, and the table is the
+    # same
     after = frame(WRITTEN[3:], partition(extent(0, 5), end=6, cleaned_through=6))
     assert after.strip[0] == Removed(0, 2)
     assert after.latest == before.latest
@@ -131,7 +132,7 @@ def test_the_line_between_clean_and_head_is_drawn_once_where_it_belongs() -> Non
     cleaned = partition(extent(0, 3), end=6, cleaned_through=4)
     assert [line for line in frame(WRITTEN, cleaned).strip if isinstance(line, Boundary)] == [Boundary(4)]
     assert frame(WRITTEN, cleaned).strip[4] == Boundary(4)
-    # in the middle of what was removed
+    # in the middle of the removed records
     gap = frame(WRITTEN[5:], cleaned).strip
     assert list(gap[:3]) == [Removed(0, 3), Boundary(4), Removed(4, 4)]
     # at the very end, and where nothing is read

@@ -1,4 +1,4 @@
-"""What the commands say of a topic's compaction, from views made by hand: every figure, every reason."""
+"""The commands' reports about a topic's compaction, from hand-made views: every figure, every reason."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_a_plain_topic_is_told_how_to_become_compacted() -> None:
     (reason,) = reasons(partition(end=5, configs={}))
     assert (reason.code, reason.partition) == ("plain", None)
     assert "its cleanup.policy is delete" in reason.says
-    assert reason.remedy.startswith("none, if that is intended")  # what it says next loses records
+    assert reason.remedy.startswith("none, if that is intended")  # because the command that follows loses records
     assert reason.remedy.endswith("`siltstone topics alter users --config cleanup.policy=compact`")
 
 
@@ -175,12 +175,12 @@ def test_records_in_l0_are_counted_and_the_wait_is_told() -> None:
 
 
 def test_records_in_l0_that_are_too_young_are_not_told_to_be_compacted_now() -> None:
-    # given nothing but L0, all of it younger than the lag
+    # given only L0, all of it younger than the lag
     young = partition(end=16, configs={**COMPACT, "min.compaction.lag.ms": "3600000"})
     found = reasons(young, young_l0_from={1: 0})
     assert "--now" not in only(found, "in L0").remedy
     assert "keeps its last 16 offsets, from offset 0 on" in only(found, "too young").says
-    # but where a part of it is old enough, it is
+    # but if a part of it is old enough, that part is
     found = reasons(young, young_l0_from={1: 12})
     assert "--now" in only(found, "in L0").remedy and "last 4 offsets, from offset 12" in only(found, "too young").says
 
@@ -271,7 +271,7 @@ def test_a_running_job_is_shown_with_its_progress() -> None:
 def test_a_job_of_another_partition_is_not_shown() -> None:
     other = job(12, JobState.RUNNING, spec={"partitions": [[99, 0, 0, 0, 0, 0, 0, 1, []]], "file_ids": [1]})
     assert [reason.code for reason in reasons(CLEAN, jobs=[other])] == ["clean"]
-    # but one that only copies its file is
+    # but a merge that only copies its file is
     copied = job(13, JobState.RUNNING, spec={"partitions": [], "file_ids": [7]}, kind="purge")
     assert "job 13 (purge)" in only(reasons(CLEAN, jobs=[copied]), "running").says
 

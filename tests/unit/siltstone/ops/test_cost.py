@@ -1,4 +1,6 @@
-"""The estimates of `siltstone cost`: figures by hand, figures measured, figures that others published."""
+"""The estimates of `siltstone cost`, compared with figures made by hand, figures measured, and figures published by
+others.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ def files(mib_per_s: float, *, agents: int = 1, early: float = 20, linger_ms: fl
 
 
 def test_files_are_made_by_the_linger_then_by_size() -> None:
-    # 4 a second and agent; from 32 MiB/s of an agent on the files are full before that
+    # 4 a second and agent; from 32 MiB/s per agent on, the files are full before that
     assert files(3, agents=3, early=0) == 12
     assert files(32, early=0) == 4
     assert files(100, early=0) == 12.5
@@ -136,7 +138,7 @@ def test_a_storage_class_bills_its_least_days_and_takes_nothing_before_its_first
 
 def test_replays_from_a_class_pay_for_each_gib() -> None:
     load = Load(mib_s=1, retention_days=60, storage_class="standard-ia", replay_share=1)
-    # half of what is kept lies there: 1,283.2 GiB of 2,566.4 a month, at a cent, and 1,024 GETs a GiB
+    # half of the stored bytes are there: 1,283.2 GiB of 2,566.4 a month, at a cent, and 1,024 GETs per GiB
     expected = 2_628_000 / 1024 / 2 * (0.01 + 1.024 * (0.001 - 0.0004))
     assert usd(cost_of(load, LIST))["standard-ia reads"] == pytest.approx(expected)
 
@@ -178,7 +180,7 @@ def test_spark_takes_the_merges_that_are_large_enough() -> None:
     assert usd(cost_of(Load(mib_s=100), LIST))["Spark"] == 0
     flow = flow_of(Load(mib_s=100, spark=True))
     assert [round(size / 1024, 1) for size in flow.outputs_mib] == [0.2, 7.0, 16.0]
-    assert flow.spark_mib_per_s == 100  # the last of them alone
+    assert flow.spark_mib_per_s == 100  # only the last of them
     assert flow.compactor_cores < flow_of(Load(mib_s=100)).compactor_cores
     # 8,192 MiB are 32 units: 104 + 32 * 0.5 + 8,589.934592 MB * 2 ms
     seconds = formulas.spark_vcpu_seconds(8_192, jobs=1, unit_mib=256, unit_s=0.5, merge_ms_per_mb=2, start_vcpu_s=104)

@@ -1,4 +1,4 @@
-"""What a rebuild decides, case by case; random histories are in `tests/property/test_rebuild_plan.py`."""
+"""The decisions of a rebuild, case by case. Random histories are in `tests/property/test_rebuild_plan.py`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_cluster_that_was_rebuilt_before_can_be_rebuilt_again() -> None:
 
 
 def unknown_l0(catalogued: Catalogued, *, writer_id: int = 7, epoch: int = 0, sealed_ms: int) -> bool:
-    """Whether it is said never to have been committed."""
+    """Whether the rebuild reports the file as never committed."""
     key = f"l0/00/1970010100/{writer_id}-{epoch}-{uuid.UUID(int=sealed_ms << 80)}.silt"
     return uncommitted_l0(catalogued, [key]) == [key]
 
@@ -50,15 +50,15 @@ def test_an_l0_file_that_a_writer_passed_over_or_left_long_ago_was_never_committ
     world.increment()
     catalogued = world.catalogued
     assert catalogued is not None
-    # sealed before the last file whose commit is known; at once with it, or behind it, nobody knows
+    # sealed before the last file whose commit is known. A file sealed at the same time, or later, is uncertain
     assert unknown_l0(catalogued, sealed_ms=at_ms - 1)
     assert not unknown_l0(catalogued, sealed_ms=at_ms) and not unknown_l0(catalogued, sealed_ms=at_ms + 1)
-    # of an older epoch than is known, or a newer one
+    # of an older epoch than the known one, or of a newer one
     assert not unknown_l0(catalogued, epoch=1, sealed_ms=at_ms - 1)
     instant = replace(catalogued.instant, cursor=Cursor(writers={7: (2, -1)}, change_id=0))
     later = replace(catalogued, instant=instant)
     assert unknown_l0(later, epoch=1, sealed_ms=at_ms + 1) and not unknown_l0(later, epoch=2, sealed_ms=at_ms - 1)
-    # of a writer of whom nothing is known: by its age
+    # of an unknown writer: judged by the file's age
     taken_ms = catalogued.instant.taken_ms
     assert not unknown_l0(catalogued, writer_id=8, sealed_ms=taken_ms - ABANDONED_MS)
     assert unknown_l0(catalogued, writer_id=8, sealed_ms=taken_ms - ABANDONED_MS - 1)
@@ -80,7 +80,7 @@ def test_who_has_heard_less_of_changes_or_of_a_writer_has_not_heard_it() -> None
     assert has_heard(at(5, 5), at(5, 5)) and has_heard(at(5, 5, w9=0), at(4, 5))
     assert not has_heard(at(5, 4), at(5, 5)) and not has_heard(at(4, 5), at(5, 5))
     assert not has_heard(at(5, 5), at(5, 5, w9=0))
-    # of an agent that has committed nothing yet there is nothing to hear
+    # an agent that has committed nothing yet has no news
     assert has_heard(at(5, 5), at(5, 5, w9=-1))
 
 
@@ -96,18 +96,18 @@ def test_increments_that_begin_behind_what_is_known_are_not_linked_to_a_snapshot
     world = small_world()
     assert world.catalogued is not None
     instant = replace(world.catalogued.instant, cursor=at(5, 5), sequences={"node_ids": 7})
-    # one after another, whatever their order; what is old; what does not say where it begins
+    # in a chain, whatever their order; old ones; ones that do not record where they begin
     chain = [told(at(7, 5), at(9, 6)), told(at(5, 5), at(8, 5)), told(at(9, 9), at(4, 4)), told(None, at(1))]
     assert len(linked(instant, chain)) == 4
-    # behind: by a file, by a change, by a writer that came since; not by one that an earlier rebuild took out
+    # behind: by a file, by a change, or by a newer writer, but not by a writer that an earlier rebuild took out
     assert not linked(instant, [told(at(6, 5), at(9, 5))]) and not linked(instant, [told(at(5, 6), at(5, 7))])
     assert not linked(instant, [told(at(5, 5, w9=0), at(6, 5, w9=1))])
     assert linked(instant, [told(at(5, 5, w6=0), at(6, 5, w6=1))])
-    # nor by one that has committed nothing; one that was registered while the snapshot was read is not taken for gone
+    # nor by a writer that has committed nothing. A writer registered while the snapshot was read does not count as gone
     assert linked(instant, [told(at(5, 5, w9=-1), at(6, 5, w9=-1))])
     meanwhile = replace(instant, sequences={"node_ids": 9})
     assert not linked(meanwhile, [told(at(5, 5, w9=0), at(6, 5, w9=1))])
-    # then later changes are not known, though such an increment was written later
+    # then later changes are unknown, though such an increment was written later
     increments = [told(at(5, 5), at(8, 5), taken_ms=10**9), told(at(9, 5), at(10, 5), taken_ms=2 * 10**9)]
     assert rolled_forward(replace(world.catalogued, instant=instant, increments=increments)).known_ms == 10**9
 

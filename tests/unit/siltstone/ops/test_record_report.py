@@ -1,4 +1,4 @@
-"""What `record diagnose` tells of a batch."""
+"""The report of `record diagnose` about a batch."""
 
 from __future__ import annotations
 

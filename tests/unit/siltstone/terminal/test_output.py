@@ -52,7 +52,7 @@ def test_cells_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> No
 
 @pytest.fixture
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Terminals of 40 columns."""
+    """Terminals that are 40 columns wide."""
     monkeypatch.setattr(output, "PIPED_WIDTH", 40)
 
 

@@ -1,4 +1,4 @@
-"""Rows of some partitions, out of a packed index of many."""
+"""The rows of some partitions, read from a packed index of many."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_an_index_without_rows_holds_nothing_and_bytes_that_are_none_are_refused
 
 
 def test_a_snapshot_decodes_no_row_of_another_topic(monkeypatch: pytest.MonkeyPatch) -> None:
-    # given files of a thousand rows, one in ten of which holds one of the partition
+    # given files of a thousand rows each, one file in ten with a row of the partition
     decoded: list[int] = []
     real = IndexRow._make
     monkeypatch.setattr(IndexRow, "_make", lambda values: decoded.append(1) or real(values))

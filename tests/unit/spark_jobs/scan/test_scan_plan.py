@@ -1,4 +1,4 @@
-"""Slices of a scan: where they begin and end, how they travel, and what is refused."""
+"""Slices of a scan: their bounds, their stored form, and the refused ones."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_an_aborted_transaction_that_only_reaches_into_a_slice_is_named(
     (part,) = plan_slices(topic(partition()), options(starting={0: start}, ending={0: end}), slice_bytes=100 * MIB)
 
     assert set(part.aborted) == expected
-    # and slices that are cut within one name it, too
+    # and slices that are cut within an extent name it, too
     for cut in plan_slices(topic(partition()), options(), slice_bytes=MIB // 2):
         assert {one for one in [(5, 10, 20), (5, 150, 160)] if one[1] < cut.end and one[2] > cut.start} <= set(
             cut.aborted

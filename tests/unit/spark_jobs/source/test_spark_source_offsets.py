@@ -59,7 +59,7 @@ def test_a_limit_is_kept_and_no_partition_that_waits_starves(
 def test_batch_after_batch_the_end_is_reached(end: dict[int, int], offsets_max: int) -> None:
     at: dict[int, int] = dict.fromkeys(end, 0)
 
-    for _ in range(max(end.values(), default=0)):  # each that waits gets one at least
+    for _ in range(max(end.values(), default=0)):  # each waiting partition gets at least one
         at = limited(at, end, offsets_max)
 
     assert at == end

@@ -1,4 +1,4 @@
-"""Options of `format("siltstone")`: Spark hands them over as text; they are read or refused."""
+"""Options of `format("siltstone")`: Spark passes them as text; the source reads or refuses them."""
 
 from __future__ import annotations
 

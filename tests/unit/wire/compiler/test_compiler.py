@@ -1,4 +1,4 @@
-"""The codec compiler, on messages that hold every type and rule once, with bytes written by hand."""
+"""The codec compiler, on messages that contain every type and rule once, with bytes written by hand."""
 
 from __future__ import annotations
 

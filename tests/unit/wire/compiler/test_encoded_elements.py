@@ -1,4 +1,4 @@
-"""Arrays whose elements were encoded before: the same bytes as from a list of structs."""
+"""Arrays whose elements were encoded earlier: the same bytes as from a list of structs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def topic(name: str, count: int) -> MetadataResponseTopic:
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("counts", [(), (0,), (1, 200), (130, 0, 1)])
 def test_ready_bytes_stand_where_the_structs_would(version: int, counts: tuple[int, ...]) -> None:
-    # given a message, and another whose topics are encoded, and in these the partitions
+    # given a message, and a second one whose topics, and their partitions, are encoded already
     message = MetadataResponse(cluster_id="c", topics=[topic(f"t{n}", count) for n, count in enumerate(counts)])
     entries: list[bytes] = []
     for each in message.topics:
@@ -40,7 +40,7 @@ def test_ready_bytes_stand_where_the_structs_would(version: int, counts: tuple[i
         entries.append(encode_elements(MetadataResponse, version, MetadataResponseTopic, [hollow]))
     ready = MetadataResponse(cluster_id="c")
     ready.topics = EncodedElements(len(entries), entries)  # type: ignore[assignment]
-    # then both are written alike, and what was ready is not copied
+    # then both encode to the same bytes, and the encoded parts are not copied
     parts_of_ready = encode(ready, version)
     assert b"".join(parts_of_ready) == b"".join(encode(message, version))
     assert all(any(part is entry for part in parts_of_ready) for entry in entries)

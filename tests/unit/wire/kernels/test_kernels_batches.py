@@ -1,4 +1,4 @@
-"""The table of the batches of a window: by the kernel and by Python alike."""
+"""The table of the batches of a window: the kernel and Python give the same."""
 
 from __future__ import annotations
 
@@ -132,14 +132,14 @@ def test_the_last_offset_there_is_can_be_read(read: Callable[..., BatchTable]) -
 
 
 def test_sums_of_runs_are_those_of_all_their_bytes() -> None:
-    # given batches short and long, in runs of none, one and several
+    # given short and long batches, in runs of none, one and several
     batches = [at(100 * n, one_batch(records)) for n, records in enumerate((1, 40, 3, 50, 1, 30))]
     assert min(map(len, batches)) < 1024 < max(map(len, batches))
     data = b"".join(batches)
     table, firsts = read_batches(data), np.array([0, 1, 1, 4, 6])
     edges = [*table.positions.tolist(), len(data)]
     wanted = [crc32c(data[edges[a] : edges[b]]) for a, b in pairwise(firsts.tolist())]
-    # then they are sums of the bytes, and go on from a sum before the first
+    # then the results are sums of the bytes, and continue from a sum before the first
     assert runs_crc32c(data, table, firsts).tolist() == wanted
     before = crc32c(b"before")
     assert runs_crc32c(data, table, np.array([0, 6]), first_value=before).tolist() == [crc32c(data, before)]

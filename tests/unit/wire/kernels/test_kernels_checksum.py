@@ -1,4 +1,4 @@
-"""CRC-32C in kernels, by the instruction and by tables, against the wheel that the rest of the project sums with."""
+"""CRC-32C in kernels, by the instruction and by tables, compared with the wheel that the rest of the project uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How kernels are compiled and kept: shared by processes, never out of date, and never in an agent."""
+"""How kernels are compiled and cached: shared by processes, never out of date, and never compiled in an agent."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def doubled(number: int) -> int:
 
 
 def run(call: Any, number: int) -> tuple[int, bool]:
-    """(answer of a freshly made kernel, whether it was compiled and not loaded)."""
+    """(result of a freshly made kernel, whether it was compiled instead of loaded)."""
     kernel: Any = compiled(call)
     answer = kernel(number)
     return answer, bool(kernel.stats.cache_misses)
@@ -60,7 +60,7 @@ def test_what_one_compiled_another_loads(directory: Path) -> None:
     assert run(doubled, 21) == (42, True)
     assert run(doubled, 4) == (8, False)
     (file,) = files(directory)
-    assert file.stat().st_mode & 0o444 == 0o444  # whoever runs the image need not be who built it
+    assert file.stat().st_mode & 0o444 == 0o444  # the user who runs the image need not be the user who built it
 
 
 def test_a_torn_file_is_compiled_anew_and_replaced(directory: Path) -> None:
@@ -113,7 +113,7 @@ def test_a_change_in_any_kernel_makes_all_of_them_anew(
     # when one of them changes
     (sources / "called.py").write_text("LIMIT = 2\n")
     code_cache._sources_digest.cache_clear()
-    # then a kernel of another module is compiled again, for it may have that one inside
+    # then a kernel of another module is compiled again, because it may have inlined the changed one
     assert run(doubled, 1) == (2, True)
     code_cache._sources_digest.cache_clear()
 
@@ -137,10 +137,10 @@ def test_a_constant_that_changes_makes_the_kernel_anew(
 ) -> None:
     assert run(scaled_and_shifted, 10) == (20, True)
     assert run(scaled_and_shifted, 10) == (20, False)
-    # when what it, or a kernel that it calls, takes from elsewhere has another value
+    # when a global that the kernel, or a kernel that it calls, reads has another value
     monkeypatch.setitem(scaled_and_shifted.__globals__, name, value)
     monkeypatch.setitem(scaled_and_shifted.__globals__, "scaled", compiled(cast(Any, scaled).py_func))
-    # then it is not loaded as it was
+    # then the cached code is not loaded
     assert run(scaled_and_shifted, 10) == (30 if name == "FACTOR" else 25, True)
 
 
@@ -158,14 +158,14 @@ def test_old_versions_of_a_kernel_do_not_pile_up(directory: Path) -> None:
 
 
 def test_processes_that_compile_at_once_share_a_directory(tmp_path: Path) -> None:
-    # given four processes that compile one kernel at the same time, into a directory that is not there yet
+    # given four processes that compile one kernel at the same time, into a directory that does not exist yet
     script = tmp_path / "shared.py"
     script.write_text(SHARED)
     environment = {"NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-W", "error", str(script)]
     # when all are done
     outcome = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
-    # then each was right, and the fifth loads the one file that they left
+    # then each result was right, and a fifth process loads the one file that they left
     assert outcome.stdout.strip() == "[0, 0, 0, 0] 21 1 1", outcome.stderr
 
 

@@ -1,4 +1,4 @@
-"""SHA-512/256 of keys: in lanes of every width, one by one, against hashlib."""
+"""SHA-512/256 of keys: in lanes of every width and one by one, compared with hashlib."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_keys_of_every_length_hash_as_by_hashlib(hashed: Callable[..., NDArray[n
 
 
 def test_long_and_null_keys_change_nothing_for_their_neighbours(hashed: Callable[..., NDArray[np.uint64]]) -> None:
-    # given short keys with long and null ones strewn in, and counts that leave lanes empty
+    # given short keys with some long and null ones between, and counts that leave lanes empty
     for count in (*range(2 * LANES + 2), 500):
         positions, lengths = columns([int(CHANCE.choice([-1, 0, 5, 16, 111, 112, 300])) for _ in range(count)])
         rows = hashed(ARENA, positions, lengths)

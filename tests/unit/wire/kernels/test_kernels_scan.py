@@ -1,4 +1,4 @@
-"""The places of records and keys: by the kernel and by Python alike. Damage: tests/property/test_kernels_walks.py."""
+"""The places of records and keys: the kernel and Python give the same. Damage: tests/property/test_kernels_walks.py."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_every_record_is_a_row(scan: Callable[..., KeyColumns]) -> None:
     arena, starts, ends, counts = laid_out([payload(first), payload(second)], [3, 200])
     # when they are scanned
     columns = scan(arena, starts, ends, counts)
-    # then every key is where it says, every record is read again from its stretch alone
+    # then every key is at its place, and every record can be read again from its stretch alone
     everything = [*first, *second]
     places = zip(columns.key_positions, columns.key_lengths, strict=True)
     keys = [None if length < 0 else arena[at : at + length].tobytes() for at, length in places]
@@ -115,7 +115,7 @@ def test_columns_may_be_parts_of_others_and_unwritable(scan: Callable[..., KeyCo
 
 
 def test_a_batch_whose_checksum_is_wrong_is_named_before_its_records_are_looked_at() -> None:
-    # given three batches behind each other
+    # given three batches in a row
     batches = [build_batch(some_records(count)) for count in (3, 5, 2)]
     ends = np.cumsum([len(batch) for batch in batches])
     starts = ends - [len(batch) - BATCH_HEADER_BYTES for batch in batches]
@@ -124,15 +124,15 @@ def test_a_batch_whose_checksum_is_wrong_is_named_before_its_records_are_looked_
     assert scan_records(sound, *places, check_crc=True).key_lengths.tolist() == (
         scan_records(sound, *places).key_lengths.tolist()
     )
-    # when any byte that the second one's checksum covers, or the checksum itself, is another
+    # when any byte that the second one's checksum covers, or the checksum itself, is changed
     for place in range(int(starts[1]) - BATCH_HEADER_BYTES + 17, int(ends[1])):
         turned = sound.copy()
         turned[place] ^= 0xFF
-        # then it is that one which is refused, whatever is wrong with its records
+        # then exactly that batch is refused, whatever is wrong with its records
         with pytest.raises(PayloadChecksumError) as caught:
             scan_records(turned, *places, check_crc=True)
         assert caught.value.payload_index == 1
-    # and so where its count is what cannot be
+    # and so too where its count is impossible
     turned = sound.copy()
     turned[int(starts[1]) - 4] = 0x7F
     with pytest.raises(PayloadChecksumError) as caught:

@@ -30,7 +30,7 @@ def test_rounds_are_told_with_their_time_and_offsets_and_summed_up_at_the_end(
         rounds.ended(Report(held={0: 5}))
     rounds.failed(OSError("away"))
     rounds.stopped()
-    # then each round with records prints a line, the quiet time one a minute, and the end a sum
+    # then each round with records prints a line, quiet time prints one line a minute, and the end prints a sum
     told = capsys.readouterr()
     assert told.out.splitlines() == [
         "following bookings -> demo.bookings every 5s, from offsets 0:3; Ctrl-C stops",
