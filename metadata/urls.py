@@ -33,5 +33,5 @@ def open_metadata(
 
         return PostgresMetadata(url, runtime=runtime, producer_id_expiration_ms=producer_id_expiration_ms)
     raise MetadataUrlError(
-        f"metadata URL with scheme {scheme!r}", remedy="write postgresql://user@host:port/db, or memory://"
+        f"metadata.url has the unknown scheme {scheme!r}", remedy="write postgresql://user@host:port/db, or memory://"
     )

@@ -113,13 +113,13 @@ def check_log_1(
         end = 0
         for file_id, row in sorted(by_partition[partition_id]):
             if row.base_offset < end:
-                violations.append(_violation("LOG-1", partition_id, f"file {file_id} gives {row.base_offset} again"))
+                violations.append(_violation("LOG-1", partition_id, f"file {file_id} repeats {row.base_offset}"))
             if complete and row.base_offset > end:
-                violations.append(_violation("LOG-1", partition_id, f"nobody was given [{end}, {row.base_offset})"))
+                violations.append(_violation("LOG-1", partition_id, f"no file has [{end}, {row.base_offset})"))
             end = max(end, row.last_offset + 1)
         if end > mark.high_watermark or (complete and end < mark.high_watermark):
             violations.append(
-                _violation("LOG-1", partition_id, f"files end at {end}, high watermark is {mark.high_watermark}")
+                _violation("LOG-1", partition_id, f"files end at {end}, the high watermark is {mark.high_watermark}")
             )
     return violations
 
@@ -170,7 +170,7 @@ def check_log_3(extents: Iterable[LiveExtent], watermarks: Mapping[int, Watermar
             for start, end in _uncovered(rows, mark)
         ]
         if rows and rows[-1].last_offset >= mark.high_watermark:
-            message = f"a live extent reaches {rows[-1].last_offset}, high watermark is {mark.high_watermark}"
+            message = f"a live extent reaches {rows[-1].last_offset}, but the high watermark is {mark.high_watermark}"
             violations.append(_violation("LOG-3", partition_id, message))
     return violations
 

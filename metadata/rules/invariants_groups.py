@@ -22,7 +22,7 @@ def check_grp_1(view: GroupsView) -> list[Violation]:
     epochs = Counter(summary.epoch for summary, _ in view.groups)
     for summary, _ in view.groups:
         if not 0 < summary.epoch <= view.last_epoch:
-            message = f"epoch {summary.epoch} was never given, the last is {view.last_epoch}"
+            message = f"epoch {summary.epoch} was never given; the last epoch is {view.last_epoch}"
             violations.append(_violation("GRP-1", summary.group_id, message))
         if epochs[summary.epoch] > 1:
             violations.append(_violation("GRP-1", summary.group_id, f"another group has epoch {summary.epoch} too"))
@@ -54,9 +54,9 @@ def check_grp_3(view: GroupsView) -> list[Violation]:
 def _contradictions(summary: GroupSummary, record: GroupRecord) -> Iterator[str]:
     members = record.members
     if summary.members != len(members):
-        yield f"counts {summary.members} members and has {len(members)}"
+        yield f"counts {summary.members} members but has {len(members)}"
     if (summary.empty_since_ms is None) != bool(members):
-        yield f"has {len(members)} members and is empty since {summary.empty_since_ms}"
+        yield f"has {len(members)} members, but its empty_since_ms is {summary.empty_since_ms}"
     for id_ in _repeated(member.member_id for member in members):
         yield f"two members are called {id_!r}"
     for id_ in _repeated(member.instance_id for member in members if member.instance_id is not None):

@@ -49,7 +49,7 @@ def check_merge_1(view: SystemView) -> list[Violation]:
 def check_file_3(view: SystemView) -> list[Violation]:
     counted = Counter(extent.file_id for extent in view.extents)
     violations = [
-        Violation(id="FILE-3", message=f"file {file_id} says {said} live extents, there are {counted[file_id]}")
+        Violation(id="FILE-3", message=f"file {file_id} states {said} live extents, but has {counted[file_id]}")
         for file_id, said in view.live_extents.items()
         if said != counted[file_id] or said == 0
     ]

@@ -245,7 +245,7 @@ async def _check_leveled(
         if not quick:
             violations, _, crc = await check_leveled_bytes(file.key, extents, _chunks(store, stat))
     except ObjectNotFoundError:
-        message = f"live file {file.file_id}: no object {file.key}"
+        message = f"live file {file.file_id} has no object {file.key}"
         return [Violation(id="FILE-1", message=message, key=file.key)]
     if (stat.size_bytes, crc) != (file.size_bytes, file.crc32c):
         message = (

@@ -76,12 +76,12 @@ def test_log_1_holds_when_files_tile_the_log_in_any_state() -> None:
 @pytest.mark.parametrize(
     ("files", "high", "message"),
     [
-        ([file(1, row(0, 4)), file(2, row(4, 9))], 10, "file 2 gives 4 again"),
-        ([file(1, row(0, 4)), file(2, row(6, 9))], 10, "nobody was given [5, 6)"),
-        ([file(1, row(5, 9)), file(2, row(0, 4))], 10, "file 2 gives 0 again"),
-        ([file(1, row(0, 4))], 6, "files end at 5, high watermark is 6"),
-        ([file(1, row(0, 4))], 4, "files end at 5, high watermark is 4"),
-        ([], 1, "files end at 0, high watermark is 1"),
+        ([file(1, row(0, 4)), file(2, row(4, 9))], 10, "file 2 repeats 4"),
+        ([file(1, row(0, 4)), file(2, row(6, 9))], 10, "no file has [5, 6)"),
+        ([file(1, row(5, 9)), file(2, row(0, 4))], 10, "file 2 repeats 0"),
+        ([file(1, row(0, 4))], 6, "files end at 5, the high watermark is 6"),
+        ([file(1, row(0, 4))], 4, "files end at 5, the high watermark is 4"),
+        ([], 1, "files end at 0, the high watermark is 1"),
     ],
 )
 def test_log_1_names_offsets_given_twice_never_or_out_of_order(files: list[FileInfo], high: int, message: str) -> None:

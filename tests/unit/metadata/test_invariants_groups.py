@@ -45,7 +45,7 @@ def test_groups_as_they_should_be_break_nothing() -> None:
 
 @pytest.mark.parametrize("epoch", [0, -1, LAST_EPOCH + 1])
 def test_an_epoch_that_was_never_given_is_named(epoch: int) -> None:
-    assert said(view(group("a", epoch))) == [f"GRP-1 group 'a': epoch {epoch} was never given, the last is 9"]
+    assert said(view(group("a", epoch))) == [f"GRP-1 group 'a': epoch {epoch} was never given; the last epoch is 9"]
 
 
 def test_an_epoch_that_two_groups_have_is_named() -> None:
@@ -65,9 +65,9 @@ def test_an_offset_without_its_group_or_its_partition_is_named() -> None:
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (group("a", 1, members=2, empty_since_ms=None), "counts 2 members and has 1"),
-        (group("a", 1, empty_since_ms=5), "has 1 members and is empty since 5"),
-        (group("a", 1, record(), empty_since_ms=None), "has 0 members and is empty since None"),
+        (group("a", 1, members=2, empty_since_ms=None), "counts 2 members but has 1"),
+        (group("a", 1, empty_since_ms=5), "has 1 members, but its empty_since_ms is 5"),
+        (group("a", 1, record(), empty_since_ms=None), "has 0 members, but its empty_since_ms is None"),
         (group("a", 1, record(member("m"), member("m"))), "two members are called 'm'"),
         (
             group("a", 1, record(member("m", instance_id="i"), member("n", instance_id="i"))),
