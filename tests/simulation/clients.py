@@ -80,7 +80,7 @@ class Line:
         return answer
 
     def begin_unanswered(self, request: Message) -> None:
-        """A produce request with acks 0."""
+        """Send a produce request with acks 0."""
         answer: asyncio.Future[Message] = self.world.loop.create_future()
         self._end.send(self.world.network, self._encoded(request, answer)[0])
 

@@ -302,7 +302,7 @@ class World:
 
 
 class Auditor(Consumer):
-    """Read everything through one agent, after all is healed."""
+    """Reads everything through one agent, after all is healed."""
 
     part_bytes_max = (200, 1 << 20)
 

@@ -60,7 +60,7 @@ class World:
         return value
 
     async def set_clock(self, ahead_seconds: int) -> None:
-        """Metadata whose clock, Postgres's, the test can move."""
+        """Set the clock of Postgres ahead by this many seconds."""
         await self.lost.query(
             "CREATE OR REPLACE FUNCTION clock_ms() RETURNS bigint LANGUAGE sql VOLATILE PARALLEL SAFE AS"
             f" $$ SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint + {ahead_seconds * 1000} $$",

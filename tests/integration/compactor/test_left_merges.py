@@ -121,7 +121,7 @@ class Left:
         return key
 
     async def l0_files(self, count: int) -> None:
-        """The keys are an hour old."""
+        """Write L0 files that are an hour old by their keys."""
         for _ in range(count):
             begun_ms = CLOCK.wall_ms() - HOUR_MS
             key = file_key(level=0, writer_id=998, epoch=0, file_uuid=IDS.uuid7(begun_ms), created_ms=begun_ms)

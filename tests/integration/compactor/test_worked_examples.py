@@ -48,7 +48,7 @@ class Cluster:
     client: KafkaClient
 
     async def create_topic(self, name: str, **configs: str) -> None:
-        """A compacted topic; config names have _ for a dot."""
+        """Create a compacted topic; config names have _ for a dot."""
         named = {config.replace("_", "."): value for config, value in configs.items()}
         await self.client.create_topic(name, partitions=1, configs={"cleanup.policy": "compact", **named})
 

@@ -141,7 +141,7 @@ def change_the_block_index(body: bytearray, one: Input) -> None:
 
 
 def make_newer(body: bytearray, one: Input) -> None:
-    """A file whose trailer names the next format version; this release cannot read its batches."""
+    """Make the trailer name the next format version; this release cannot read its batches."""
     body[-TRAILER_BYTES:] = newer_trailer(bytes(body[-TRAILER_BYTES:]))
     body[one.position + 16] += 1
 

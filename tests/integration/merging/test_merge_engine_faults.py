@@ -49,7 +49,7 @@ async def damage(world: MergeWorld, key: str, position: int) -> None:
 
 
 async def make_newer(world: MergeWorld, key: str) -> None:
-    """A file whose trailer names the next format version."""
+    """Make the trailer name the next format version."""
     body = await world.inner.get(key)
     await world.replace_object(key, body[:-TRAILER_BYTES] + newer_trailer(body[-TRAILER_BYTES:]))
 

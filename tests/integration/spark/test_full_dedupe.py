@@ -302,7 +302,7 @@ class Watched:
 
 
 async def dedupe_and_check(store: LocalStore, tmp_path: Path, *, keys: int, overwrites: int, slice_bytes: int) -> None:
-    """All keys once in random order, with some of them again at random, checked against each key's last place."""
+    """Dedupe all keys in random order, with random repeats, and check against the last place of each key."""
     chance = np.random.default_rng(11)
     numbers = np.concatenate((chance.permutation(keys), chance.integers(0, keys, overwrites)))
     chance.shuffle(numbers)

@@ -19,7 +19,7 @@ from spark_jobs.archive import (
 
 
 def installed(place: Path, name: str, *requires: str) -> None:
-    """A distribution in `place` that requires others."""
+    """Install a distribution in `place` that requires others."""
     about = place / f"{name.replace('-', '_')}-1.0.dist-info"
     about.mkdir(parents=True)
     lines = ["Metadata-Version: 2.1", f"Name: {name}", "Version: 1.0", *(f"Requires-Dist: {each}" for each in requires)]
