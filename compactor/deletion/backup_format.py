@@ -21,9 +21,10 @@ from typing import Any, NamedTuple, cast
 
 import zstandard
 
-from metadata.contract.backup import TABLES, BackupInstant, BackupTable, DoneJob, Row
+from metadata.contract.backup import BackupInstant, BackupTable, DoneJob, Row
 from metadata.contract.files import L0File
 from metadata.contract.tail import Change, ChangeKind, Cursor
+from metadata.postgres.backup_tables import TABLES
 from runtime.errors import BadInputError, SiltstoneError
 from wire.crc import crc32c
 

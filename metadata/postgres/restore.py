@@ -15,8 +15,9 @@ from sqlalchemy.exc import DataError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
-from metadata.contract.backup import REBUILT_HOST, TABLES, Row
+from metadata.contract.backup import REBUILT_HOST, Row
 from metadata.migrations.migrate import STATEMENT_TIMEOUT_MS
+from metadata.postgres.backup_tables import TABLES
 from metadata.postgres.connection import CONNECTION_ERRORS, connect, unavailable
 from metadata.postgres.tables import CLUSTER, FILES, TOPICS, WRITERS
 from runtime.errors import BadInputError, BugError

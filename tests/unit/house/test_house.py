@@ -53,6 +53,8 @@ INTRUDERS = {
     "agents.intruder_to_the_front_door": "import siltstone.kafka.client",
     "compactor.intruder_sideways": "import agents",
     "metadata.intruder_with_s3": "import boto3",
+    "metadata.contract.intruder_with_postgres": "import metadata.postgres.tables",
+    "wire.intruder_with_metrics": "import runtime.metrics",
     "siltstone.intruder_with_a_client": "import confluent_kafka",
     "siltstone.kafka.intruder_from_below": "import siltstone.cli.consume",
     "siltstone.demo.intruder_from_below": "import siltstone.cli.cost",
