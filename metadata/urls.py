@@ -25,13 +25,14 @@ def open_metadata(
 
     Call `open` before use and `close` after. Raises MetadataUrlError.
     """
-    scheme = url.partition("://")[0].partition("+")[0]
+    scheme, separator, _ = url.partition("://")
+    scheme = scheme.partition("+")[0]
     if url == "memory://":
         return MemoryMetadata(runtime=runtime, producer_id_expiration_ms=producer_id_expiration_ms)
     if scheme in {"postgresql", "postgres"}:
         from metadata.postgres.store import PostgresMetadata  # memory:// needs no SQLAlchemy
 
         return PostgresMetadata(url, runtime=runtime, producer_id_expiration_ms=producer_id_expiration_ms)
-    raise MetadataUrlError(
-        f"metadata.url has the unknown scheme {scheme!r}", remedy="write postgresql://user@host:port/db, or memory://"
-    )
+    # Without "://" the whole text would be the scheme, and may hold a password: never quote it.
+    wrong = f"has the unknown scheme {scheme!r}" if separator else "has no scheme"
+    raise MetadataUrlError(f"metadata.url {wrong}", remedy="write postgresql://user@host:port/db, or memory://")

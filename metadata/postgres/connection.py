@@ -90,8 +90,10 @@ def driver_url(url: str) -> str:
     """`url` in the form that asyncpg takes: without SQLAlchemy's driver suffix."""
     scheme, separator, rest = url.partition("://")
     if not separator or scheme.partition("+")[0] not in {"postgresql", "postgres"}:
+        # Without "://" the whole text would be the scheme, and may hold a password: never quote it.
+        begins = f"it begins with {scheme!r}" if separator else "it holds no ://"
         raise MetadataUnavailableError(
-            f"a Postgres URL cannot begin with {scheme!r}", remedy="write postgresql://user@host:port/db"
+            f"the Postgres URL cannot be used: {begins}", remedy="write postgresql://user@host:port/db"
         )
     return f"postgresql://{rest}"
 

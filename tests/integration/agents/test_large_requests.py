@@ -198,7 +198,7 @@ async def test_that_groups_do_not_exist_is_not_said_while_the_store_is_silent(
         async def away(group_ids: object) -> None:
             raise MetadataUnavailableError("away")
 
-        monkeypatch.setattr(agents.services[0].inner, "known_groups", away)
+        monkeypatch.setattr(agents.services[0].inner.groups, "known_groups", away)
         names = [f"x{number}" for number in range(100)]
 
         deleted = await client.call(DeleteGroupsRequest(groups_names=names), DeleteGroupsResponse)

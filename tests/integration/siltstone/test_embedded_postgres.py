@@ -190,7 +190,7 @@ def test_a_crash_amid_making_the_database_leaves_no_half_of_one(made: Path) -> N
 
 def test_data_of_a_version_that_is_not_at_hand_is_refused_clearly(made: Path) -> None:
     (made / "data" / "PG_VERSION").write_text("13\n")
-    with pytest.raises(PostgresBinariesError, match=r"made by Postgres 13, .* --metadata"):
+    with pytest.raises(PostgresBinariesError, match=r"created by Postgres 13, .* --metadata"):
         EmbeddedPostgres(made, settings=FAST).start()
 
 

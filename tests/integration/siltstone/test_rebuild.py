@@ -341,7 +341,7 @@ async def test_a_rebuild_that_is_killed_before_its_commit_is_run_again_on_the_sa
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("siltstone.ops.rebuild.run.restore_catalog", killed)
+        patched.setattr("siltstone.ops.rebuild.run.restore_backup", killed)
         with pytest.raises(KeyboardInterrupt):
             await lost.rebuild()
     assert (await target_state(lost.new_url)) is not None, "the schema is there, and nothing else"

@@ -217,7 +217,7 @@ async def test_a_recreated_topic_is_refused_unless_told(lake: Lake, table: Table
     await lake.client.delete_topic("t")
     await lake.client.create_topic("t", partitions=1)
     await lake.send_json("t", 0, {"id": 10})
-    with pytest.raises(RecreatedTopicError, match="deleted and created anew"):
+    with pytest.raises(RecreatedTopicError, match="deleted and created again"):
         await lake.exported("t", again(lake, table))
     await lake.exported("t", again(lake, table), recreated=True)
     assert sorted(row["id"] for row in await lake.rows(table)) == [1, 2, 10]

@@ -11,6 +11,7 @@ from metadata.memory.store import MemoryMetadata
 from metadata.postgres.connection import Seen, driver_url, went_back
 from metadata.postgres.store import PostgresMetadata
 from metadata.urls import MetadataUrlError, open_metadata
+from runtime.errors import SiltstoneError
 
 BEFORE = Seen(system_identifier=7, timeline=3, cluster_id="c", file_id=90)
 
@@ -25,6 +26,13 @@ async def test_a_url_says_which_store_it_is() -> None:
 def test_other_urls_are_refused_with_what_to_write(url: str) -> None:
     with pytest.raises(MetadataUrlError, match="memory://"):
         open_metadata(url)
+
+
+def test_a_url_without_a_scheme_is_refused_without_quoting_its_password() -> None:
+    for refused in (open_metadata, driver_url):
+        with pytest.raises(SiltstoneError) as error:
+            refused("siltstone:hunter2@db/siltstone")
+        assert "hunter2" not in str(error.value) and "postgresql://" in str(error.value)
 
 
 def test_the_driver_gets_a_plain_postgres_url() -> None:
