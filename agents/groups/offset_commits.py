@@ -38,12 +38,12 @@ LINGER_MS = 10.0
 OFFSETS_PER_CALL_MAX = 5_000
 """Offsets in one call, unless a single request has more."""
 BYTES_WAITING_MAX = 32 << 20
-"""Bound over all waiting commits; one more is told to come again."""
+"""Bytes of all waiting commits at most. A commit above the bound is refused with a retriable error."""
 OFFSET_BYTES = 300
 """Approximate memory of one offset without its metadata."""
 
 Outcome: TypeAlias = OffsetCommitResult | ErrorCode
-"""The store's outcome for each place, or the error why there is none."""
+"""The store's outcome for each place, or the error that took its place."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rehearsal]:
 
 
 def typed(folder: Path, script: str, **answers: str) -> subprocess.CompletedProcess[str]:
-    """What a person's shell makes of it, with `aws` as above."""
+    """Runs the script in a shell, as a person would type it, with the `aws` above on its PATH."""
     aws = folder / "aws"
     aws.write_text(AWS)
     aws.chmod(0o755)

@@ -63,7 +63,7 @@ def sown(tmp_path: Path, *several: Seed) -> Path:
 
 
 def planned(attached: Attached, root: str, tree: Path) -> list[Finding]:
-    """What is found by validate, plan and the rules, in this tree."""
+    """The findings of validate, plan and the rules in this tree."""
     outcomes = checks.of_root(attached.terraform(tree), root, None, tree, initialized=attached.data(root))
     return [finding for outcome in outcomes for finding in outcome.findings]
 
