@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 
 from agents.read.leveled import BlockIndexes, LeveledExtents, Window
-from agents.read.plan import MissingBlocks, MissingSurvey, PartitionPlan, ReadRange, Resume, plan_partition
+from agents.read.plan import MissingBlocks, MissingSurvey, ReadRange, Resume, plan_partition
 from agents.read.surveys import Surveys
 from agents.tail.log_index import LogIndex
 from metadata.contract.errors import MetadataUnavailableError
@@ -35,9 +35,10 @@ CatchUp = Callable[[], Awaitable[None]]
 
 
 class Found:
-    """A `LeveledView`: the findings of this request, else those in the caches."""
+    """A `KnownLog`: the findings of this request, else those in the caches; and the tail."""
 
-    def __init__(self, leveled: LeveledExtents, blocks: BlockIndexes, surveys: Surveys) -> None:
+    def __init__(self, index: LogIndex, leveled: LeveledExtents, blocks: BlockIndexes, surveys: Surveys) -> None:
+        self.index = index
         self._leveled = leveled
         self._blocks = blocks
         self._surveys = surveys
@@ -67,7 +68,7 @@ class Found:
         self._surveyed[extent.key, extent.position] = parts
 
     def forget(self, partition_id: int) -> None:
-        """Add it to the caches too."""
+        """Forget the extents of the partition, in the caches too."""
         self._windows.pop(partition_id, None)
         self._leveled.forget(partition_id)
 
@@ -89,19 +90,7 @@ class Locator:
         self._catch_up = catch_up
 
     def begin(self) -> Found:
-        return Found(self._leveled, self._blocks, self._surveys)
-
-    def plan(
-        self,
-        found: Found,
-        partition_id: int,
-        offset: int,
-        bytes_max: int,
-        resume: Resume | None,
-        *,
-        ranges_max: int | None = None,
-    ) -> PartitionPlan:
-        return plan_partition(self._index, found, partition_id, offset, bytes_max, resume, ranges_max=ranges_max)
+        return Found(self._index, self._leveled, self._blocks, self._surveys)
 
     def is_log_start(self, partition_id: int, offset: int) -> bool:
         log = self._index.partition(partition_id)
@@ -114,7 +103,7 @@ class Locator:
         NONE."""
         tries = 0
         try:
-            while (missing := self.plan(found, partition_id, offset, bytes_max, resume).missing) is not None:
+            while (missing := plan_partition(found, partition_id, offset, bytes_max, resume).missing) is not None:
                 try:
                     if isinstance(missing, MissingBlocks):
                         found.add_blocks(missing.extent, await self._blocks.read(missing.extent))

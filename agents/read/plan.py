@@ -28,7 +28,7 @@ from typing import NamedTuple, Protocol, TypeAlias, TypeGuard
 from agents.tail.log_index import Extent, LogIndex
 from metadata.contract.leveled import LeveledExtent
 from storage.format.block_index import BLOCK_BYTES, BlockEntry, block_end, block_of_offset
-from storage.format.survey import SoundParts, SoundStretch
+from storage.format.survey import SoundParts
 from wire.batch import BATCH_HEADER_BYTES, MAGIC_V2, CorruptBatchError, crc_matches, read_header
 
 RESUME_POINTS_MAX = 10_000
@@ -98,15 +98,20 @@ class ReadRange:
         return self.created_ms is None and not self.offsets_follow
 
 
-class LeveledView(Protocol):
-    """The known facts about merged files, without asking the store."""
+class KnownLog(Protocol):
+    """The known facts about the log, without asking the store."""
+
+    @property
+    def index(self) -> LogIndex:
+        """The tail: the extents of L0."""
+        ...
 
     def extent_at(self, partition_id: int, offset: int) -> LeveledExtent | None:
-        """The extent that holds `offset`; None = not known."""
+        """The merged extent that holds `offset`; None = not known."""
         ...
 
     def blocks_of(self, extent: LeveledExtent) -> Sequence[BlockEntry] | None:
-        """The block index of the extent; None = not known."""
+        """The block index of a merged extent; None = not known."""
         ...
 
     def sound_parts_of(self, extent: LeveledExtent) -> SoundParts | None:
@@ -157,8 +162,7 @@ class PartitionPlan:
 
 
 def plan_partition(
-    index: LogIndex,
-    leveled: LeveledView,
+    known: KnownLog,
     partition_id: int,
     offset: int,
     bytes_max: int,
@@ -168,6 +172,7 @@ def plan_partition(
 ) -> PartitionPlan:
     """Ranges that hold the batches from `offset` on: about `bytes_max` of them, and at least the beginning of one
     batch."""
+    index = known.index
     log = index.partition(partition_id)
     if log is None:
         return PartitionPlan(end=0)
@@ -182,7 +187,7 @@ def plan_partition(
             left -= _plan_l0(plan, index, extent, offset, left, resume)
             offset = extent.last_offset + 1
             continue
-        found = _plan_leveled(plan, leveled, partition_id, offset, left, resume)
+        found = _plan_leveled(plan, known, partition_id, offset, left, resume)
         if isinstance(found, _Planned):
             left -= found.bytes
             offset = found.next_offset
@@ -234,29 +239,24 @@ class _Planned(NamedTuple):
 
 
 def _plan_leveled(
-    plan: PartitionPlan, leveled: LeveledView, partition_id: int, offset: int, left: int, resume: Resume | None
+    plan: PartitionPlan, known: KnownLog, partition_id: int, offset: int, left: int, resume: Resume | None
 ) -> _Planned | Missing | None:
     """Add a range of the extent that holds `offset`. Returns the missing fact, or None if the range cannot be read."""
-    extent = leveled.extent_at(partition_id, offset)
+    extent = known.extent_at(partition_id, offset)
     if extent is None:
         return MissingExtents(offset)
     if extent.flagged_reason is None:
-        counted = _plan_merged(plan, leveled, extent, offset, left, resume)
+        counted = _plan_merged(plan, known, extent, offset, left, resume)
         return _Planned(counted, extent.last_offset + 1) if isinstance(counted, int) else counted
-    parts = leveled.sound_parts_of(extent) if extent.length else _NOTHING_SOUND
+    parts = known.sound_parts_of(extent) if extent.length else _NOTHING_SOUND
     if parts is None:
         return MissingSurvey(extent)
-    stretch = parts.at(offset)
-    if stretch is None:
-        plan.flagged = extent
-        return None
-    counted = _plan_sound(plan, extent, stretch, parts.offsets_follow, offset, left, resume)
-    return _Planned(counted, stretch.end_offset)
+    return _plan_sound(plan, extent, parts, offset, left, resume)
 
 
 def _plan_merged(
     plan: PartitionPlan,
-    leveled: LeveledView,
+    known: KnownLog,
     extent: LeveledExtent,
     offset: int,
     left: int,
@@ -273,7 +273,7 @@ def _plan_merged(
         elif extent.length <= BLOCK_BYTES:
             sure_from = end
         else:
-            blocks = leveled.blocks_of(extent)
+            blocks = known.blocks_of(extent)
             if blocks is None:
                 return MissingBlocks(extent)
             start, sure_from = _block_at(extent, blocks, offset)
@@ -301,13 +301,16 @@ def _plan_merged(
 def _plan_sound(
     plan: PartitionPlan,
     extent: LeveledExtent,
-    stretch: SoundStretch,
-    offsets_follow: bool,
+    parts: SoundParts,
     offset: int,
     left: int,
     resume: Resume | None,
-) -> int:
-    """Add a range of sound batches of a flagged extent. Returns how many of its bytes count."""
+) -> _Planned | None:
+    """Add a range of sound batches of a flagged extent. Returns None, and ends the plan, if `offset` is damaged."""
+    stretch = parts.at(offset)
+    if stretch is None:
+        plan.flagged = extent
+        return None
     end = extent.position + stretch.end
     block = block_of_offset(stretch.blocks, offset)
     start, base_offset = extent.position + stretch.blocks[block].position, stretch.blocks[block].base_offset
@@ -316,7 +319,8 @@ def _plan_sound(
         start = sure_from = resume.position
         base_offset = resume.offset
     if start == end:
-        return 0  # as in a sound extent: dedupe has removed what came after the last batch
+        # As in a sound extent: dedupe has removed what came after the last batch.
+        return _Planned(0, stretch.end_offset)
     length = min(end - start, sure_from - start + left)
     plan.ranges.append(
         ReadRange(
@@ -332,10 +336,10 @@ def _plan_sound(
             extent.position,
             end,
             crcs_due=True,
-            offsets_follow=offsets_follow,
+            offsets_follow=parts.offsets_follow,
         )
     )
-    return length - (sure_from - start)
+    return _Planned(length - (sure_from - start), stretch.end_offset)
 
 
 def _fits(resume: Resume | None, file_id: int, offset: int) -> TypeGuard[Resume]:

@@ -29,6 +29,7 @@ from agents.read.plan import (
     Resume,
     ResumePoints,
     batches_of,
+    plan_partition,
 )
 from agents.read.pools import Pools
 from agents.read.wait_bound import News, WaitBound
@@ -203,7 +204,7 @@ class Reader:
             # Above the limit the rest of the answer is empty, unless nothing was found so far.
             if left > 0 or not holds_some:
                 limit = max(0, min(want.bytes_max, left))
-                plan = self._locator.plan(found, want.partition_id, want.offset, limit, self._resume_of(want))
+                plan = plan_partition(found, want.partition_id, want.offset, limit, self._resume_of(want))
             if plan.missing is None:
                 # All planned bytes count, though fewer may be taken: they are what the request makes us hold.
                 left -= plan.bytes
@@ -328,7 +329,7 @@ class Reader:
                     break
                 if isinstance(view, SiltstoneError):
                     raise view
-                if not await self._take_range(want, plan, where, view, taken, left, first=total == 0):
+                if not await self._take_range(plan, where, view, taken, left, first=total == 0):
                     break
             else:
                 if plan.flagged is not None:
@@ -347,7 +348,6 @@ class Reader:
 
     async def _take_range(
         self,
-        want: Want,
         plan: PartitionPlan,
         where: ReadRange,
         data: memoryview,
@@ -411,6 +411,6 @@ class Reader:
     def _read_ahead(
         self, found: Found, partition_id: int, offset: int, resume: Resume | None, asked: Sequence[ReadRange] = ()
     ) -> None:
-        to_come = self._locator.plan(found, partition_id, offset, AHEAD_BYTES, resume, ranges_max=AHEAD_RANGES_MAX)
+        to_come = plan_partition(found, partition_id, offset, AHEAD_BYTES, resume, ranges_max=AHEAD_RANGES_MAX)
         cold = [each for each in to_come.ranges if not self._pools.is_hot(each)]
         self._ahead.go_on(partition_id, cold, asked=asked)
