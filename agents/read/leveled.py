@@ -16,11 +16,11 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from agents.read.blocks import BlockReader
 from metadata.contract.errors import MetadataUnavailableError
 from metadata.contract.leveled import LeveledExtent
+from metadata.contract.readers import ReaderMetadata
 from runtime.clock import Clock
 from runtime.tracing import SpanKind, child_span
 from storage.format.block_index import BlockEntry, decode_block_index
@@ -37,18 +37,6 @@ TTL_MS_MAX = 60_000.0
 LOOK_UPS_AT_ONCE = 8
 WAIT_MS_MAX = 5_000.0
 """How long to wait for a store that is silent but not gone."""
-
-
-class LookUp(Protocol):
-    """The part of the metadata store that look-ups need."""
-
-    async def leveled_extents(self, partition_id: int, offset: int, *, limit: int = 64) -> Sequence[LeveledExtent]: ...
-
-    async def leveled_extents_by_timestamp(
-        self, partition_id: int, timestamp_ms: int, *, from_offset: int = 0, limit: int = 16
-    ) -> Sequence[LeveledExtent]: ...
-
-    async def largest_leveled_timestamp(self, partition_id: int) -> LeveledExtent | None: ...
 
 
 def ttl_ms(gc_grace_ms: float) -> float:
@@ -71,7 +59,9 @@ class Window:
 
 
 class LeveledExtents:
-    def __init__(self, metadata: LookUp, clock: Clock, *, ttl_ms: float, extents_max: int = EXTENTS_MAX) -> None:
+    def __init__(
+        self, metadata: ReaderMetadata, clock: Clock, *, ttl_ms: float, extents_max: int = EXTENTS_MAX
+    ) -> None:
         self._metadata = metadata
         self._clock = clock
         self._ttl_ms = ttl_ms

@@ -8,13 +8,14 @@ from agents.read.ahead import ReadAhead
 from agents.read.blocks import BlockReader
 from agents.read.budget import ByteBudget
 from agents.read.cache import BlockCache
-from agents.read.leveled import BlockIndexes, LeveledExtents, LookUp, ttl_ms
+from agents.read.leveled import BlockIndexes, LeveledExtents, ttl_ms
 from agents.read.locate import CatchUp, Locator
 from agents.read.pools import Pools
 from agents.read.reader import Reader
 from agents.read.surveys import Surveys
 from agents.read.timestamps import TimestampSearch
 from agents.tail.log_index import LogIndex
+from metadata.contract.readers import ReaderMetadata
 from runtime.runtime import Runtime
 from runtime.settings.table import Settings
 from storage.objects import ObjectStore
@@ -31,7 +32,7 @@ class ReadPath:
         settings: Settings,
         index: LogIndex,
         store: ObjectStore,
-        metadata: LookUp,
+        metadata: ReaderMetadata,
         catch_up: CatchUp,
         runtime: Runtime,
     ) -> None:

@@ -16,12 +16,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from dataclasses import dataclass
 from typing import TypeVar
 
-from agents.read.leveled import BlockIndexes, LookUp
+from agents.read.leveled import BlockIndexes
 from agents.read.locate import TRIES_MAX, CatchUp
 from agents.read.plan import CutBatch, ReadRange, batches_of
 from agents.read.pools import Pools
 from agents.tail.log_index import LogIndex, PartitionLog
 from metadata.contract.leveled import LeveledExtent
+from metadata.contract.readers import ReaderMetadata
 from storage.format.block_index import BLOCK_BYTES, BlockEntry, block_end
 from storage.format.file_format import CorruptFileError
 from storage.objects import ObjectNotFoundError, ObjectStoreError
@@ -57,7 +58,7 @@ class TimestampSearch:
     """Its methods raise TIMESTAMP_ERRORS and MetadataUnavailableError."""
 
     def __init__(
-        self, *, index: LogIndex, metadata: LookUp, blocks: BlockIndexes, pools: Pools, catch_up: CatchUp
+        self, *, index: LogIndex, metadata: ReaderMetadata, blocks: BlockIndexes, pools: Pools, catch_up: CatchUp
     ) -> None:
         self._index = index
         self._metadata = metadata
