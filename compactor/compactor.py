@@ -175,12 +175,14 @@ class Compactor:
     async def stop(self) -> None:
         """Gives running merges back within `drain.timeout.ms` and ends the lease. May be called twice."""
         self.ready = False
+        # Cleared first: a second call returns at once, and no round takes a duty again while this one gives them up.
         lease, self._lease = self._lease, None
         if lease is None:
             return
         for worker in self._workers:
             worker.stop()
         for lane in self._lanes:
+            # `worker.stop` ends the running merge at its next step; `end` keeps the lane from claiming another one.
             lane.end()
         try:
             async with asyncio.timeout(self._settings.drain_timeout_ms / 1000):
@@ -240,6 +242,7 @@ class Compactor:
             return False
         applied = await self.retention.apply()
         if applied.extents:
+            # Only a hint: agents learn of the new log starts now and not at their next poll.
             await self._metadata.agents.notify()
         return applied.extents > 0
 

@@ -93,6 +93,7 @@ class CompactorLoop:
             try:
                 found = await self._body()
                 failures = 0
+                # Grows slowly, so one empty round after a burst costs little; a wake-up cuts any wait short.
                 idle = 1.0 if found else min(idle * 1.5, self._factor_max)
                 if not (found and self._pace.eager):
                     # Jitter, so that several compactors do not query the metadata store in step.
@@ -116,6 +117,7 @@ class CompactorLoop:
         """Returns the pause in ms."""
         self._errors.inc()
         pause_ms = min(PAUSE_MS * 2 ** min(failures, 16), PAUSE_MS_MAX) * self._ids.jitter() + PAUSE_MS
+        # Our own errors explain themselves. Any other one may be a bug, so its stack is logged.
         if isinstance(error, SiltstoneError):
             _log.warning("round failed", loop=self._name, error=str(error), pause_ms=int(pause_ms))
         else:
@@ -128,6 +130,8 @@ class CompactorLoop:
         try:
             await asyncio.wait({timer, event}, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            # Both are awaited after the cancel, or a late exception in one of them would be reported as never
+            # retrieved.
             timer.cancel()
             event.cancel()
             await asyncio.gather(timer, event, return_exceptions=True)

@@ -33,6 +33,7 @@ def lag_series(lags: GroupLags, now_ms: int) -> tuple[Mapping[tuple[str, ...], i
         labels = label(each.group_id), label(each.topic)
         age_seconds = max(now_ms - each.newest_commit_ms, 0) / 1000
         offsets[labels] = offsets.get(labels, 0) + each.lag
+        # Names that were cut may share labels: the group is as young as its youngest commit.
         ages[labels] = min(ages.get(labels, age_seconds), age_seconds)
     return offsets, ages
 

@@ -158,6 +158,8 @@ class Worker:
 
     async def _run_job(self, claimed: ClaimedJob) -> bool:
         began_ms = self._clock.monotonic_ms()
+        # A duration, measured by our monotonic clock: the deadline is in the store's time, which our clock may not
+        # share. The commit checks the real deadline.
         limit_ms = (claimed.job.deadline_ms or claimed.now_ms) - claimed.now_ms
         run = self._run = _Run(claimed=claimed, began_ms=began_ms, limit_ms=limit_ms)
         job = claimed.job
@@ -172,6 +174,7 @@ class Worker:
         if self._gate is None:
             self._metrics.heavy_merges_total.labels(outcome="done").inc()
         _log.info("merge done", **facts, files=len(committed.file_ids), seconds=round(seconds, 3))
+        # The planner runs at once: the outputs may make another merge due.
         self._on_done()
         await self._metadata.agents.notify()
         return True
@@ -285,6 +288,7 @@ class Worker:
         elif isinstance(error, StoppedError):
             self._count(run, "given_back")
             _log.info("merge given back", **facts)
+            # No trouble is recorded: the inputs are not to blame, and another compactor may claim the job at once.
             await self._metadata.compactors.give_back_job(job.job_id, job.epoch)
         elif isinstance(error, MergeInputError):
             self._count(run, "failed")

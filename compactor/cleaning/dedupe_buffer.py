@@ -148,6 +148,7 @@ def _checked(
 
 @inlined
 def _slot_of(first_word: np.uint64, slots_count: int) -> int:
+    # Multiply and shift instead of a modulo: even over any number of slots, and no division.
     return to_int((first_word >> np.uint64(32)) * np.uint64(slots_count) >> np.uint64(32))
 
 
@@ -174,6 +175,7 @@ def _ask_ahead(entries: int, slots: int, slots_count: int, hashes: NDArray[np.ui
             if stored >> _ENTRY_BITS == tag:
                 entry = entries + _ENTRY_BYTES * (stored & _ENTRY_MASK)
                 prefetch(entry)
+                # An entry of 36 bytes may lie across two cache lines.
                 prefetch(entry + _ENTRY_BYTES - 1)
                 break
 
@@ -229,6 +231,7 @@ def _enter(
         entry, slot = _find(entries, slots, slots_count, hashes, row)
         if entry:
             before = load_u32_le(entry + _ORDINAL_AT)
+            # The one index that comes out of the table and not from the caller, so only here can it be checked.
             if before >> 3 >= dead_bytes:
                 keys[0] = entered
                 return _OUTSIDE

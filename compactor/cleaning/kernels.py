@@ -160,6 +160,7 @@ def _judge(
         mode = modes[index]
         is_control = table.attributes[index] & CONTROL_BIT != 0
         has_horizon = table.attributes[index] & DELETE_HORIZON_BIT != 0
+        # A stamped batch keeps its horizon in the place of the base timestamp.
         horizon_passed = has_horizon and table.base_timestamps_ms[index] <= limits.now_ms
         kept = kept_bytes = waiting = 0
         all_may_wait = True
@@ -199,6 +200,8 @@ def _judge(
                 tombstones += is_tombstone
                 if is_tombstone or is_spent:
                     waiting += 1
+                    # One horizon serves the whole batch, so one tombstone that must stay unstamped keeps all others
+                    # unstamped.
                     all_may_wait = all_may_wait and knows
         stamped_bytes = -1
         if waiting > 0 and all_may_wait and not has_horizon:
@@ -251,6 +254,7 @@ def _settle(
         or next_offset == limits.high_watermark
         or next_offset == limits.last_stable_offset
     )
+    # Before "verbatim": a batch that keeps every record is still rewritten to take its horizon.
     if stamped_bytes >= 0:
         action = REBASED
         attributes |= DELETE_HORIZON_BIT
@@ -268,6 +272,7 @@ def _settle(
         base_timestamp_ms = NO_TIMESTAMP_MS
     else:
         action = VERBATIM
+    # With LogAppendTime the maximum is the time of the append, whichever records are left.
     if action < REBUILT or attributes & LOG_APPEND_TIME_BIT:
         max_timestamp_ms = table.max_timestamps_ms[index]
     rewrites.actions[index] = action

@@ -218,6 +218,7 @@ def _scan(opened: Sequence[Batch], bounds: CleanBounds, keys_max: int | None) ->
                 scanned = replace(scanned, clears=scanned.clears + 1, first_clear_offset=first)
                 keys_before += len(table)
                 table.clear()
+            # After a clear as well: the record that did not fit is the first of the next filling.
             table[key_hash] = entry.offset
     return superseded, replace(
         scanned, records=records, dead_records=others_dead + len(superseded), keys=keys_before + len(table)

@@ -196,6 +196,7 @@ class PartitionCleaner:
             record, delta = picked.broken_row - int(first_rows[batch]), columns.offset_deltas[picked.broken_row]
             message = f"offset delta {delta} is not above the one before it, or above the batch's last"
             raise corrupt_record(table, chunk.first + batch, record, message)
+        # Nothing above has changed the cleaner, so a chunk with an unreadable batch is simply read again without it.
         self._pass.records += picked.records
         self._pass.dead_at_once += picked.dead_at_once
         self._enter(chunk.arena, columns, part, first_rows)
@@ -211,6 +212,8 @@ class PartitionCleaner:
             if first == last:
                 raise BugError(f"the dedupe buffer overflowed at {self._buffer.keys} keys with a single hash")
             middle = first + (last - first) // 2
+            # Marks of the failed try stay in the bitmap: each says that a later record has the same key, which is true
+            # in any pass.
             self._parts += ((middle + 1, last), (first, middle))
         else:
             self._keys += self._buffer.keys
@@ -266,6 +269,7 @@ class PartitionCleaner:
                 if self._is_deep:
                     self._pass.overflowed = True
                     return
+                # An empty buffer that takes no row would make this loop endless.
                 if not done and not self._buffer.keys:
                     raise BugError("the dedupe buffer takes no key")
                 if self._first_clear_offset is None:
@@ -279,6 +283,7 @@ class PartitionCleaner:
     def _make_room(self, records: int) -> None:
         needed = (records + 7) // 8
         if needed > len(self._dead):
+            # Grows by half, so that a long partition does not copy its bitmap for every chunk.
             grown = np.zeros(max(needed, len(self._dead) * 3 // 2), dtype=np.uint8)
             grown[: len(self._dead)] = self._dead
             self._dead = grown
@@ -308,6 +313,7 @@ class PartitionCleaner:
                     parts.append(cleaned)
             row += len(part.positions)
         done.passed(table)
+        # Every batch is unchanged: return the window itself, and spare a copy of its bytes.
         if self._counted.batches_verbatim - verbatim_before == len(table.positions):
             return CleanedWindow(data, table, tombstones)
         return _joined(parts, tombstones)
@@ -419,6 +425,7 @@ class PartitionCleaner:
                         modes[index] = ABORTED
                 elif transactions is not None and transactions.marker(producer_id):
                     modes[index] = OUTLIVED
+        # Last of all, because it overrules the others: nothing above this bound is touched, aborted or not.
         modes[part.base_offsets >= self._bounds.first_uncleanable_offset] = KEPT
         return modes
 

@@ -121,6 +121,7 @@ class Payloads:
         while first < len(ends):
             by_bytes = int(np.searchsorted(ends, int(table.positions[first]) + PLAIN_CHUNK_BYTES, side="right"))
             by_rows = int(np.searchsorted(rows, rows_before + CHUNK_RECORDS, side="right"))
+            # A batch is never divided, however large: chunks end between batches.
             stop = max(first + 1, min(by_bytes, by_rows))
             yield Chunk(first, stop, window, starts[first:stop], ends[first:stop], crcs_due)
             first, rows_before = stop, int(rows[stop - 1])
@@ -140,6 +141,7 @@ class Payloads:
         ):
             payload: Body = view[position + BATCH_HEADER_BYTES : position + size]
             codec = Codec(attributes & CODEC_MASK)
+            # A batch without records has no payload to decompress, whatever codec its header names.
             if codec is not Codec.NONE and count:
                 payload = self._payload(codec, payload, first_batch + index, table, index, last_pass)
             if parts and (chunk_bytes + len(payload) > CHUNK_BYTES or records + count > CHUNK_RECORDS):
@@ -154,6 +156,7 @@ class Payloads:
     def _payload(
         self, codec: Codec, payload: Body, number: int, table: BatchTable, index: int, last_pass: bool
     ) -> bytes:
+        # The last pass frees each payload as it takes it, so memory falls while the rewrite runs.
         kept = self._kept.pop(number, None) if last_pass else self._kept.get(number)
         if kept is not None:
             return kept

@@ -60,6 +60,8 @@ class AbortedBatches:
         if transactions is None:
             return False
         firsts, markers = transactions
+        # Transactions of one producer never overlap, so only the last one that began at or before this offset can hold
+        # it.
         index = bisect_right(firsts, base_offset) - 1
         return index >= 0 and base_offset < markers[index]
 

@@ -46,6 +46,7 @@ class UnreadableBatches:
             raise BugError(f"an empty stretch of unreadable batches, {first} to {stop}")
         if self.first_offset is None or base_offset < self.first_offset:
             self.first_offset, self.first_reason = base_offset, reason
+        # The stretches that overlap or touch the new one: they become one with it.
         low, high = bisect_left(self._stops, first), bisect_right(self._firsts, stop)
         joined = range(low, high)
         self.count -= sum(self._stops[at] - self._firsts[at] for at in joined)

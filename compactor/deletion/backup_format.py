@@ -260,6 +260,7 @@ def decode_increment(body: bytes, *, cluster_id: str) -> Increment:
     """Raises BackupDamagedError, BackupRefusedError."""
     try:
         size = zstandard.get_frame_parameters(body).content_size
+        # Checked before decompressing: a damaged frame may claim any size.
         if not 0 < size <= INCREMENT_BYTES_MAX:
             raise BackupDamagedError(f"the increment claims {size} bytes; from 1 to {INCREMENT_BYTES_MAX} are accepted")
         stored = cast("dict[str, Any]", json.loads(zstandard.ZstdDecompressor().decompress(body)))

@@ -309,10 +309,13 @@ class Janitor:
     async def _check_count(self, orphans: Sequence[OrphanCandidate], allowed: int, listed: int) -> None:
         """Raises TooManyOrphansError if too many orphans may be the last copy of a record."""
         counted = len(orphans)
+        # Only a merged file can be a copy. An L0 file that nobody knows may be the only copy of its records, so it
+        # always counts.
         merged = [each for each in orphans if each.is_merged][:FOOTERS_MAX]
         counted_least = counted - len(merged)
         jobs: dict[int, MergeJob | None] = {}
         inputs: dict[tuple[int, str], tuple[FileState | None, bool]] = {}
+        # Ends early either way: as soon as few enough count, or too many count whatever the other footers say.
         while merged and counted > allowed >= counted_least:
             some, merged = merged[:FOOTERS_AT_ONCE], merged[FOOTERS_AT_ONCE:]
             said = await asyncio.gather(*(self._footer(each) for each in some))
@@ -354,6 +357,7 @@ class Janitor:
         return [known[each] for each in footer.inputs]
 
     async def _input(self, file_id: int, key: str) -> tuple[FileState | None, bool]:
+        # The row must match by id and by key: a restored database gives ids a second time, to other files.
         rows = await self._metadata.operators.files(after_file_id=file_id - 1, limit=1)
         if not rows or (rows[0].file_id, rows[0].key) != (file_id, key):
             return None, False

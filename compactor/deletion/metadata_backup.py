@@ -92,6 +92,7 @@ class MetadataBackup:
         self._metrics = runtime.metrics
         self._interval_ms = interval_ms
         self._part_bytes = part_bytes
+        # A round and a flush from the janitor's loop share the cursor: two increments at once would both begin at it.
         self._lock = asyncio.Lock()
         self._cluster_id = ""
         self._cursor: Cursor | None = None
@@ -230,6 +231,8 @@ class MetadataBackup:
             await self._store.put_if_absent(key, body, crc32c=crc32c(body))
             self._metrics.catalog_increments_total.inc()
             self._metrics.catalog_increment_bytes_total.inc(len(body))
+            # Only after the PUT: if it fails, the next increment covers the same changes again, and overlaps do no
+            # harm.
             self._cursor, self._jobs, self._asked_ms = tail.cursor, jobs, asked_ms
             self._last_key = max(key, self._last_key)
             written = True
@@ -253,6 +256,8 @@ class MetadataBackup:
         asked_ms = self._clock.monotonic_ms()
         # Before the rows: a merge that ends meanwhile is recorded twice, but never missed.
         _, jobs = await self._backup.done_jobs(None)
+        # To the local disk and not straight to the store: the transaction would stay open during the uploads, and an
+        # open transaction slows down the hot rows.
         instant, tables = await self._spool(folder)
         # Names must rise, even if an earlier Postgres had a clock that was ahead.
         newest = max((int(id_[:15]) for id_ in await _snapshots(self._store)), default=0)
@@ -279,6 +284,7 @@ class MetadataBackup:
     async def _spool(self, folder: Path) -> tuple[BackupInstant, dict[str, TableFile]]:
         """Writes the tables to the local disk."""
         tables: dict[str, TableFile] = {}
+        # Before the transaction: loading takes seconds, and no transaction may wait for it.
         await asyncio.to_thread(load_arrow)
 
         def add(table: BackupTable, rows: Sequence[Sequence[Any]]) -> None:

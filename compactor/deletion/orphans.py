@@ -93,6 +93,7 @@ def candidate(stat: ObjectStat, *, store_now_ms: int, now_ms: int, age_ms_min: i
         key = parse_file_key(stat.key)
     except BadKeyError:
         return Skipped.FOREIGN
+    # The younger of the two ages counts: a wrong clock on one side must not make an object look old.
     age_ms = min(store_now_ms - stat.last_modified_ms, now_ms - _begun_ms(key))
     if stat.last_modified_ms <= 0 or age_ms < age_ms_min:
         return Skipped.TOO_YOUNG

@@ -35,6 +35,7 @@ def combine(plan: HeavyPlan, results: Mapping[int, UnitResult], *, epoch: int) -
         check_result(plan, unit, result)
         outputs += result.outputs
         for each in result.cleaned:
+            # Every slice reports the whole partition, so all of them must say the same.
             if cleaned.setdefault(each.partition_id, each) != each:
                 raise ManifestMismatchError(
                     f"two slices of partition {each.partition_id} disagree about how far it is cleaned"
@@ -47,6 +48,7 @@ def combine(plan: HeavyPlan, results: Mapping[int, UnitResult], *, epoch: int) -
         job_id=plan.job_id,
         epoch=epoch,
         outputs=tuple(outputs),
+        # Units of one partition finish in any order; the commit compares ranges that are joined.
         covered={id_: tuple(joined_ranges(sorted(found))) for id_, found in sorted(ranges.items())},
         cleaned=tuple(each for _, each in sorted(cleaned.items())),
         summary=_summary(plan, results),

@@ -63,6 +63,7 @@ def cut(claimed: ClaimedJob, spec: MergeSpec, *, cluster_id: str, lease: WriterL
             units.append(_unit(len(units), UnitKind.MERGE, extents, first, end))
             continue
         slices = list(_pieces(extents, first, end, sizes.unit_bytes))
+        # Two units for each slice, over the same extents: `slice_units` pairs them by order.
         for kind in (UnitKind.KEYS, UnitKind.REWRITE):
             for number, (start, stop) in enumerate(slices):
                 units.append(_unit(len(units), kind, extents, start, stop, sliced_id, number))
@@ -99,6 +100,7 @@ def _stretches(
         lengths = [each.length for each in group]
         size, end = sum(lengths), at + len(lengths)
         is_deduped = partition_id in deduped
+        # A single extent cannot be cut, so a partition of one stays whole, however large it is.
         is_sliced = is_deduped and size > keyed_unit_bytes and len(lengths) > 1
         if is_sliced:
             if at > first:

@@ -249,6 +249,8 @@ class _HeavyRun:
         submission = await self._submitter.submit(
             self._url,
             job_id=plan.job_id,
+            # The same for every claim that continues this plan: a cluster that honours tokens then returns the driver
+            # that runs.
             token=f"{plan.job_id}-{plan.fingerprint}-{number}",
             limit_ms=max(int(self._ends_ms - self._clock.monotonic_ms()), 1),
         )
@@ -262,6 +264,7 @@ class _HeavyRun:
                 state = await _state(submission) or state
                 await self._look()
                 self._tell(state)
+            # For a driver that was over before the loop began: its manifests may have come since the first look.
             await self._look()
             self._tell(state)
             await self._wait_for_end(submission, state)
@@ -285,6 +288,7 @@ class _HeavyRun:
 
     async def _end(self, how: Callable[[], Awaitable[None]]) -> None:
         """Cancels the driver or lets it go, even while this task is being cancelled."""
+        # A task of its own: if ours is being cancelled, an await here would end at once and leave the driver running.
         cancelling = asyncio.ensure_future(how())
         done, _ = await asyncio.wait({cancelling}, timeout=CANCEL_WAIT_MS / 1000)
         if not done:

@@ -116,6 +116,7 @@ class _KeyCollector(PartitionCleaner):
     """The scan of a cleaner that collects keys, and the producers whose transactions are open at the slice's end."""
 
     def __init__(self, bounds: CleanBounds, held: _HeldRows) -> None:
+        # The scan is one pass, so no payload is kept for another.
         super().__init__(None, bounds, kept_bytes_max=0)
         self._held = held
         self.last_is_data: dict[int, bool] = {}
@@ -228,6 +229,7 @@ class KeyScan:
             await cursors.close()
             held.close()
             self.gets = cursors.requests
+        # After the scan and before its result: bytes of a later format must fail the unit, not be flagged as corrupt.
         await check_formats(self._store, self._merge, flags.keys() - before)
         self._found = collector.found(sorted((base, reason) for (_, base), reason in flags.items()))
         if self._known is not None and self._known != self._found:
@@ -257,6 +259,8 @@ class KeyScan:
                             for block in held.taken():
                                 yield block
             except LateCorruptionError as error:
+                # The numbers of batches and records count sound extents only, so the corrupt one must leave no trace in
+                # them.
                 collector.go_back(before)
                 held.drop()
                 flags.setdefault(error.extent.place, error.reason)

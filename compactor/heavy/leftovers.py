@@ -69,6 +69,7 @@ async def keys_of_jobs_over(store: ObjectStore, metadata: MetadataStore) -> Sequ
     over: list[str] = []
     for job_id, stats in by_job.items():
         job = await metadata.compactors.job(job_id)
+        # No row tells when such a job ended, so only the age of its objects counts.
         if job is None:
             over += [each.key for each in stats if 0 < each.last_modified_ms < now_ms - HARD_BOUND_MS]
         elif job.state in (JobState.DONE, JobState.FAILED) and _ended_long_ago(job, now_ms):

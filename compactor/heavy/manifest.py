@@ -129,6 +129,7 @@ def check_result(plan: HeavyPlan, unit: Unit, result: UnitResult) -> None:
     deduped = {each.partition.partition_id for each in plan.inputs.partitions if each.dedupe} & covered.keys()
     if sorted(each.partition_id for each in result.cleaned) != sorted(deduped):
         raise refuse("it reports other partitions as deduped than the plan does")
+    # Copied partitions only: a dedupe drops records, and may drop all of them.
     records_in = sum(each.record_count for each in plan.extents_of(unit) if each.partition_id not in deduped)
     if records_in != sum(each.record_count for each in written if each.partition_id not in deduped):
         raise refuse("its outputs hold more or fewer records of copied partitions than its extents")

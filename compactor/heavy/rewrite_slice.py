@@ -61,6 +61,7 @@ class SurvivorCleaner(PartitionCleaner):
         self._facts = facts
         self._survivors = survivors
         self._lookup = SurvivorLookup(survivors)
+        # The state that a scan would have left: `_rewrite_chunk` compares its records with this count.
         self._pass = ScanPass(ordinal=found.rows)
         self._scanned = ScanResult(
             records=found.records,
@@ -77,6 +78,7 @@ class SurvivorCleaner(PartitionCleaner):
         self, part: BatchTable, columns: KeyColumns, first_rows: NDArray[np.int64], first_ordinal: int
     ) -> tuple[NDArray[np.uint8], int]:
         """The dead records of the chunk: those that were entered and are not among the survivors."""
+        # A copy: `pick_rows` marks rows in place, and the judge needs the real lengths afterwards.
         entering = columns._replace(key_lengths=columns.key_lengths.copy())
         first_uncleanable = min(self._bounds.first_uncleanable_offset, _OFFSET_MAX)
         picked = pick_rows(part, self._modes(part, None), first_rows, entering, first_uncleanable)
@@ -90,6 +92,7 @@ class SurvivorCleaner(PartitionCleaner):
 
     def end(self) -> None:
         """Call after the last window. Raises ManifestMismatchError unless the slice is as the scan read it."""
+        # First, because damage above the last offset would otherwise pass unseen.
         self._lookup.end()
         rewriting = self._rewriting or ScanPass()
         found = self._facts.found
@@ -152,6 +155,7 @@ class SliceRewrite(PartitionDedupe):
         totals.keys += facts.survivors
         totals.partition_keys_max = max(totals.partition_keys_max, keys.keys)
         totals.passes = max(totals.passes, 2)
+        # Counted by the first slice alone; the summaries of all slices are added up.
         totals.deduped_partitions += facts is keys.slices[0]
         self._add_unreadable(cleaner.unreadable)
         self._add_stats(cleaner.stats)

@@ -43,6 +43,8 @@ async def run_unit(
             await check_stands(store, plan, runtime.clock)
             began_ms = runtime.clock.monotonic_ms()
             done = await _merge(store, plan, unit, runtime=runtime, in_thread=in_thread)
+            # Again after the merge, which may have taken hours: a manifest of a job that is over would be read by
+            # nobody.
             await check_stands(store, plan, runtime.clock)
             seconds = round((runtime.clock.monotonic_ms() - began_ms) / 1000, 3)
             result = await settle(store, plan, replace(done, seconds=seconds))

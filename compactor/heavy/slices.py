@@ -245,7 +245,9 @@ def join_slices(
                 open_before=tuple(sorted(open_producers)),
             )
         )
+        # A producer that this slice does not name keeps its state from the slices before.
         open_producers = open_producers - set(each.closed) | set(each.opened)
+        # Over the whole partition, not up to this slice: slices are rewritten apart, but judge tombstones by one bound.
         judged_through = min([judged_through, *(offset for offset, _ in each.flagged)])
         if each.unreadable_first_offset is not None:
             judged_through = min(judged_through, each.unreadable_first_offset)
@@ -263,6 +265,7 @@ def cut_reason(reason: str) -> str:
 
 
 def _int(value: Any) -> int:
+    # `bool` is an `int` for isinstance, but not a number of this format.
     if type(value) is not int:
         raise TypeError(f"{value!r} is not a whole number")
     return value

@@ -105,6 +105,7 @@ async def stored_plans(store: ObjectStore, job_id: int, *, cluster_id: str) -> S
             plans.append(await read_plan(store, key, cluster_id))
         except PlanError as error:
             _log.warning("a stored plan cannot be used", key=key, error=str(error))
+    # The latest first: it has the most time left.
     return sorted(plans, key=lambda each: each.claimed_ms, reverse=True)
 
 

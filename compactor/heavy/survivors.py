@@ -89,6 +89,7 @@ class SurvivorsWriter:
             whole = len(joined) // BLOCK_OFFSETS * BLOCK_OFFSETS
             for start in range(0, whole, BLOCK_OFFSETS):
                 self._write_block(joined[start : start + BLOCK_OFFSETS])
+            # A copy, so that a few offsets do not keep the whole joined array in memory.
             self._waiting, self._waiting_count = [joined[whole:].copy()], len(joined) - whole
 
     def finish(self) -> bytes:
@@ -171,12 +172,14 @@ class Survivors:
     ) -> NDArray[np.uint64]:
         packed = self._data[at : at + packed_bytes]
         try:
+            # Checked before decompressing: a damaged block must not claim memory without a bound.
             if zstandard.get_frame_parameters(packed).content_size != count * width:
                 raise self._refuse("have a block of another size than its head gives")
             plain = decompressor.decompress(packed)
         except zstandard.ZstdError as error:
             raise self._refuse("have a block that cannot be decompressed") from error
         differences = np.frombuffer(plain, dtype=f"<u{width}").astype(np.uint64)
+        # A difference of 0 is the same offset twice; unsigned differences cannot be negative.
         if not bool(differences.all()):
             raise self._refuse("name an offset twice")
         return differences

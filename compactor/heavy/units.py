@@ -372,6 +372,7 @@ def _unit(number: int, row: Sequence[Any]) -> Unit:
 
 
 def _int(value: Any) -> int:
+    # `bool` is an `int` for isinstance, but not a number of this format.
     if type(value) is not int:
         raise TypeError(f"{value!r} is not a whole number")
     if not -(2**63) <= value < 2**63:

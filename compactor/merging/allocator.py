@@ -32,6 +32,7 @@ def keep_freed_memory() -> bool:
         return False
     mallopt.argtypes = (ctypes.c_int, ctypes.c_int)
     mallopt.restype = ctypes.c_int
+    # One arena for all threads, so that a buffer freed by one thread serves the next one.
     wanted = ((_ARENA_MAX, 1), (_MMAP_THRESHOLD, HEAP_BYTES_MAX), (_TRIM_THRESHOLD, KEPT_FREE_BYTES))
     accepted = [mallopt(parameter, value) for parameter, value in wanted]
     return accepted == [1, 1, 1]

@@ -77,8 +77,10 @@ def plan_reads(extents: Sequence[InputExtent], files: Mapping[int, InputFile], *
         if extent.length:
             wanted[extent.file_id].append((extent.position, extent.position + extent.length, number))
             spans[extent.file_id] = (spans.get(extent.file_id, (number, number))[0], number)
+    # Only L1 and up share the budget; L0 files are held whole, and their jobs are small by plan.
     leveled = {file_id: span for file_id, span in spans.items() if not files[file_id].is_l0}
     open_max = _most_at_once(leveled.values())
+    # The minimum wins over the budget: with very many files open at once, the windows take more than their share.
     window_bytes = max(min(budget_bytes // max(open_max, 1), WINDOW_BYTES), WINDOW_BYTES_MIN)
     reads: list[Read] = []
     for file_id, stretches in wanted.items():
@@ -124,6 +126,7 @@ def _windows(
 
 
 def _l0_reads(file: InputFile, stretches: Sequence[tuple[int, int, int]]) -> list[Read]:
+    # Several extents of one file may share a window, and the first of them in merge order has to wait for it.
     first_need = min(number for _, _, number in stretches)
     runs = _joined(stretches)
     live_bytes = sum(end - start for start, end in runs)
@@ -197,6 +200,8 @@ class Cursors:
                 read = self.plan.reads[left[0]]
                 data = memoryview(await self._data(left[0], extent))
                 piece = data[max(extent.position - read.start, 0) : min(end, read.end) - read.start]
+                # Drop our reference before the caller works on the piece: a window lives only as long as somebody holds
+                # a part of it.
                 del data
                 self._release(left.pop(0))
                 yield piece
@@ -206,6 +211,7 @@ class Cursors:
 
     def at_hand(self, extent: InputExtent) -> memoryview | None:
         numbers = self._reads_of(extent)
+        # Two windows would have to be joined, which is the work of `chunks`.
         if len(numbers) != 1:
             return None
         task = self._tasks.get(numbers[0])
@@ -288,6 +294,7 @@ class Cursors:
 
     def _arrived(self, task: asyncio.Task[bytes]) -> None:
         self._on_their_way -= 1
+        # After a failure nothing more is read ahead: the merge is about to end with that error.
         if not task.cancelled() and task.exception() is None:
             self._start_ahead()
 
@@ -307,6 +314,8 @@ class Cursors:
             task = self._tasks.pop(number, None)
             if task is not None:
                 self._held_bytes -= self.plan.reads[number].length
+                # Nobody needs the bytes of this request any more (the pass skipped its extents), so do not pay for the
+                # rest of it.
                 if not task.done():
                     task.cancel()
             self._start_ahead()
@@ -316,6 +325,8 @@ class Cursors:
         self.requests += 1
         data = await self._store.get_range(file.key, read.start, read.length)
         self.bytes_read += len(data)
+        # Only a read of the whole file holds its trailer; later formats of other files show when an extent of them
+        # fails.
         if file.is_l0 and read.length == len(data) == file.size_bytes:
             check_format(memoryview(data)[-TRAILER_BYTES:], len(data))
         return data

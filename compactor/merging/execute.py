@@ -168,12 +168,15 @@ class MergeEngine:
                 if error.extent.place in known:
                     raise BugError(f"a flagged extent was read: {error.message}") from error
                 _log.warning("a merge starts again with a corrupt extent flagged", reason=error.message)
+                # Outputs of this try stay behind as orphans; the next try copies the extent unread and cannot fail on
+                # it again.
                 flags[error.extent.place] = error.reason
 
 
 async def check_formats(store: ObjectStore, inputs: MergeInputs, flagged: Collection[tuple[int, int]]) -> None:
     """Checks the format of the files of corrupt extents. Raises MergeInputError for an unknown format."""
     extents = [each for partition in inputs.partitions for each in partition.extents if each.place in flagged]
+    # The first flagged extent of each file stands for the file: one look at its trailer is enough.
     for extent in {each.file_id: each for each in reversed(extents)}.values():
         size = inputs.files[extent.file_id].size_bytes
         if size < TRAILER_BYTES:
@@ -256,6 +259,7 @@ class _Run:
             await self._first.close()
             await self._second.close()
             for files in self._outputs.values():
+                # Harmless after a success: `finish` leaves no open file.
                 await files.abort()
         self._totals.gets += self._first.requests + self._second.requests
         outputs = [file for files in self._outputs.values() for file in files.finished]

@@ -126,6 +126,7 @@ def order_inputs(claimed: ClaimedJob, spec: MergeSpec) -> MergeInputs:
         partition = claimed.partitions[partition_id]
         _check_disjoint(extents, partition)
         file_class = class_of(partition)
+        # The spec is from the planning, the class from the claim: a topic whose policy changed in between is copied.
         dedupe = spec.dedupe and partition_id in spec.partitions and file_class is FileClass.COMPACTED
         partitions.append(
             PartitionInputs(partition=partition, file_class=file_class, dedupe=dedupe, extents=tuple(extents))

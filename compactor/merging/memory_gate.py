@@ -34,7 +34,9 @@ class MemoryGate:
 
         Raises TurnGivenUpError when `halted` is set during the wait.
         """
+        # A merge larger than the bound counts as the whole bound, or it would wait for ever.
         size_bytes = min(size_bytes, self._bytes_max)
+        # Behind others that wait even if it would fit: nobody overtakes.
         if self._waiting or self.held_bytes + size_bytes > self._bytes_max:
             await self._wait(size_bytes, halted or asyncio.Event())
         else:

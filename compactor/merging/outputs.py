@@ -209,6 +209,8 @@ class PartitionOutput:
         for cut in self._cutter.cuts(table.sizes, table.max_timestamps_ms):
             await self._write_rows(data, table, start, cut, may_have_tombstones)
             next_base = int(table.base_offsets[cut])
+            # Ends right below the next batch, not at the last record: ranges must tile, also where a dedupe took
+            # records away.
             self._end_extent(next_base - 1)
             await self._start_extent(next_base)
             start = cut

@@ -212,6 +212,7 @@ class PartitionDedupe:
                 self._scans += 1
                 async with self._source(unread, kept) as source:
                     is_sound = await self._scan_pass(cleaner, source)
+                # The merge's first cursors read every window once; any further scan needs cursors of its own.
                 unread = None
                 if is_sound and not cleaner.end_scan():
                     return cleaner
@@ -224,6 +225,7 @@ class PartitionDedupe:
             yield kept
         elif unread is not None:
             yield unread
+            # A scan that ended early left windows unread; they would hold memory that the next partition needs.
             unread.skip_rest(self._inputs.extents)
         else:
             cursors = Cursors(context.store, self._inputs.extents, context.files, budget_bytes=context.extra_bytes)
@@ -266,6 +268,7 @@ class PartitionDedupe:
 
     async def _rewrite(self, cleaner: PartitionCleaner, source: ByteSource, output: PartitionOutput) -> None:
         context = self._context
+        # A copy: an extent that gets its flag during the rewrite is new corruption, and its keys already count as read.
         known = dict(context.flags)
         doing = f"writing {self._inputs.name}"
 
@@ -302,6 +305,8 @@ class PartitionDedupe:
         flagged = [extent.base_offset for extent in self._inputs.extents if extent.place in self._context.flags]
         return CleanBounds(
             first_uncleanable_offset=spec.first_uncleanable_offset,
+            # A flagged extent is never read and may hold an old value of any key, so from the first one on nothing is
+            # known whole.
             whole_through_offset=min([self._whole_through(), *flagged]),
             now_ms=self._context.now_ms,
             delete_horizon_ms=min(spec.delete_horizon_ms + self._context.waited_ms, TIMESTAMP_MS_MAX),

@@ -89,6 +89,7 @@ class ExtentCutter:
         """The first batch from `at` on that does not fit; the first batch of an extent always fits."""
         begun = int(ends[at - 1]) if at else 0
         full = int(ends.searchsorted(begun + self._rule.bytes_max - self._bytes, side="right"))
+        # An extent takes at least one batch, or a batch above the limit would begin empty extents for ever.
         return max(full, at if self._bytes else at + 1)
 
     def _too_late_at(self, timestamps_ms: NDArray[np.int64], at: int) -> int:
@@ -97,6 +98,8 @@ class ExtentCutter:
         if self._rule.span_ms_max is None:
             return batches
         if self._first_timestamp_ms is None:
+            # Batches without timestamps (-1) say nothing about age; the clock of an extent starts with the first that
+            # has one.
             at = _first_above(timestamps_ms, at, -1)
             if at == batches:
                 return batches
@@ -125,6 +128,7 @@ def ends_file(*, file_bytes: int, file_extents: int, next_bytes: int, output_byt
     if file_extents >= EXTENTS_MAX:
         return True
     over = file_bytes + next_bytes - output_bytes
+    # Ends only if the file is then nearer to the wanted size than with the next extent.
     return over > 0 and over >= output_bytes - file_bytes
 
 

@@ -139,6 +139,7 @@ async def windows(
         apart = bool(group) and (
             streamed
             or group[-1][0].last_offset + 1 != extent.base_offset
+            # L0 batches still need their offsets, leveled ones are checked by theirs, so one window never mixes them.
             or group[-1][0].is_l0 != extent.is_l0
             or group_bytes + extent.length > WINDOW_BYTES
             or len(group) >= JOINED_PIECES_MAX
@@ -204,6 +205,7 @@ def _group_windows(
         return [_joined_window(group, crcs_due)]
     except CorruptBatchError as error:
         if len(group) > 1:
+            # The joined window does not tell which input is at fault, so each gets a window of its own.
             return [each for one in group for each in _group_windows([one], flags, crcs_due)]
         ((extent, data),) = group
         flags[extent.place] = reason = reason_of(error)
@@ -306,6 +308,7 @@ class _ExtentStream:
         self._carried.append(chunk)
         self._carried_bytes += len(chunk)
         is_last = self._taken_bytes == self._extent.length
+        # A batch longer than a window comes in many reads: joining them at each one would copy it again and again.
         if self._carried_bytes < self._needed_bytes and not is_last:
             return ()
         try:

@@ -36,6 +36,7 @@ def merge_spec(
     size = sum(each.live_bytes for each in files)
     file_ids = {each.file_id for each in files}
     inputs: dict[int, list[LeveledExtent]] = defaultdict(list)
+    # Sorted, so that the same plan always gives the same spec.
     for file_id in sorted(file_ids) if dedupe else ():
         for extent in view.known_extents.get(file_id, ()):
             inputs[extent.partition_id].append(extent)
@@ -94,6 +95,7 @@ def limit_ms(options: PlanOptions, size_bytes: int, again_bytes: int = 0, *, by_
 
 def _passes(view: PlanningView, partition_id: int, inputs: Sequence[LeveledExtent]) -> int:
     """Above 1 only when the inputs of this merge can overflow the dedupe buffer at all."""
+    # No more keys than records: with so few, one pass is enough whatever an earlier dedupe of more inputs needed.
     fits = sum(each.record_count for each in inputs) <= view.options.dedupe_keys_max
     return 1 if fits else view.partitions[partition_id].passes_needed
 

@@ -82,6 +82,7 @@ def _candidate(
     stretch = [
         each
         for each in unbroken_stretch(partition, blocked=blocked, blocked_files=blocked_files)
+        # Extents above the bound would be copied as they are: a pass gains nothing by reading them.
         if each.base_offset < dirtiness.first_uncleanable_offset
     ]
     reached = stretch_end(partition, stretch)

@@ -44,6 +44,7 @@ def job_ends(
         is_enough = files - start >= options.l0_files_min and (is_large or waits_ms >= options.l0_wait_ms)
         if not (is_enough or waits_ms >= options.l0_wait_ms_max or (at_once and waits_ms >= options.l0_now_ms)):
             break
+        # A file above the limit of bytes still makes a job of its own.
         by_bytes = bisect_right(bytes_before, bytes_before[start] + options.l0_job_bytes_max) - 1
         start = max(start + 1, min(by_bytes, start + options.l0_job_files_max, files))
         ends.append(start)

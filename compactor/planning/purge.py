@@ -58,6 +58,8 @@ def _plan(draft: PlanDraft, files: Sequence[FileView], why: str) -> None:
                 ready[file.level, file.file_class].append(file)
             case FileStatus.PARTLY_BUSY:
                 if (slots := draft.slots.for_size(file.live_bytes)).merges:
+                    # The slot is kept and the file reserved, so that the forced passes cannot follow each other in it
+                    # without end.
                     slots.keep_merge()
                     draft.reserve([file])
                 text = f"file {file.file_id}: {why}, held by a forced pass"

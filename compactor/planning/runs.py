@@ -68,6 +68,7 @@ class RunPool:
     def next(self, options: PlanOptions) -> MergeGroup | None:
         """A group that can be merged now; else one that waits for forced passes; None when there are too few runs."""
         free = [each for each in self.runs if not each.waits]
+        # Free runs first: a group that can start now is better than a larger one that waits for forced passes.
         for found in (free, self.runs):
             group = self._l1(found, options) if self.level == 1 else self._l2(found, options)
             if group is not None:
@@ -119,6 +120,7 @@ def plan_runs(draft: PlanDraft) -> None:
                 without_slot[_no_slot(draft, group)] += pool.runs
             break
         group, pool = max(found, key=lambda each: each[0].urgency)
+        # Also when nothing is planned for the group: the loop ends because every round takes runs out of a pool.
         pool.runs = _without(pool.runs, group.runs)
         if not draft.slots.for_size(group.bytes).merges:
             without_slot[_no_slot(draft, group)] += group.runs
@@ -149,6 +151,7 @@ def runs(draft: PlanDraft, level: int, file_class: FileClass) -> Sequence[Run]:
             if status is FileStatus.PARTLY_BUSY:
                 waiting.add(file.run_id)
     found = [_run(run_id, each, run_id in waiting) for run_id, each in files.items()]
+    # A run above the cap is never merged again.
     small_enough = [each for each in found if each.bytes <= draft.options.merge_bytes_max]
     return sorted(small_enough, key=lambda each: (each.lo, each.hi, each.run_id))
 
@@ -210,6 +213,7 @@ def similar(found: Sequence[Run], options: PlanOptions) -> Sequence[Run]:
     """The smallest runs that are of similar size, enough, and able to be merged, in order; else empty."""
 
     def size(each: Run) -> int:
+        # All small runs count as one size; otherwise a few bytes and a few kilobytes would never be alike.
         return max(each.bytes, options.l2_small_bytes)
 
     # Both indexes only move up: the window [start, end) is the longest of similar size that begins at `start`.

@@ -175,6 +175,7 @@ class Simulation:
         large_ms = cluster.l0_created_ms(cluster.l0_taken + int(options.l0_bytes_min / self.cluster.file_bytes))
         due_ms = min(oldest_ms + options.l0_wait_ms_max, max(enough_ms, min(oldest_ms + options.l0_wait_ms, large_ms)))
         due_ms = max(due_ms, cluster.now_ms) + 1
+        # An event that is due sooner is on its way and asks again.
         if not self.cluster.now_ms < self._l0_due_ms <= due_ms:
             self._l0_due_ms = due_ms
             self._at(due_ms, _Event.L0_DUE)

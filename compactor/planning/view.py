@@ -92,6 +92,8 @@ class PlanningView:
             return FileStatus.IN_TROUBLE
         if file.file_id in self.busy_files:
             known = self.known_extents.get(file.file_id, ())
+            # A busy file is partly busy if an extent of it is free; plain files have no known extents and are always
+            # taken whole.
             partly = any(each.extent_id not in self.busy_extents for each in known)
             return FileStatus.PARTLY_BUSY if partly else FileStatus.TAKEN
         if self.is_expiring(file):
