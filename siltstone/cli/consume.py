@@ -133,12 +133,12 @@ def _tell(line: str) -> None:
 
 
 async def _consume(
-    bootstrap: str, words: HintOptions, asked: _Asked, group: str | None, num: int | None, written: Written
+    bootstrap: str, hints: HintOptions, asked: _Asked, group: str | None, num: int | None, written: Written
 ) -> None:
     async def find(inner: KafkaClient) -> Sequence[TopicPartition]:
         found: list[TopicPartition] = []
         for topic in asked.topics:
-            async with name_hints(inner, topic, words):
+            async with name_hints(inner, topic, hints):
                 found += await partitions_of(inner, topic, asked.partitions)
         return found
 

@@ -232,7 +232,7 @@ def _opened(path: Path | None, what: RecordReader | Sequence[InputRecord]) -> Ge
 
 
 async def _produce(
-    bootstrap: str, words: HintOptions, topic: str, options: ProduceOptions, source: RecordInput, tally: Tally
+    bootstrap: str, hints: HintOptions, topic: str, options: ProduceOptions, source: RecordInput, tally: Tally
 ) -> bool:
     """Write all records. True when a signal ended the input: records read until then are written all the same, unless
     the signal comes a second time."""
@@ -241,7 +241,7 @@ async def _produce(
     async with RetryingClient(bootstrap, clock, told=lambda line: click.echo(line, err=True)) as client:
 
         async def count(inner: KafkaClient) -> int:
-            async with name_hints(inner, topic, words):
+            async with name_hints(inner, topic, hints):
                 return len((await inner.topic(topic)).partitions)
 
         partitions = await client.run(count)

@@ -54,7 +54,7 @@ def diagnose_command(topic: str, partition: int, offset: int, given: SystemOptio
 
 async def _read(urls: Urls, topic: str, partition: int, offset: int, given: SystemOptions) -> Diagnosis:
     async with opened(urls) as system:
-        return await diagnose(system.metadata, system.store, topic, partition, offset, given.words)
+        return await diagnose(system.metadata, system.store, topic, partition, offset, given.hints)
 
 
 def _print(found: Diagnosis) -> None:

@@ -48,21 +48,21 @@ class FoundBatch(NamedTuple):
 
 
 async def diagnose(
-    metadata: MetadataStore, store: ObjectStore, topic: str, partition: int, offset: int, words: HintOptions
+    metadata: MetadataStore, store: ObjectStore, topic: str, partition: int, offset: int, hints: HintOptions
 ) -> Diagnosis:
     """Raises NoSuchTopicError, BadInputError for an unknown partition, and errors of both stores."""
     try:
-        return await _Trace(metadata, store, words).run(topic, partition, offset)
+        return await _Trace(metadata, store, hints).run(topic, partition, offset)
     except ObjectNotFoundError:
-        return await _Trace(metadata, store, words).run(topic, partition, offset)
+        return await _Trace(metadata, store, hints).run(topic, partition, offset)
 
 
 class _Trace:
-    def __init__(self, metadata: MetadataStore, store: ObjectStore, words: HintOptions) -> None:
-        self._metadata, self._store, self._words = metadata, store, words
+    def __init__(self, metadata: MetadataStore, store: ObjectStore, hints: HintOptions) -> None:
+        self._metadata, self._store, self._hints = metadata, store, hints
 
     async def run(self, topic: str, partition: int, offset: int) -> Diagnosis:
-        found = await find_topic(self._metadata, topic, words=self._words)
+        found = await find_topic(self._metadata, topic, hints=self._hints)
         views = await self._metadata.operators.partition_views(found.topic_id)
         view = next((each for each in views if each.partition == partition), None)
         if view is None:
@@ -91,7 +91,7 @@ class _Trace:
             why = f"retention or DeleteRecords moved the log start to {view.log_start_offset}.{there}"
             return replace(known, verdict=Verdict.BELOW_START, why=why)
         if home is None:
-            return replace(known, remedy=f"run `siltstone fsck{self._words.places}` and report its findings")
+            return replace(known, remedy=f"run `siltstone fsck{self._hints.places}` and report its findings")
         if home.flagged_reason is not None:
             return replace(known, verdict=Verdict.UNREADABLE, why=home.flagged_reason)
         return await self._inside(known, home, view, files, stretches)
@@ -121,7 +121,7 @@ class _Trace:
         return await self._compacted(known, view, files, stretches)
 
     def _inspect(self, home: Stretch) -> str:
-        return f"`siltstone file inspect {home.key}{self._words.places} --batches` shows the whole file"
+        return f"`siltstone file inspect {home.key}{self._hints.places} --batches` shows the whole file"
 
     # -- what covers it
 

@@ -103,7 +103,7 @@ def compact(
         except KeyboardInterrupt:
             click.echo(
                 "stopped waiting. The request stays, and compactors carry it out. Show their progress with:\n"
-                f"  siltstone topics explain {topic}{given.words.places}",
+                f"  siltstone topics explain {topic}{given.hints.places}",
                 err=True,
             )
             sys.exit(INTERRUPTED)
@@ -116,21 +116,21 @@ def compact(
 def _say_what_is_due(topic: str, urls: Urls, given: SystemOptions, *, as_json: bool) -> None:
     explained = asyncio.run(read_explained(urls.metadata, topic, given))
     configs = compact_now.configs_in_force(explained.topic, [state.view for state in explained.states])
-    compact_now.require_compacted(explained.topic, configs, words=given.words)
+    compact_now.require_compacted(explained.topic, configs, hints=given.hints)
     if as_json:
         print_json({"topic": topic, "partitions": states_json(explained.states, explained.reasons)})
         return
     print_states(explained)
     if not any(state.due for state in explained.states):
         click.echo("nothing is due")
-    click.echo(f"compact it now: siltstone compact {topic} --now{given.words.places}")
-    click.echo(f"why not yet: siltstone topics explain {topic}{given.words.places}")
+    click.echo(f"compact it now: siltstone compact {topic} --now{given.hints.places}")
+    click.echo(f"why not yet: siltstone topics explain {topic}{given.hints.places}")
 
 
 async def _compact(urls: Urls, given: SystemOptions, topic: str, *, timeout_ms: float) -> compact_now.Compacted:
     settings = given.settings
     async with opened_metadata(urls.metadata) as metadata:
-        asked = await compact_now.request(metadata, topic, words=given.words)
+        asked = await compact_now.request(metadata, topic, hints=given.hints)
         with shown_progress(console(stderr=True)) as show:
             waiting = asyncio.create_task(
                 compact_now.wait(metadata, asked, clock=SystemClock(), timeout_ms=timeout_ms, on_progress=show)
@@ -158,7 +158,7 @@ async def compact_on(
         with shown_steps() as show:
             async with worker_here(parts, engine, "compact", show) as (worker, stopping):
                 done = await unless(
-                    stopping, compact_here(parts, worker, topic, timeout_ms, choice=engine, words=given.words)
+                    stopping, compact_here(parts, worker, topic, timeout_ms, choice=engine, hints=given.hints)
                 )
         if done is None:
             raise stopped_here(f"stopped: the merges of {topic} that ended stay; compactors do the rest")

@@ -29,12 +29,12 @@ class UnknownJobError(BadInputError):
     """There is no job of this id, or it ended so long ago that its row was deleted."""
 
 
-def _job_id(text: str, words: HintOptions) -> int:
+def _job_id(text: str, hints: HintOptions) -> int:
     """Raises WrongUsageError."""
     if not text.isdecimal() or not int(text):
         raise WrongUsageError(
             f"{text!r} is not a job id; a job id is a number, 1 or more",
-            remedy=f"`siltstone jobs list{words.places}` shows the jobs",
+            remedy=f"`siltstone jobs list{hints.places}` shows the jobs",
         )
     return int(text)
 
@@ -108,13 +108,13 @@ def show_job(job_id: str, given: SystemOptions, as_json: bool) -> None:
     Example:
       siltstone jobs show 17 --data ./siltstone-data
     """
-    number = _job_id(job_id, given.words)
+    number = _job_id(job_id, given.hints)
     with resolved(given) as urls:
         now_ms, job = asyncio.run(_read_one(urls.metadata, number))
     if job is None:
         raise UnknownJobError(
             f"there is no job {number}, or it ended long ago and was forgotten",
-            remedy=f"`siltstone jobs list{given.words.places}` shows the jobs",
+            remedy=f"`siltstone jobs list{given.hints.places}` shows the jobs",
         )
     if as_json:
         print_json({**_as_json(job), "spec": dict(job.spec)})
@@ -140,7 +140,7 @@ def run_one(job_id: str, engine: EngineChoice | None, given: SystemOptions, as_j
       siltstone jobs run 17 --data ./siltstone-data \\
           --engine spark --set spark.submitter=local
     """
-    number = _job_id(job_id, given.words)
+    number = _job_id(job_id, given.hints)
     with resolved(given) as urls:
         job, now_ms = asyncio.run(run_here(urls, given, number, engine))
     if as_json:

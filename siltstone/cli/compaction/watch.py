@@ -83,7 +83,7 @@ def watch(
           --bootstrap 127.0.0.1:9092
     """
     address = bootstrap_of(given.data, bootstrap)
-    watched = Watched(topic=topic, partition=partition, lines=lines, window=window, words=given.words)
+    watched = Watched(topic=topic, partition=partition, lines=lines, window=window, hints=given.hints)
     if once:
         with resolved(given) as urls:
             asyncio.run(_watch(urls.metadata, address, watched, once=True))
@@ -100,7 +100,7 @@ class Watched:
     partition: int
     lines: int
     window: int
-    words: HintOptions
+    hints: HintOptions
 
 
 async def _watch(metadata_url: str, bootstrap: str, watched: Watched, *, once: bool) -> None:
@@ -120,9 +120,9 @@ async def _frame(metadata: MetadataStore, client: KafkaClient, watched: Watched)
 
     Raises NoSuchTopicError, NotCompactedError, BadInputError.
     """
-    found = await find_topic(metadata, watched.topic, words=watched.words)
+    found = await find_topic(metadata, watched.topic, hints=watched.hints)
     views = await metadata.operators.partition_views(found.topic_id)
-    require_compacted(found, configs_in_force(found, views), words=watched.words)
+    require_compacted(found, configs_in_force(found, views), hints=watched.hints)
     view = _partition(views, watched.topic, watched.partition)
     now_ms = await metadata.now_ms()
     read_from = max(view.log_start_offset, view.high_watermark - watched.window)

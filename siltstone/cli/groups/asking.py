@@ -17,20 +17,20 @@ from siltstone.ops.hint_options import HintOptions
 
 
 @asynccontextmanager
-async def group_hints(bootstrap: str, name: str, words: HintOptions) -> AsyncGenerator[None]:
+async def group_hints(bootstrap: str, name: str, hints: HintOptions) -> AsyncGenerator[None]:
     """Add a remedy to an unknown-group error of the block: the existing name that is most like `name`."""
     try:
         yield
     except KafkaError as error:
         if error.name == "GROUP_ID_NOT_FOUND":
-            error.remedy = nearest_group(name, [each.group_id for each in await all_groups(bootstrap)], words)
+            error.remedy = nearest_group(name, [each.group_id for each in await all_groups(bootstrap)], hints)
         raise
 
 
-def nearest_group(name: str, names: Sequence[str], words: HintOptions) -> str:
+def nearest_group(name: str, names: Sequence[str], hints: HintOptions) -> str:
     by_lower = {each.lower(): each for each in names}
     near = difflib.get_close_matches(name.lower(), by_lower, n=1)
-    return f"did you mean {by_lower[near[0]]!r}?" if near else f"`siltstone groups list{words.agents}` shows the groups"
+    return f"did you mean {by_lower[near[0]]!r}?" if near else f"`siltstone groups list{hints.agents}` shows the groups"
 
 
 async def partition_counts(client: KafkaClient, topics: Collection[str]) -> Mapping[str, int]:

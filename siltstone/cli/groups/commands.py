@@ -103,13 +103,13 @@ def describe(names: Sequence[str], bootstrap: str, as_json: bool) -> None:
 
 
 async def _describe(
-    bootstrap: str, names: Sequence[str], words: HintOptions
+    bootstrap: str, names: Sequence[str], hints: HintOptions
 ) -> Sequence[tuple[GroupDescription, Sequence[PartitionLag]]]:
     clock = SystemClock()
     described: list[tuple[GroupDescription, Sequence[PartitionLag]]] = []
     for name in dict.fromkeys(names):
         client = GroupClient(bootstrap, name, clock, told=tell)
-        async with group_hints(bootstrap, name, words):
+        async with group_hints(bootstrap, name, hints):
             group = await client.describe()
             committed = await client.committed()
             if not group.exists and not committed:

@@ -133,16 +133,16 @@ def reset_command(
 
 
 async def _reset(
-    bootstrap: str, name: str, chosen: Chosen, target: Target, words: HintOptions, *, execute: bool
+    bootstrap: str, name: str, chosen: Chosen, target: Target, hints: HintOptions, *, execute: bool
 ) -> Sequence[Reset]:
     client = GroupClient(bootstrap, name, SystemClock(), told=tell)
     group = await client.describe()
-    _require_no_members(group, words)
+    _require_no_members(group, hints)
     committed = await client.committed()
     if not group.exists and not committed:
-        await _tell_of_new(bootstrap, name, chosen, words)
+        await _tell_of_new(bootstrap, name, chosen, hints)
     async with connected(bootstrap) as inner:
-        partitions = await _partitions(inner, chosen, words) if chosen else sorted(committed)
+        partitions = await _partitions(inner, chosen, hints) if chosen else sorted(committed)
         logs = await log_ends(bootstrap, partitions)
         gone = [each for each in partitions if each not in logs]
         for topic, partition in gone:
@@ -159,27 +159,27 @@ async def _reset(
     return rows
 
 
-def _require_no_members(group: GroupDescription, words: HintOptions) -> None:
+def _require_no_members(group: GroupDescription, hints: HintOptions) -> None:
     if group.members or group.state not in ("Empty", "Dead"):
         raise GroupHasMembersError(
             f"group {group.group_id!r} is {group.state}, with {plural(len(group.members), 'member')}; no offset was"
             " changed",
             remedy="stop the members first, because they would overwrite the new offsets;"
-            f" `siltstone groups describe {group.group_id}{words.agents}` shows them",
+            f" `siltstone groups describe {group.group_id}{hints.agents}` shows them",
         )
 
 
-async def _tell_of_new(bootstrap: str, name: str, chosen: Chosen, words: HintOptions) -> None:
-    hint = nearest_group(name, [each.group_id for each in await all_groups(bootstrap)], words)
+async def _tell_of_new(bootstrap: str, name: str, chosen: Chosen, hints: HintOptions) -> None:
+    hint = nearest_group(name, [each.group_id for each in await all_groups(bootstrap)], hints)
     if not chosen:
         raise KafkaError(69, f"group {name!r}", remedies={"GROUP_ID_NOT_FOUND": hint})
     tell(f"note: group {name!r} does not exist; --execute creates it ({hint})")
 
 
-async def _partitions(client: KafkaClient, chosen: Chosen, words: HintOptions) -> Sequence[TopicPartition]:
+async def _partitions(client: KafkaClient, chosen: Chosen, hints: HintOptions) -> Sequence[TopicPartition]:
     found: set[TopicPartition] = set()
     for topic, numbers in chosen:
-        async with name_hints(client, topic, words):
+        async with name_hints(client, topic, hints):
             found.update(await partitions_of(client, topic, numbers))
     return sorted(found)
 
@@ -229,11 +229,11 @@ def delete_offsets_command(name: str, chosen: Chosen, yes: bool, bootstrap: str)
       siltstone groups delete-offsets billing --topic orders --yes
     """
     confirm(yes, f"delete committed offsets of group {name!r}?")
-    words = given_agents()
+    hints = given_agents()
 
     async def work() -> int:
         client = GroupClient(bootstrap, name, SystemClock(), told=tell)
-        async with group_hints(bootstrap, name, words):
+        async with group_hints(bootstrap, name, hints):
             committed = await client.committed()
             partitions = [
                 each

@@ -91,14 +91,14 @@ def is_typed(parameter: str) -> bool:
 
 
 @asynccontextmanager
-async def name_hints(client: KafkaClient, name: str, words: HintOptions) -> AsyncGenerator[None]:
+async def name_hints(client: KafkaClient, name: str, hints: HintOptions) -> AsyncGenerator[None]:
     """Add a remedy to an unknown-topic error of the block: the existing name that is most like `name`."""
     try:
         yield
     except KafkaError as error:
         if error.name == "UNKNOWN_TOPIC_OR_PARTITION":
             there = [topic.name for topic in (await client.metadata()).topics if topic.name]
-            error.remedy = did_you_mean(name, there, words)
+            error.remedy = did_you_mean(name, there, hints)
         raise
 
 

@@ -45,7 +45,7 @@ class SystemOptions:
     object_store_url: str
     settings: Settings
     """Every setting of the command: from options, the environment and the file."""
-    words: HintOptions = NO_HINT_OPTIONS
+    hints: HintOptions = NO_HINT_OPTIONS
     """The options that printed hints repeat, so that a hint can be run as it is printed."""
 
 
@@ -114,7 +114,7 @@ def url_options(command: Callable[..., T]) -> Callable[..., T]:
             metadata_url=settings.metadata_url if data is None else "",
             object_store_url=settings.object_store_url if data is None else "",
             settings=settings,
-            words=hint_options_for(
+            hints=hint_options_for(
                 data="" if data is None else str(data),
                 metadata_url=metadata_url or "",
                 object_store_url=object_store_url or "",

@@ -67,7 +67,7 @@ def describe_command(name: str, all_configs: bool, bootstrap: str, given: System
     explained: Explained | None = None
     if given.data is not None or given.metadata_url:
         with resolved(given) as urls:
-            described = None if address is None else asyncio.run(_ask(address, name, given.words))
+            described = None if address is None else asyncio.run(_ask(address, name, given.hints))
             explained = asyncio.run(read_explained(urls.metadata, name, given))
     else:
         described = asyncio.run(_ask(bootstrap, name, HintOptions(agents=option("bootstrap", bootstrap))))
@@ -82,9 +82,9 @@ def describe_command(name: str, all_configs: bool, bootstrap: str, given: System
         _print(name, described, explained, all_configs=all_configs)
 
 
-async def _ask(bootstrap: str, name: str, words: HintOptions) -> Described:
+async def _ask(bootstrap: str, name: str, hints: HintOptions) -> Described:
     async with connected(bootstrap) as client:
-        async with name_hints(client, name, words):
+        async with name_hints(client, name, hints):
             topic = await client.topic(name)
         numbers = sorted(partition.partition_index for partition in topic.partitions)
         starts = await client.list_offsets(name, numbers, EARLIEST)

@@ -75,7 +75,7 @@ async def read_explained(metadata_url: str, name: str, given: SystemOptions) -> 
     Raises NoSuchTopicError.
     """
     async with opened_metadata(metadata_url) as metadata:
-        topic = await find_topic(metadata, name, words=given.words)
+        topic = await find_topic(metadata, name, hints=given.hints)
         view = await metadata.compactors.compaction_view()
         partitions = await metadata.operators.partition_views(topic.topic_id)
         live = await metadata.operators.jobs(states=[JobState.READY, JobState.RUNNING], limit=JOBS_READ)
@@ -101,7 +101,7 @@ async def read_explained(metadata_url: str, name: str, given: SystemOptions) -> 
         stall_files=given.settings.l0_stall_files,
         memory_bytes=given.settings.compactor_memory_bytes,
         young_l0_from=young,
-        words=given.words,
+        hints=given.hints,
     )
     states = partition_states(partitions, now_ms=view.now_ms, options=options, view=view)
     return Explained(topic=topic, states=states, evidence=evidence, reasons=explain(name, states, evidence))

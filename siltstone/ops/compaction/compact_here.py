@@ -43,13 +43,13 @@ async def compact_here(
     timeout_ms: float,
     *,
     choice: EngineChoice,
-    words: HintOptions = NO_HINT_OPTIONS,
+    hints: HintOptions = NO_HINT_OPTIONS,
 ) -> compact_now.Compacted:
     """Clean every partition through its last stable offset at the call, as far as `min.compaction.lag.ms` allows.
 
     Raises NoSuchTopicError, NotCompactedError, JobFailedError, StillCompactingError.
     """
-    asked = await compact_now.unstored_request(parts.metadata, topic, words=words)
+    asked = await compact_now.unstored_request(parts.metadata, topic, hints=hints)
     waiting = asyncio.create_task(
         compact_now.wait(parts.metadata, asked, clock=parts.runtime.clock, timeout_ms=timeout_ms), name="wait"
     )
@@ -138,7 +138,7 @@ async def _run(parts: Parts, worker: Worker, asked: compact_now.Request, job_id:
     if job is not None and job.state is not JobState.DONE:
         raise JobFailedError(
             f"job {job_id} ({job.kind}) is {job.state.value}: {job.error or 'it was given back'}",
-            remedy=f"`siltstone jobs show {job_id}{asked.words.places}` shows more",
+            remedy=f"`siltstone jobs show {job_id}{asked.hints.places}` shows more",
         )
     return True
 

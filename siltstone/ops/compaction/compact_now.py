@@ -150,23 +150,23 @@ class Request:
     last_job_id: int
     live_job_ids: frozenset[int]
     """Jobs that lived at the request; they count as work since, because one of them may do all that was requested."""
-    words: HintOptions
+    hints: HintOptions
     is_stored: bool
     """Whether compactors carry it out even after the wait is stopped."""
 
 
-async def find_topic(metadata: MetadataStore, name: str, *, words: HintOptions = NO_HINT_OPTIONS) -> Topic:
+async def find_topic(metadata: MetadataStore, name: str, *, hints: HintOptions = NO_HINT_OPTIONS) -> Topic:
     """Raises NoSuchTopicError."""
     topics = await metadata.agents.list_topics()
     for topic in topics:
         if topic.name == name:
             return topic
     raise NoSuchTopicError(
-        f"there is no topic {name!r}", remedy=did_you_mean(name, [topic.name for topic in topics], words)
+        f"there is no topic {name!r}", remedy=did_you_mean(name, [topic.name for topic in topics], hints)
     )
 
 
-def did_you_mean(name: str, names: Sequence[str], words: HintOptions = NO_HINT_OPTIONS) -> str:
+def did_you_mean(name: str, names: Sequence[str], hints: HintOptions = NO_HINT_OPTIONS) -> str:
     """A remedy for an unknown topic name. Names that differ only in case are suggested too: they are two topics."""
     import difflib
 
@@ -174,17 +174,17 @@ def did_you_mean(name: str, names: Sequence[str], words: HintOptions = NO_HINT_O
     near = difflib.get_close_matches(name.lower(), by_lower, n=1)
     if near:
         return f"did you mean {by_lower[near[0]]!r}?"
-    return f"`siltstone topics list{words.agents}` lists the topics"
+    return f"`siltstone topics list{hints.agents}` lists the topics"
 
 
-def require_compacted(topic: Topic, configs: Mapping[str, str], *, words: HintOptions = NO_HINT_OPTIONS) -> None:
+def require_compacted(topic: Topic, configs: Mapping[str, str], *, hints: HintOptions = NO_HINT_OPTIONS) -> None:
     """`configs` are those of a view of the topic, with the cluster-wide defaults. Raises NotCompactedError."""
     if not is_compacted(configs):
         policy = configs.get("cleanup.policy", "delete")
         raise NotCompactedError(
             f"{topic.name} is not a compacted topic: its cleanup.policy is {policy or 'empty'}",
             remedy="none, if that is intended. To keep only the latest record of each key, and lose the others: "
-            f"`siltstone topics alter {topic.name} --config cleanup.policy=compact{words.agents}`",
+            f"`siltstone topics alter {topic.name} --config cleanup.policy=compact{hints.agents}`",
         )
 
 
@@ -193,37 +193,37 @@ def configs_in_force(topic: Topic, views: Sequence[PartitionView]) -> Mapping[st
     return views[0].configs if views else topic.configs
 
 
-async def request(metadata: MetadataStore, name: str, *, words: HintOptions = NO_HINT_OPTIONS) -> Request:
+async def request(metadata: MetadataStore, name: str, *, hints: HintOptions = NO_HINT_OPTIONS) -> Request:
     """Measure the topic and ask for its compaction. Raises NoSuchTopicError, NotCompactedError."""
 
     async def ask(topic: Topic, _views: Sequence[PartitionView]) -> Mapping[int, int]:
         return await metadata.operators.request_compaction(topic.topic_id)
 
-    return await _measured(metadata, name, ask, words, is_stored=True)
+    return await _measured(metadata, name, ask, hints, is_stored=True)
 
 
-async def unstored_request(metadata: MetadataStore, name: str, *, words: HintOptions = NO_HINT_OPTIONS) -> Request:
+async def unstored_request(metadata: MetadataStore, name: str, *, hints: HintOptions = NO_HINT_OPTIONS) -> Request:
     """As `request`, but nothing is stored: the caller runs the merges itself."""
 
     async def stable(_topic: Topic, views: Sequence[PartitionView]) -> Mapping[int, int]:
         return {view.partition_id: view.last_stable_offset for view in views}
 
-    return await _measured(metadata, name, stable, words, is_stored=False)
+    return await _measured(metadata, name, stable, hints, is_stored=False)
 
 
 async def _measured(
     metadata: MetadataStore,
     name: str,
     ask: Callable[[Topic, Sequence[PartitionView]], Awaitable[Mapping[int, int]]],
-    words: HintOptions,
+    hints: HintOptions,
     *,
     is_stored: bool,
 ) -> Request:
-    topic = await find_topic(metadata, name, words=words)
+    topic = await find_topic(metadata, name, hints=hints)
     newest = await metadata.operators.jobs(limit=1)
     live = await metadata.operators.jobs(states=[JobState.READY, JobState.RUNNING], limit=JOBS_READ)
     views = await metadata.operators.partition_views(topic.topic_id)
-    require_compacted(topic, configs_in_force(topic, views), words=words)
+    require_compacted(topic, configs_in_force(topic, views), hints=hints)
     wanted = await ask(topic, views)
     through = {view.partition: wanted[view.partition_id] for view in views if view.partition_id in wanted}
     ends = {view.partition: max(view.high_watermark, through.get(view.partition, 0)) for view in views}
@@ -236,7 +236,7 @@ async def _measured(
         before=await _size(metadata, views, ends),
         last_job_id=newest[0].job_id if newest else 0,
         live_job_ids=frozenset(job.job_id for job in live),
-        words=words,
+        hints=hints,
         is_stored=is_stored,
     )
 
@@ -272,7 +272,7 @@ async def wait(
                     if asked.is_stored
                     else "no request was stored: run it again; "
                 )
-                + f"`siltstone topics explain {asked.topic.name}{asked.words.places}` tells what it waits for",
+                + f"`siltstone topics explain {asked.topic.name}{asked.hints.places}` tells what it waits for",
             )
         await clock.sleep_ms(POLL_MS)
     held = sum(max(0, asked.ends[number] - offset) for number, offset in reachable.items())

@@ -39,7 +39,7 @@ class Evidence:
     """Memory of the merges of one compactor (`compactor.memory.bytes`)."""
     young_l0_from: Mapping[int, int] = field(default_factory=dict[int, int])
     """Partition id -> the first offset in L0 that is younger than `min.compaction.lag.ms`, if there is one."""
-    words: HintOptions = NO_HINT_OPTIONS
+    hints: HintOptions = NO_HINT_OPTIONS
     """Options that printed commands repeat."""
 
 
@@ -62,13 +62,13 @@ class Reason:
 
 def reason_of(text: Text, topic: str, evidence: Evidence, partition: int | None = None, **fields: Any) -> Reason:
     """A row of `texts.py` with its fields filled in."""
-    words = evidence.words
+    hints = evidence.hints
     known = {
         "topic": topic,
-        "places": words.places,
-        "agents": words.agents,
-        "compactor": words.compactor,
-        "now": f"`siltstone compact {topic} --now{words.places}`",
+        "places": hints.places,
+        "agents": hints.agents,
+        "compactor": hints.compactor,
+        "now": f"`siltstone compact {topic} --now{hints.places}`",
         "options": evidence.options,
         **fields,
     }

@@ -78,9 +78,9 @@ HOLED = partition(
 
 
 def test_a_lost_l0_object_names_file_offsets_job_and_remedy() -> None:
-    words = HintOptions(places=" --data X", agents=" --data X")
+    hints = HintOptions(places=" --data X", agents=" --data X")
     failed = job(14, JobState.FAILED, error=GONE, kind="level", spec={"l0_file_ids": [4, 5]})
-    states, found = judged([HOLED], view(lost()), [l0(5, (1, 50, 59), (9, 0, 4))], jobs=[failed], words=words)
+    states, found = judged([HOLED], view(lost()), [l0(5, (1, 50, 59), (9, 0, 4))], jobs=[failed], hints=hints)
     reason = only(found, "object lost")
     assert (
         f"has offsets 50 to 59 in L0 file 5, whose object is lost ({KEY}): job 14 (level) failed on it 2m00s ago: "

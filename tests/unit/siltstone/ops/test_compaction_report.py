@@ -192,13 +192,13 @@ def test_what_is_asked_for_and_too_young_is_not_said_to_be_next() -> None:
 
 
 def test_remedies_repeat_where_the_system_is() -> None:
-    words = HintOptions(places=" --data X", agents=" --data X", compactor="siltstone dev --data X")
+    hints = HintOptions(places=" --data X", agents=" --data X", compactor="siltstone dev --data X")
     in_l0 = partition(extent(0, 89), end=100, cleaned_through=90, last_cleaned_ms=NOW_MS)
-    found = reasons(in_l0, words=words, compactors=(), jobs=[job(14, JobState.FAILED, error="gone")])
+    found = reasons(in_l0, hints=hints, compactors=(), jobs=[job(14, JobState.FAILED, error="gone")])
     assert "`siltstone compact users --now --data X`" in only(found, "in L0").remedy
     assert "`siltstone dev --data X`" in only(found, "no compactor").remedy
     assert "`siltstone jobs show 14 --data X`" in only(found, "failed").remedy
-    (plain,) = reasons(partition(end=5, configs={}), words=words)
+    (plain,) = reasons(partition(end=5, configs={}), hints=hints)
     assert plain.remedy.endswith("`siltstone topics alter users --config cleanup.policy=compact --data X`")
 
 
