@@ -119,6 +119,7 @@ class Agent:
                 metadata=self._metadata.agents, address=address, runtime=self._runtime
             )
             await membership.join()
+            # `join` raises its own errors; from here on only the beats can find a fatal one.
             membership.on_fatal = self._fail
             await self._follower.start()
             write_path = self._write_path = self._new_write_path(membership)
@@ -128,6 +129,7 @@ class Agent:
             groups.start()
             self._expiry = asyncio.create_task(self._new_expiry(groups).run_for_ever(), name="offset expiry")
             await server.serve(listening)
+        # Also when cancelled: the address and the lease must not stay taken by an agent that does not run.
         except BaseException:
             listening.close()
             await self.stop()
@@ -148,27 +150,34 @@ class Agent:
         if self._expiry is not None:
             self._expiry.cancel()
             await asyncio.gather(self._expiry, return_exceptions=True)
+        # Groups before the server: parked members are answered while their connections still exist.
         if self._groups is not None:
             await self._groups.close()
         if self._server is not None:
             await self._server.close()
+        # After the server: nobody can submit any more.
         if self._write_path is not None:
             await self._write_path.close()
         await self._follower.stop()
         await self._reads.close()
         await asyncio.gather(*self._hints, return_exceptions=True)
+        # Last: the parts above write under this lease, and whoever takes the address next fences it.
         if self._membership is not None:
             await self._membership.leave()
         self._server = self._write_path = self._membership = self._groups = self._expiry = None
+        # Ends the wait of a caller that still waits for a failure.
         if not self.failed.done():
             self.failed.cancel()
 
     async def _drain(self) -> None:
         if self._membership is None or self._server is None or self._write_path is None or self._groups is None:
             return
+        # A quarter of the time at most: the rest is for the buffer, its commits and their answers.
         await self._membership.drain(notice_ms=self._settings.drain_timeout_ms / 4)
+        # Only after the notice: a member sent away earlier would find this agent as coordinator again.
         await self._groups.drain()
         self._server.stop_accepting()
+        # A delayed answer slows nobody any more; it would only prolong the drain.
         self._stall.end()
         await self._write_path.drain()
         # Every promise is kept now; the answers only have to reach the sockets.
@@ -254,6 +263,7 @@ class Agent:
         self._reads.hot_cache.put_file(file.key, file.sealed.file.body)
         self._follower.saw_own(file.lease, file.seq, file.key, len(file.sealed.file.body), committed)
         if self._membership is not None and len(self._membership.agents) > 1:
+            # In a task: the commit's clients do not wait for it, and a lost hint only costs others a poll interval.
             hint = asyncio.create_task(self._hint(), name="hint")
             self._hints.add(hint)
             hint.add_done_callback(self._hints.discard)

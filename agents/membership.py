@@ -122,6 +122,7 @@ class Membership:
         while True:
             try:
                 await self._beat(self.current)
+                # After the beat that carries `draining`: on the hint the others read the list at once.
                 if not told:
                     await self._metadata.announce_agents()
                     told = True
@@ -152,6 +153,7 @@ class Membership:
         Calls `on_fatal` first and then raises SchemaMismatchError or WentBackError.
         """
         async with self._renewing:
+            # The committer and the beats may both find out; the second one finds the lease renewed already.
             while self._lease == fenced:
                 try:
                     lease = await self._metadata.register_agent(self._address)
@@ -222,6 +224,8 @@ class Membership:
         self._store_ahead_ms = now_ms - came_ms
         # Compare by the store's clock too, on which leases run: ours may stand still while the machine sleeps.
         lapsed = max(came_ms - self._beat_ms, now_ms - self._store_beat_ms) > LEASE_MS
+        # From the sending, not the answer: the store may have taken the beat at any moment between the two.
+        # `max`, because the answer of a renewal and that of a beat may overtake each other.
         self._beat_ms, self._store_beat_ms = max(sent_ms, self._beat_ms), now_ms
         if lapsed:
             if self._lists_to_pass is None:  # a call that is pending never grows, or its wait might never end
@@ -242,6 +246,7 @@ class Membership:
         sent_ms = self._clock.monotonic_ms()
         agents = await self._metadata.live_agents()
         ended_ms = self._looked_ms + LEASE_MS
+        # From the sending: agents that came while the answer was on its way are not in it.
         self._looked_ms = max(sent_ms, self._looked_ms)
         # Nothing was taken over since, because `lease_runs` was False.
         if self._clock.monotonic_ms() > ended_ms >= self._lapsed_ms:

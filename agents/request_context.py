@@ -161,6 +161,7 @@ def error_of(answer: Message | None) -> str:
 
 def _first_error(value: object, depth: int = 0) -> int:
     code = getattr(value, "error_code", 0)
+    # No answer nests its errors deeper.
     if code or depth == 3:
         return code
     for name in _LISTS:

@@ -49,6 +49,7 @@ def bind(address: str) -> socket.socket:
     host = host.strip("[]")
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        # It listens from here on: clients that come before `serve` wait in the backlog instead of being refused.
         return socket.create_server((host, int(port)), family=family, backlog=1024)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
@@ -131,6 +132,7 @@ class Server:
         return self._last_connection
 
     def admit(self, connection: Connection) -> bool:
+        # Counted even if refused below: `lost` follows for every connection that was made.
         self._connections[connection] = None
         self._nobody_left.clear()
         self.broker.runtime.metrics.connections.set(len(self._connections))
@@ -144,6 +146,7 @@ class Server:
         if not self._connections:
             self._nobody_left.set()
         self.broker.runtime.metrics.connections.set(len(self._connections))
+        # Asked before its bytes go: they may be what held up the others.
         was_waiting = self.requests_are_full
         self._held_bytes -= self._held.pop(connection, 0)
         self._large.pop(connection, None)
@@ -167,6 +170,7 @@ class Server:
         if connection.has_large_partial_frame:
             self._large.setdefault(connection)
         else:
+            # The values are None, so a default of `self` tells "was not large" from "was large until now".
             frame_is_whole = self._large.pop(connection, self) is None
         if self.requests_are_full and not was_full:
             for large in list(self._large):
@@ -180,6 +184,7 @@ class Server:
         return self._held_bytes > self.broker.settings.request_bytes_max
 
     def must_wait(self, connection: Connection) -> bool:
+        # `_large` keeps the order of arrival: its first connection is the one that may finish.
         return self.requests_are_full and connection in self._large and connection is not next(iter(self._large), None)
 
     # ---- called by the write path
@@ -189,6 +194,7 @@ class Server:
         held = self.broker.write_path.bytes
         if not self.produce_is_full and held >= bound:
             self.produce_is_full = True
+        # Not at the bound itself: each commit would stop and start all producers.
         elif self.produce_is_full and held < bound * RESUME_SHARE:
             self.produce_is_full = False
             self._pump_in_turn()
@@ -222,6 +228,7 @@ class Server:
     def _close_silent(self) -> None:
         """Close the one that may finish and does not; silence while it was we who did not read does not count."""
         connection = next(iter(self._large), None) if self.requests_are_full else None
+        # Any byte, or another first connection, makes a new pair and begins the count again.
         first = connection, connection.last_bytes_ms if connection is not None else 0.0
         if connection is None or first != self._first:
             self._first, self._first_silent_ms = first, 0.0
@@ -239,4 +246,5 @@ class Server:
         for connection in [each for each in self._connections if each.has_stalled(since_ms)]:
             with log_context(connection.client):
                 _log.warning("connection cut, its client does not read its answers")
+            # Not `close`: that waits until the client has read the rest, and this one does not read.
             connection.abort()

@@ -62,6 +62,7 @@ async def unknown_groups(coordinator: GroupCoordinator, group_ids: Sequence[str]
     unknown: set[str] = set()
     try:
         async for some in chunks_with_yields(group_ids):
+            # Groups of other owners stay out: asked for one by one they get NOT_COORDINATOR, not "no such group".
             ours = [each for each in some if is_id(each) and coordinator.owns(each)]
             unknown.update(ours)
             unknown.difference_update(await coordinator.metadata.known_groups(ours))

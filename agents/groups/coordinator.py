@@ -200,6 +200,7 @@ class GroupCoordinator:
         held = await self._group(group_id, create=event.generation < 0)
         if held is None:
             return None
+        # The machine judges a commit at once, so no other event comes between the verdict and the place in line.
         answer = _of_kind(await held.ask(event), PlainAnswer)
         if answer.error is not ErrorCode.NONE:
             self.metrics.offset_commits_total.labels(outcome="refused").inc()
@@ -236,6 +237,7 @@ class GroupCoordinator:
         held = await self._group(group_id, create=False)
         if held is None:
             return
+        # Commits that were accepted before must not be written behind the deletion and bring offsets back.
         await self.commits.settled(group_id)
         try:
             await self.metadata.delete_offsets(held.lease, places)
@@ -262,6 +264,7 @@ class GroupCoordinator:
             answer = _of_kind(await held.ask(DeleteRequested(request=self.next_request())), PlainAnswer)
             if answer.error is not ErrorCode.NONE:
                 return answer.error
+            # As above: no offset may outlive its group.
             await self.commits.settled(group_id)
             try:
                 await self.metadata.delete_group(held.lease)
@@ -308,6 +311,7 @@ class GroupCoordinator:
                 raise GroupRefusedError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "the group was not read in time") from None
             if held is not None and not held.ended:
                 return held
+            # A shared take may have been another caller's with `create` False: then ask again, with ours.
             if held is None and (ours or not create):
                 return None
 
@@ -320,6 +324,7 @@ class GroupCoordinator:
                 taken = await self.metadata.take_group(group_id, owner=self._membership.current, create=create)
             if taken is None:
                 return None
+            # The call took time: by now another agent may own the group, or have owned it and given it back.
             if not self.owns(group_id) or lapses != self._lapses:
                 raise GroupRefusedError(ErrorCode.NOT_COORDINATOR, "another agent coordinates the group now")
             held = self._held[group_id] = HeldGroup(
@@ -425,12 +430,14 @@ class GroupCoordinator:
 
     async def check(self) -> None:
         """Give up groups that another agent took unnoticed. Raises MetadataUnavailableError."""
+        # Before the questions: an answer proves ownership at some moment after this one.
         since_ms, lapses = self.clock.monotonic_ms(), self._lapses
         # A group that is being deleted is gone from the store a moment before it is gone here.
         leases = [held.lease for held in self._held.values() if held.group_id not in self._deletions]
         for at in range(0, len(leases), CHECKED_PER_CALL):
             for lease in await self.metadata.fenced_leases(leases[at : at + CHECKED_PER_CALL]):
                 self._lost(lease, ErrorCode.NOT_COORDINATOR)
+        # A lapse meanwhile gave everything up, and counts from its own, later moment.
         if lapses == self._lapses:
             self._checked_ms = since_ms
 

@@ -31,6 +31,7 @@ class Deadlines:
         """Replaces the key's earlier deadline."""
         self._at[key] = at_ms
         queued = self._queued.get(key)
+        # A later deadline needs no entry: the queued one comes up first and is corrected then (`soonest_ms`).
         if queued is None or at_ms < queued:
             self._queue(key, at_ms)
 
@@ -97,5 +98,6 @@ class InitialDelay:
         passed_ms = self._delay_ms
         self._others_came = False
         self._delay_ms = min(delay_ms_max, self._remaining_ms)
+        # Kafka's arithmetic (tryCompleteInitialRebalanceElseSchedule): the delay that ended counts, not the new one.
         self._remaining_ms = max(self._remaining_ms - passed_ms, 0)
         return self._delay_ms

@@ -51,6 +51,7 @@ class OffsetExpiry:
 
     async def expire(self) -> None:
         """One round, if the duty is ours. Raises MetadataUnavailableError."""
+        # Asked again before each call: the duty may have moved while the last one ran.
         while self._coordinator.owns(DUTY):
             gone = await self._metadata.expire_groups(
                 offsets_retention_ms=self._retention_ms, idle_group_ms=CHECK_INTERVAL_MS

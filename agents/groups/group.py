@@ -134,6 +134,7 @@ class Group:
             group.answer(event.request, group.synced(member))
         else:
             group.park_sync(member, event.request)
+            # A leader that repeats its SyncGroup must not start a second save: members wait for the first.
             if group.leader == member.member_id and not self._assignment_is_saving():
                 assigned = {each.member_id: event.assignments.get(each.member_id, b"") for each in group.members}
                 group.save(AssignmentSave(generation=group.generation, assignments=assigned))
@@ -185,6 +186,7 @@ class Group:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         if event.generation < 0 and state is GroupState.EMPTY:
             return ErrorCode.NONE
+        # Offsets from outside of any generation would overwrite those of the members.
         if event.generation < 0 and not event.member_id and event.instance_id is None:
             return ErrorCode.UNKNOWN_MEMBER_ID
         known = group.members.known(event.member_id, event.instance_id)
@@ -236,6 +238,7 @@ class Group:
             return ErrorCode.GROUP_ID_NOT_FOUND
         if group.state is not GroupState.EMPTY:
             return ErrorCode.NON_EMPTY_GROUP
+        # Dead before the store deletes: nothing can join or commit while the deletion is on its way.
         group.unload(ErrorCode.COORDINATOR_NOT_AVAILABLE)
         return ErrorCode.NONE
 

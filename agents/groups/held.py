@@ -159,6 +159,7 @@ class HeldGroup:
         """Answer all waiting requests, and end."""
         if self.ended:
             return
+        # The machine first: it answers parked requests by their kind; the loop below catches the others.
         self._handle(Unloaded(error=error))
         self.ended = True
         for waiting in self._waiting.values():
@@ -248,6 +249,7 @@ class HeldGroup:
     async def _save(self) -> None:
         try:
             while self._saves and not self.ended:
+                # All that wait are settled by the last record, which holds what the others would have stored.
                 saves, self._saves = self._saves, []
                 stored = await self._store(saves[-1].record)
                 for save in saves:
@@ -267,6 +269,7 @@ class HeldGroup:
 
     async def _store(self, record: GroupRecord) -> bool:
         """False if it was definitely refused."""
+        # See the module's docstring: offsets accepted before must be readable once members learn this record.
         await self._coordinator.commits.settled(self.group_id)
         try:
             await self._coordinator.metadata.save_group(self.lease, record)

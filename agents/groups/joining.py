@@ -19,6 +19,7 @@ def join(group: GroupData, event: JoinRequested) -> None:
         _refuse(group, event, ErrorCode.INVALID_SESSION_TIMEOUT)
     elif group.state is GroupState.DEAD:
         _refuse(group, event, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+    # Room before fit, as in Kafka: an unfit member of a full group is told that the group is full.
     elif not _has_room(group, event.member_id):
         _turn_away(group, event)
     elif not _fits(group, event):
@@ -74,6 +75,7 @@ def _join_without_id(group: GroupData, event: JoinRequested) -> None:
         if old is not None:
             _replace(group, event, old)
             return
+    # KIP-394: a client that retries a lost first join would leave one more ghost member behind each time.
     elif event.id_required:
         if not group.may_give_ids:
             _refuse(group, event, ErrorCode.COORDINATOR_NOT_AVAILABLE)
@@ -132,6 +134,7 @@ def _replace(group: GroupData, event: JoinRequested, old: Member) -> None:
     if group.state is not GroupState.STABLE:
         # In CompletingRebalance the leader may know the old id and assign to it, and that would reach no member.
         rebalance(group)
+    # Its new subscription changed the vote: the stored assignment was made under another protocol.
     elif group.members.voted_protocol() != group.protocol:
         rebalance(group)
     else:
@@ -167,6 +170,7 @@ def replacement_settled(group: GroupData, save: ReplacementSave, *, stored: bool
             leader=save.leader_before,
         )
         group.answer_join(member, failed)
+        # The store still has the old id, and the next owner would load it: this agent must agree with it.
         group.replace(member, save.before)
         group.note_subscriptions()
     elif save.skips_assignment:

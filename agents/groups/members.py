@@ -161,6 +161,7 @@ class Members:
             holder = self._by_instance.get(instance_id)
             if holder is None:
                 return ErrorCode.UNKNOWN_MEMBER_ID
+            # Fenced comes before unknown: the old process must end, not join again and throw the new one out.
             if holder.member_id != member_id:
                 return ErrorCode.FENCED_INSTANCE_ID
         return self._by_id.get(member_id, ErrorCode.UNKNOWN_MEMBER_ID)
@@ -176,6 +177,7 @@ class Members:
                 raise ValueError(f"instance {member.instance_id!r} has a member already")
             self._by_instance[member.instance_id] = member
         self._by_id[member.member_id] = member
+        # A set: a member that names a protocol twice supports it once.
         self._support.update({name for name, _ in member.protocols})
         self._joins_parked += member.parked_join is not None
         self._bytes += member.weigh()
@@ -251,6 +253,7 @@ class Members:
             choice = next((name for name, _ in member.protocols if self._support[name] == len(self._by_id)), None)
             if choice is not None:
                 votes[choice] += 1
+        # `max` takes the first of equals, and a Counter keeps the order of first votes.
         return max(votes, key=lambda name: votes[name]) if votes else None
 
     def subscribed_topics(self, protocol: str | None) -> frozenset[str] | None:

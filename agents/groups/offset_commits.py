@@ -93,6 +93,7 @@ class OffsetCommits:
         if self._closed:
             return ErrorCode.NOT_COORDINATOR
         size = sum(OFFSET_BYTES + len(offset.metadata) * 4 for offset in offsets)
+        # A commit above the bound by itself is taken when nothing waits, or it could never be.
         if self._bytes and self._bytes + size > BYTES_WAITING_MAX:
             return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
         self._bytes += size

@@ -16,6 +16,7 @@ from metadata.contract.leases import AgentInfo
 
 def weight(group_id: str, node_id: int) -> int:
     """First 8 bytes, big-endian, of blake2b over `group:<group id>:<node id>`."""
+    # A client may send any string; one that is not valid Unicode must still have one owner everywhere.
     name = f"group:{group_id}:{node_id}".encode(errors="surrogatepass")
     return int.from_bytes(blake2b(name).digest()[:8], "big")
 

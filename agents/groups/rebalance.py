@@ -57,6 +57,7 @@ def _complete_join(group: GroupData) -> None:
     group.end_joins()
     for member in [each for each in group.members if each.parked_join is None and each.instance_id is None]:
         group.remove(member)
+    # Only static members are left, and none came: there is nobody to lead, so all are waited for again.
     if group.members and not group.elect_leader():
         group.await_joins(max(group.members.rebalance_timeout_ms, POSTPONED_JOIN_MS_MIN))
         return
@@ -102,12 +103,14 @@ def wake(group: GroupData) -> None:
             _complete_join(group)
     elif group.sync_deadline_came:
         _end_syncs(group)
+    # After the phases: a phase that ends here answers its members, and their sessions run from now on.
     while (member_id := group.take_ended_session()) is not None:
         _session_ended(group, member_id)
 
 
 def _end_syncs(group: GroupData) -> None:
     """Members that have not synced in time go, and the others begin again."""
+    # Sorted: a set has no order, and the same events must give the same instructions.
     for member_id in sorted(group.pending_syncs):
         member = group.members.get(member_id)
         if member is not None:

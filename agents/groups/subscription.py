@@ -21,6 +21,7 @@ def subscribed_topics(subscription: bytes) -> frozenset[str] | None:
     if len(subscription) < _HEAD.size:
         return None
     version, count = _HEAD.unpack_from(subscription)
+    # The count is the client's word: compare it with the bytes before looping by it.
     if version < 0 or count < 0 or count * _LENGTH.size > len(subscription) - _HEAD.size:
         return None
     topics: set[str] = set()

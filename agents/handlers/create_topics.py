@@ -31,6 +31,7 @@ async def handle(broker: Broker, header: RequestHeader, request: CreateTopicsReq
     told: set[str] = set()
     async for asked in LoopYielder().through(request.topics):
         if named[asked.name] > 1:
+            # Kafka answers a name that comes twice once, with the error.
             if asked.name not in told:
                 told.add(asked.name)
                 error = RequestError(ErrorCode.INVALID_REQUEST, f"topic {asked.name!r} is named more than once")

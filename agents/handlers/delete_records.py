@@ -51,6 +51,7 @@ async def _delete(broker: Broker, name: str, asked: DeleteRecordsPartition) -> D
     except SiltstoneError as error:
         result.error_code = code_of(error)
     else:
+        # At once: a client that deletes and then reads through this agent must not see the records again.
         broker.index.move_log_start(partition_id, result.low_watermark)
         _log.info("records deleted", topic=name, partition=asked.partition_index, log_start=result.low_watermark)
     return result

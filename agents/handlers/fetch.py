@@ -63,6 +63,7 @@ async def handle(broker: Broker, header: RequestHeader, request: FetchRequest) -
     await _wait_for_bytes(broker, parts, min(request.min_bytes, bytes_max), deadline_ms, asking)
     if trace is not None:
         trace.end_part()
+    # From here on the answer holds memory: the connection releases it when the bytes have left.
     release = await _read(broker, parts, bytes_max, committed_only=request.isolation_level == READ_COMMITTED)
     response = sessions.answer(context, now_ms=broker.runtime.clock.monotonic_ms())
     if request.session_id or request.session_epoch != FULL_WITHOUT:
@@ -228,6 +229,7 @@ def _take_ends(
         is_caught_up = part.asked.fetch_offset >= log.end
         if is_caught_up:
             caught_up.append(part.partition_id)
+            # No answer at all: within a session, silence means that nothing has changed.
             if part.is_told(log.end, log.start):
                 continue
         # Taken before the bytes: an answer may tell less than there is by now, never more than it can prove.

@@ -25,10 +25,12 @@ async def handle(broker: Broker, header: RequestHeader, request: JoinGroupReques
         check_id(request.group_id)
         _check_size(header, request)
         options = broker.groups.options
+        # Judged here too, before the store is asked to create a group for a client that is refused.
         if not options.session_timeout_ms_min <= request.session_timeout_ms <= options.session_timeout_ms_max:
             answer = JoinAnswer(error=ErrorCode.INVALID_SESSION_TIMEOUT, member_id=request.member_id)
         else:
             event = _event(broker, header, request)
+            # A member that brings an id knows a group: if there is none, it must start again, not found a new one.
             asked = await broker.groups.ask(request.group_id, event, JoinAnswer, create=not request.member_id)
             answer = asked or JoinAnswer(error=ErrorCode.UNKNOWN_MEMBER_ID, member_id=request.member_id)
     except GroupRefusedError as refused:
@@ -54,6 +56,7 @@ def _event(broker: Broker, header: RequestHeader, request: JoinGroupRequest) -> 
         new_member_id=f"{request.group_instance_id or client_id}-{broker.runtime.ids.uuid4()}",
         instance_id=request.group_instance_id,
         client_id=client_id,
+        # With the slash of Java's `InetAddress.toString`, as Kafka shows it in DescribeGroups.
         client_host=f"/{client_host()}",
         session_timeout_ms=request.session_timeout_ms,
         rebalance_timeout_ms=rebalance_timeout_ms if header.api_version >= 1 else request.session_timeout_ms,

@@ -23,6 +23,7 @@ async def handle(broker: Broker, header: RequestHeader, request: ListGroupsReque
     types = {kind.lower() for kind in request.types_filter}
     if types and CLASSIC not in types:
         return ListGroupsResponse()
+    # With an outdated list of agents, groups would be missing from every answer, or stand in two.
     if not broker.groups.lease_runs:
         return ListGroupsResponse(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE)
     found: list[ListedGroup] = []

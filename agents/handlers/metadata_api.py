@@ -121,11 +121,13 @@ def _all_topics(asked: _Asked) -> MetadataResponse | Awaitable[MetadataResponse]
 async def _join_all(asked: _Asked) -> MetadataResponse:
     broker, view = asked.broker, asked.view
     async with broker.topic_entries_lock:
+        # Inside the lock: the client in front may have encoded just what this one wants.
         version = broker.topic_cache.version
         everything = broker.topic_entries.everything(view, version)
         if everything is None:
             topics = broker.topic_cache.topics()
             everything = EncodedElements(len(topics), (b"".join(await _make(asked, topics)),))
+            # A topic changed while others ran: this answer is true of its instant, but not for the next client.
             if broker.topic_cache.version == version:
                 broker.topic_entries.put_everything(view, version, topics, everything)
     return _response(asked, everything)
@@ -204,6 +206,7 @@ async def _make(asked: _Asked, topics: Sequence[Topic]) -> list[bytes]:
             for start in range(0, count, SLICE_PARTITIONS):
                 numbers = range(start, min(start + SLICE_PARTITIONS, count))
                 slices.append(encode_partitions(asked.view, topic, numbers, asked.named))
+                # Small topics are paced by number of topics, below.
                 if count > SLICE_PARTITIONS:
                     await pace.breathe()
             entry = _keep(asked, topic, slices)

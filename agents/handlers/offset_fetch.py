@@ -70,6 +70,7 @@ async def handle(broker: Broker, header: RequestHeader, request: OffsetFetchRequ
             if room > 0
             else OffsetFetchResponseGroup(group_id=group_id, error_code=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
         )
+        # Counted afterwards, so that the first group always gets its answer, however large.
         room -= _bytes_of(groups[-1])
         await asyncio.sleep(0)
     return OffsetFetchResponse(groups=groups)

@@ -98,11 +98,13 @@ def _take(
     if asking is not None and asking.trace is not None:
         _describe(broker, header, request, accepted, asking.trace)
     if request.acks == 0:
+        # Plain futures: without an answer there is nothing to time out.
         promises: list[_ResultsFuture] = [
             asyncio.get_running_loop().create_future() for _ in _portions(accepted.batches)
         ]
         _submit(broker, accepted.batches, promises, asking)
         return _unanswered(broker, request.timeout_ms, response, promises)
+    # A refusal for the stall waits like any answer: answered at once, it would be retried at once.
     if not accepted.batches and broker.stall.refusal is None:
         return response
     # The reply does not keep the batches: a delayed answer must not keep its records.
@@ -114,6 +116,7 @@ def _take(
         timers=broker.timers,
         gone=_gone(header),
     )
+    # All shares before the first submission, or the first result could end the reply.
     shares = [reply.share(accepted.answers[each]) for each in _portions(accepted.batches)]
     _submit(broker, accepted.batches, shares, asking)
     if not accepted.batches:

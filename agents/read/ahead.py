@@ -60,6 +60,7 @@ class ReadAhead:
             return
         for block in blocks_of(where.position, max(position - where.position, 1)):
             start, end = block * BLOCK_BYTES, (block + 1) * BLOCK_BYTES
+            # The reader is inside this block and needs the rest of it next.
             if end > position and position < where.extent_end:
                 continue
             if self._unread.pop((where.key, block), None) is None:
@@ -89,10 +90,12 @@ class ReadAhead:
         fetched = 0
         for get in gets:
             size = len(get.blocks)
+            # A reader waits for these anyway; the GET is worth beginning here only if it is longer than what was asked.
             if asked_blocks := sum((get.key, block) in waited_for for block in get.blocks):
                 size = min(size, self._free_blocks())
                 if size > asked_blocks:
                     self._fetch(get, size, waited_for=True)
+            # No shorter GET instead: it costs as much as a whole one, and the next begins in the middle.
             elif (fetched and fetched + size > window) or size > self._free_blocks():
                 return
             else:
@@ -126,6 +129,7 @@ class ReadAhead:
         now_ms = self._clock.monotonic_ms()
         self._streams[stream] = now_ms
         self._streams.move_to_end(stream)
+        # Never empty: this stream was just put at the end.
         while next(iter(self._streams.values())) < now_ms - IDLE_MS:
             self._streams.popitem(last=False)
         return min(GET_BLOCKS_MAX, self._blocks_max // len(self._streams))

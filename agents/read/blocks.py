@@ -42,6 +42,7 @@ class BlockReader:
         blocks = blocks_of(start, length)
         found = [self._cache.block(key, block) for block in blocks]
         present = [body for body in found if body is not None]
+        # Not counted as a miss here: the caller goes on to `read`, which counts it.
         if len(present) != len(found):
             return None
         self._hits.inc()
@@ -117,6 +118,7 @@ class BlockReader:
         first, last = min(futures), max(futures)
         start = first * BLOCK_BYTES
         try:
+            # In this order: reads ahead wait for their half first, and hold no slot that a waiting reader could use.
             async with self._slots_ahead if ahead else nullcontext(), self._slots:
                 body = await self._store.get_range(key, start, min((last + 1) * BLOCK_BYTES, size_bytes) - start)
             for block, future in futures.items():
@@ -127,6 +129,7 @@ class BlockReader:
             for future in futures.values():
                 if not future.done():
                     future.set_exception(error)
+            # A cancellation goes on; a store's error has reached all waiters, and nobody awaits this task.
             if not isinstance(error, Exception):
                 raise
         finally:

@@ -62,6 +62,7 @@ class ByteBudget:
     async def take(self, wanted: int, source: Source = Source.MEMORY) -> Release:
         """Wait for `wanted` bytes. Call the result once they are free again; a second call does nothing."""
         wanted = min(wanted, self._limits[source])
+        # If anybody waits, the line decides, so that a small request does not overtake for ever.
         if not any(self._waiting) and self._full_share(source, wanted) is None:
             self._taken[source] += wanted
             return self._releaser(source, wanted)
@@ -80,6 +81,7 @@ class ByteBudget:
 
     def _full_share(self, source: Source, wanted: int) -> Source | None:
         """The farthest share that `wanted` more bytes would overrun."""
+        # The farthest first: a request that waits for a narrow share must not hold up those that do not need it.
         for share in range(source, -1, -1):
             if sum(self._taken[share:]) + wanted > self._limits[share]:
                 return Source(share)
@@ -89,6 +91,7 @@ class ByteBudget:
         held = [wanted]
 
         def release() -> None:
+            # Both the connection and its end may call this.
             if held:
                 self._free(source, held.pop())
 

@@ -79,6 +79,7 @@ class BlockCache:
         self.bytes += len(body)
         (self._expected_entries if key in self._expected else self._entries)[key] = body
         while self.bytes > self._bytes_max:
+            # Expected blocks go only when nothing else is left.
             _, evicted = (self._entries or self._expected_entries).popitem(last=False)
             self.bytes -= len(evicted)
         if self._on_size is not None:

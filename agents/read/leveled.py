@@ -112,7 +112,9 @@ class LeveledExtents:
 
     async def _look_up(self, partition_id: int, offset: int) -> Window:
         try:
+            # Waiting for a slot counts too: with a silent store all slots are taken.
             async with asyncio.timeout(WAIT_MS_MAX / 1000), self._slots:
+                # Taken before the question, because the answer may be older than its arrival.
                 read_ms = self._clock.monotonic_ms()
                 with child_span("look up extents", kind=SpanKind.CLIENT, attributes={"db.system.name": "postgresql"}):
                     found = await self._metadata.leveled_extents(partition_id, offset, limit=EXTENTS_PER_LOOK_UP)
@@ -124,12 +126,14 @@ class LeveledExtents:
     def _landed(self, partition_id: int, offset: int, done: asyncio.Task[Window]) -> None:
         self._tasks.discard(done)
         failed = done.cancelled() or done.exception() is not None  # marks the error as seen: no other waiter may remain
+        # Not if `forget` came meanwhile: the answer may name the file that is gone.
         if self._flying.get((partition_id, offset)) is done:
             del self._flying[partition_id, offset]
             if not failed:
                 self._keep(partition_id, done.result())
 
     def _keep(self, partition_id: int, window: Window) -> None:
+        # An empty answer is not kept: the next look-up may find what a merge has just made.
         if not window.extents:
             return
         windows = self._windows.setdefault(partition_id, [])

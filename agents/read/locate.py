@@ -121,6 +121,7 @@ class Locator:
                 if tries == TRIES_MAX:
                     _log.error("no live file holds an offset", partition_id=partition_id, missing=repr(missing))
                     return ErrorCode.KAFKA_STORAGE_ERROR
+                # Then the tail: the offset may lie below a log start that has moved, and then no look-up ever finds it.
                 found.forget(partition_id)
                 await self._catch_up()
                 log = self._index.partition(partition_id)
@@ -146,6 +147,7 @@ class Locator:
         await self._catch_up()
         log = self._index.partition(partition_id)
         extent = log.extent_at(where.from_offset) if log is not None else None
+        # The tail brought the merge: the next plan goes another way.
         if extent is None or extent.file_id != where.file_id:
             return
         window = await self._leveled.look_up(partition_id, extent.base_offset)

@@ -180,6 +180,7 @@ def plan_partition(
     wanted = left = max(bytes_max, READ_BYTES_MIN)
     row = log.row_of(offset)
     while left > 0 and offset < log.end and (ranges_max is None or len(plan.ranges) < ranges_max):
+        # A merged extent may end beyond L0 rows that a merge has replaced and the index still holds.
         while row < len(log) and log.at(row).last_offset < offset:
             row += 1
         extent = log.at(row) if row < len(log) else None
@@ -192,6 +193,7 @@ def plan_partition(
             left -= found.bytes
             offset = found.next_offset
             continue
+        # With something to read already, the answer leaves with that; the next fetch asks for the rest.
         if found is not None and left == wanted:
             plan.missing = found
         break
@@ -270,6 +272,7 @@ def _plan_merged(
     if offset > extent.base_offset:
         if _fits(resume, extent.file_id, offset) and start <= resume.position <= end:
             start = sure_from = resume.position
+        # It is a single block: its index could tell no more than that.
         elif extent.length <= BLOCK_BYTES:
             sure_from = end
         else:
@@ -390,6 +393,7 @@ def batches_of(data: memoryview, where: ReadRange) -> Iterator[FoundBatch | CutB
         size = header.size_bytes
         if header.magic != MAGIC_V2 or size < BATCH_HEADER_BYTES or header.last_offset_delta < 0:
             raise CorruptBatchError(f"no record batch at byte {where.position + start} of {where.key}")
+        # Damaged or foreign bytes must not reach a client as records of other offsets.
         if carries_offsets:
             if header.base_offset < base_offset or header.last_offset > where.last_offset:
                 raise CorruptBatchError(

@@ -53,6 +53,7 @@ class Pools:
     def cached(self, where: ReadRange) -> memoryview | None:
         """The bytes if they are in memory."""
         view = self._hot.cached(where.key, where.position, where.length)
+        # A hot file is never in the cold pool; a cold one may still be in the hot pool, from when it was new.
         if view is None and not self.is_hot(where):
             view = self.cold.cached(where.key, where.position, where.length)
         if view is not None:
@@ -65,6 +66,7 @@ class Pools:
         try:
             async with asyncio.timeout(STORE_WAIT_MS_MAX / 1000):
                 view = await reader.read(where.key, where.file_size_bytes, where.position, where.length)
+        # No error yet: as a rule the file was merged, and the caller plans again.
         except ObjectNotFoundError:
             raise
         except ObjectStoreError as error:

@@ -160,6 +160,7 @@ class Reader:
                 taken = Taken(error=errors.get(number, ErrorCode.NONE))
                 if taken.error is ErrorCode.NONE:
                     views = data[place : place + len(plan.ranges)]
+                    # `total`: the first batch of the whole answer may exceed every limit, no other batch may.
                     await self._take(want, plan, views, taken, bytes_max, total)
                     self._go_on(found, want, plan, taken)
                 answers.append(taken)
@@ -263,6 +264,7 @@ class Reader:
         task = asyncio.create_task(self._forget(found, gone), name="look again")
         self._looking.add(task)
         task.add_done_callback(self._looking.discard)
+        # Records at hand are not held back for a partition that has to be looked for again.
         if any(taken.buffers for taken in reading.taken):
             for taken in reading.taken:
                 if taken.gone is not None:
@@ -399,6 +401,7 @@ class Reader:
             return
         before = self._resume_of(want)
         point = Resume(last.file_id, taken.next_offset, taken.position, before.reads + 1 if before is not None else 1)
+        # Kept under the next offset: whichever connection asks for that offset goes on from here.
         self._resume.put(want.partition_id, point)
         for where in plan.ranges:
             is_last = where.file_id == last.file_id and where.extent_start == last.extent_start

@@ -121,6 +121,7 @@ class Session:
     def take(self, request: FetchRequest) -> list[FetchPart]:
         """Add, change and forget partitions as the request says. Returns those that cannot be kept."""
         strangers: list[FetchPart] = []
+        # A request before this one may still write into its parts: this one gets parts of its own.
         if self.answering:
             self.parts = {key: part.again() for key, part in self.parts.items()}
         for topic in request.topics:
@@ -217,6 +218,7 @@ class FetchSessions:
                     part.record_answer(answer)
                 response.session_id = self._open(context.opens, context.by_id, now_ms)
             return response
+        # Another request of the session came meanwhile and has taken over what the client is told.
         if session.epoch != context.epoch:
             return FetchResponse(error_code=ErrorCode.INVALID_FETCH_SESSION_EPOCH, session_id=session.session_id)
         session.answering = False
@@ -255,6 +257,7 @@ class FetchSessions:
             return NO_SESSION
         session_id = NO_SESSION
         while session_id == NO_SESSION or session_id in self._sessions:
+            # Never 0, which means "no session".
             session_id = 1 + int(self._draw() * (LAST_EPOCH - 1))
         for part in parts.values():
             part.answer = part.log = None
@@ -287,6 +290,7 @@ class FetchSessions:
 
     def _touch(self, session: Session, now_ms: float) -> None:
         self._sessions.move_to_end(session.session_id)
+        # Its place in `_replaceable` is found by the old size: remove it before the size changes.
         self._uncount(session)
         session.used_ms = now_ms
         session.size = len(session.parts)

@@ -86,6 +86,7 @@ class TimestampSearch:
             if best is None:
                 return None
             found = await self._first_in(best, best.max_timestamp_ms, self._log_start(partition_id))
+            # Dedupe may have emptied the batch that had the largest timestamp: then every extent has to be compared.
             return found if found is not None else await self._largest_of_all(partition_id)
 
         return await self._again_when_gone(search)
@@ -105,6 +106,7 @@ class TimestampSearch:
         candidates = [each async for each in self._candidates(partition_id, None)]
         best: TimestampedOffset | None = None
         for candidate in sorted(candidates, key=_promise):
+            # Sorted by promise: no later extent can do better than what was found.
             if best is not None and _promise(candidate) > _rank(best):
                 break
             found = await self._largest_in(candidate, self._log_start(partition_id))
@@ -170,6 +172,7 @@ class TimestampSearch:
         while offset < end:
             page = await self._page(partition_id, timestamp_ms, offset)
             for extent in page:
+                # Behind the next L0 extent: the caller asks again from there.
                 if extent.base_offset >= end:
                     return
                 if extent.flagged_reason is None and extent.length:

@@ -29,6 +29,7 @@ class WaitBound:
         news."""
         waiting: set[asyncio.Future[Any]] = {task for task in tasks if not task.done()}
         unseen = list(tasks)
+        # Listened to once for all waits of the request: news during an earlier wait must not be lost.
         if self._heard is None and self._news is not None:
             self._heard = asyncio.ensure_future(self._news())
         while waiting and not at_hand:

@@ -97,6 +97,7 @@ class Follower:
         """
         running = self._poll if self._poll is not None and not self._poll.done() else None
         waiting = self._next_poll if self._next_poll is not None and not self._next_poll.done() else None
+        # The poll under way may have read the store before this call, so it proves nothing to this caller.
         if waiting is None and running is not None:
             waiting = self._next_poll = _shared(self._poll_after(running), "next tail")
         if waiting is not None:
@@ -150,6 +151,7 @@ class Follower:
         for file in tail.files:
             self._add(file.file_id, _ref(file), file.index, live=file.live)
         await self._drop_merged(tail)
+        # Last: an answer that was taken in only in part is brought again, and all of it may be taken in twice.
         self._cursor = _later(self._cursor, tail.cursor)
         self._metrics.tail_files_total.inc(len(tail.files))
         self._report()
@@ -174,6 +176,7 @@ class Follower:
         for file in snapshot.files:
             self._index.load_file(file.file_id, _ref(file), iter_index(file.index))
         self._cursor = snapshot.cursor
+        # Any offset may have moved, or its topic may be gone, while the cursor was out of date.
         self._parked_readers.wake_all()
         self._report()
 
@@ -188,6 +191,7 @@ class Follower:
             for partition_id, offset in change.detail["offsets"].items():
                 self._index.move_log_start(int(partition_id), offset)
         if change.kind is ChangeKind.MERGED:
+            # Only cached look-ups go. The index drops the files later, once their rows were taken in (`_drop_merged`).
             self._callbacks.on_deduped(change.detail["deduped"])
 
     def _add(self, file_id: int, ref: FileRef, index: bytes, *, live: bool = True) -> None:

@@ -34,10 +34,12 @@ class FreshWatermarks:
         if not partition_ids:
             return {}
         self._wanted.update(partition_ids)
+        # A read under way began before this call. It is not shared: its answer may be older than the question.
         if self._next is None:
             self._next = asyncio.create_task(self._read(self._running), name="watermarks")
         try:
             async with asyncio.timeout(WAIT_MS_MAX / 1000):
+                # Shielded: others wait for the same read.
                 return await asyncio.shield(self._next)
         except TimeoutError:
             raise MetadataUnavailableError("watermarks were not read in time") from None
@@ -45,6 +47,7 @@ class FreshWatermarks:
     async def _read(self, before: asyncio.Task[Mapping[int, Watermarks]] | None) -> Mapping[int, Watermarks]:
         if before is not None:
             await asyncio.gather(before, return_exceptions=True)
+        # Taken only now: calls that came during the read before are served by this one.
         wanted, self._wanted = sorted(self._wanted), set()
         self._running, self._next = self._next, None
         return await self._metadata.watermarks(wanted)

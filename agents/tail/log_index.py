@@ -262,6 +262,7 @@ class LogIndex:
         looked_at = 0
         for ref in files.values():
             partition_ids.update(ref.partitions)
+            # A file of many partitions is as long a piece of work as many extents.
             looked_at += len(ref.partitions)
             if looked_at >= DROP_SLICE:
                 looked_at = 0
@@ -274,6 +275,7 @@ class LogIndex:
             if log is not None:
                 looked_at += len(log)
                 self._extents -= log.drop_files(files)
+        # At the very end: until now readers and `_release` still looked these files up.
         for file_id in files:
             self._files.pop(file_id, None)
 
@@ -304,6 +306,7 @@ class LogIndex:
             else:
                 self._release([extent.file_id])
             log.end = extent.last_offset + 1
+        # The same extent may wait and come a second time in order, as own commits do: its waiting copy goes.
         for base_offset in [base for base in log.waiting if base < log.end]:
             self._release([log.waiting.pop(base_offset).file_id])
         if not log.waiting:

@@ -67,6 +67,7 @@ class TopicEntries:
         """Call this before any other method that takes a view; `agents` are all live agents."""
         if agents_version != self._agents_version:
             self._agents_version = agents_version
+            # "": clients that name no zone, or one without agents.
             zones = {"", *(agent.address.zone for agent in agents)}
             current = {tuple(agent.writer_id for agent in eligible(agents, zone)) for zone in zones}
             for old in [each for each in self._views if each.node_ids not in current]:
@@ -120,6 +121,7 @@ class TopicEntries:
     def _evict(self, used: View) -> None:
         while self.bytes > self._bytes_max:
             oldest = next(iter(self._views))
+            # The view in use goes last, though a look-up may not have moved it to the end.
             if oldest == used and len(self._views) > 1:
                 self._views.move_to_end(oldest)
                 continue

@@ -60,6 +60,7 @@ class TopicIds:
         """
         if not any(each in self._line or self._is_unheard_of(each) for each in topic_ids):
             return None
+        # The records are in no other bound while they wait here. A first request is always taken, or none could be.
         if self._line and self._line_bytes + records_bytes > LINE_BYTES_MAX:
             return None
         self._line.update(topic_ids)
@@ -74,6 +75,7 @@ class TopicIds:
     async def _wait_in_line(self, topic_ids: Collection[UUID], before: asyncio.Future[None] | None) -> None:
         await self.look_for(topic_ids)
         if before is not None and not before.done():
+            # Shielded: the future belongs to the request in front, not to this one.
             await asyncio.shield(before)
 
     def _leave_line(

@@ -84,6 +84,7 @@ class WriteBuffer:
         taken_bytes = taken_batches = 0
         while self._submissions:
             _, submission = self._submissions[0]
+            # At least one: a single submission may be larger than a file should be.
             if taken and (
                 taken_bytes + submission.bytes > self._options.file_bytes
                 or taken_batches + len(submission.batches) > self._options.file_batches
@@ -95,6 +96,7 @@ class WriteBuffer:
             self._submissions.popleft()
             self.bytes -= submission.bytes
             self.batches -= len(submission.batches)
+        # Judged by what was taken: more may have been buffered than fits one file.
         if reason is SealReason.EARLY and taken_bytes < self._options.early_free_bytes:
             self._early_seals_ms.append(now_ms)
         return taken
@@ -107,6 +109,7 @@ class WriteBuffer:
         if self.bytes < options.early_bytes or options.early_per_second == 0:
             return None
         due_ms = self._last_arrival_ms + options.early_idle_ms
+        # Full: wait until the oldest of the counted seals is a second ago. `maxlen` drops it then.
         if self.bytes < options.early_free_bytes and len(self._early_seals_ms) == options.early_per_second:
             due_ms = max(due_ms, self._early_seals_ms[0] + 1000)
         return due_ms

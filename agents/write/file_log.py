@@ -56,6 +56,7 @@ def begin_span(tracing: Tracing, key: str, reason: SealReason, sealed: SealedL0)
         },
     )
     for trace in carried:
+        # The request's "buffered" step ends here; the file's own span goes on from it.
         trace.end_part()
         trace.span.link(file)
         trace.span.set({"siltstone.file.key": key})

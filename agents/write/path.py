@@ -126,6 +126,7 @@ class WritePath:
         self._draining = True
         self._poke()
         if self._committer is not None:
+            # With records in it, `_seal` ends the line behind the last file: uploads may have no free slot now.
             if not len(self._buffer):
                 self._commits.put_nowait(None)
             await self._committer
@@ -182,6 +183,7 @@ class WritePath:
         sealed = seal(self._buffer.take(reason, now_ms), now_ms=store_ms)
         lease = self._lease.current
         if lease.epoch != self._seq_epoch:
+            # The store counts seqs within an epoch, so a renewed lease begins again.
             self._seq, self._seq_epoch = 0, lease.epoch
         self._seq += 1
         # Strictly increasing in the order of sealing, even if the store's clock goes back or a beat's answer is late:
@@ -199,6 +201,7 @@ class WritePath:
         uploaded = asyncio.create_task(self._upload(key, sealed, span), name=f"put {key}")
         self._uploads.add(uploaded)
         uploaded.add_done_callback(self._uploaded)
+        # In line before its PUT has ended: the committer waits for each in turn, which keeps the order of sealing.
         self._commits.put_nowait(FileOnItsWay(lease, self._seq, key, sealed, uploaded, span))
         self._metrics.l0_files_total.labels(reason=reason.value).inc()
         self._metrics.l0_file_bytes.observe(len(sealed.file.body))
@@ -252,6 +255,7 @@ class WritePath:
         try:
             await file.uploaded
         except ObjectStoreError as error:
+            # The object may exist all the same; without a row it is an orphan, which the janitor finds.
             return self._give_up(file, ErrorCode.KAFKA_STORAGE_ERROR, str(error))
         try:
             committed = await self._commit_until_answered(file)
@@ -262,11 +266,13 @@ class WritePath:
         except CommitRefusedError as error:
             return self._give_up(file, ErrorCode.KAFKA_STORAGE_ERROR, str(error))
         self._metrics.commits_total.labels(outcome="committed").inc()
+        # Before the answer: a client that reads what it just wrote finds it in this agent's index.
         self._on_committed(file, committed)
         self._answer(file, committed.results)
         return None
 
     async def _commit_until_answered(self, file: FileOnItsWay) -> Committed:
+        # Built once: only the same key gets the stored answer, should an earlier call have been committed.
         request = CommitL0(
             lease=file.lease,
             seq=file.seq,
@@ -281,11 +287,13 @@ class WritePath:
         while True:
             try:
                 committed = await self._metadata.commit_l0(request)
+            # Unavailable counts as in doubt: an earlier call of this loop may still be on its way.
             except (CommitInDoubtError, MetadataUnavailableError) as error:
                 self._metrics.commits_total.labels(outcome="in_doubt").inc()
                 _log.warning("commit in doubt, repeating it", error=str(error))
                 if span is not None:
                     span.event("in doubt")
+                # Jitter: all agents lose the store at the same moment.
                 await self._clock.sleep_ms(backoff_ms * (0.5 + self._ids.jitter() / 2))
                 backoff_ms = min(backoff_ms * 2, COMMIT_BACKOFF_MS_MAX)
                 continue
@@ -328,5 +336,6 @@ class WritePath:
             else:
                 self._stored.inc()
                 self._metrics.produce_bytes_total.inc(len(batch.records))
+        # A client that gave up or went away has no promise left; its records are stored all the same.
         if not submission.promise.done():
             submission.promise.set_result(answer)

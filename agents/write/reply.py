@@ -62,6 +62,7 @@ class ProduceReply:
         self._missing -= settled
         if self._missing:
             return
+        # The results are here. From now on only the stall delays, and it leaves the client half of its time.
         self._timer.cancel()
         if self._stall.delays:
             self._delay = asyncio.create_task(self._hold_back(), name="delayed answer")

@@ -25,8 +25,9 @@ _log = get_logger(__name__)
 
 DELAY_MS_MIN = 50.0
 DELAY_MS_MAX = 1_000.0
-"""At most a sixth of the 30 s after which librdkafka and the Java client give up a request (their default
-`request.timeout.ms`). Linger, PUT, commit and earlier requests on the connection have the rest."""
+"""A small part of the 30 s after which librdkafka and the Java client give up a request (their default
+`request.timeout.ms`). Linger, PUT, commit and earlier requests on the connection have the rest, and an idempotent
+producer with many partitions waits for one delay after another."""
 REQUEST_SHARE_MAX = 0.5
 """Share of the time that a client gives its own request; no answer is held back beyond it. It matters for clients with
 short timeouts."""
@@ -129,6 +130,7 @@ class WriteStall:
         if delay_ms <= 0 or self._ended:
             return
         self._metrics.produce_stalled_total.labels(outcome="refused" if refused else "delayed").inc()
+        # Bounded memory counts for more than the delay; the oldest has waited longest.
         if len(self._delayed) >= DELAYED_MAX:
             oldest = next(iter(self._delayed))
             del self._delayed[oldest]

@@ -157,6 +157,7 @@ def _refuse_length(batch_length: int, magic: int, bytes_count: int) -> Refusal |
 def _refuse_framing(records: memoryview, header: BatchHeader, api_version: int) -> Refusal | None:
     """Refuses if there is not exactly one batch of format v2, or if this version of Produce may not carry it."""
     bytes_count = len(records)
+    # One comparison passes every good batch; `_refuse_length` then finds the error that Kafka would give.
     if header.batch_length != bytes_count - BATCH_OVERHEAD_BYTES or header.magic != MAGIC_V2:
         refusal = _refuse_length(header.batch_length, header.magic, bytes_count)
         if refusal is not None:
@@ -174,6 +175,7 @@ def _refuse_framing(records: memoryview, header: BatchHeader, api_version: int) 
             error=ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
             message=f"zstd needs Produce version {_ZSTD_PRODUCE_VERSION}, this request has {api_version}.",
         )
+    # Whole and well framed, so the bytes that remain are another batch. Kafka checks the codec's version first.
     if header.batch_length != bytes_count - BATCH_OVERHEAD_BYTES:
         return _invalid(
             f"Only one batch per partition is allowed, but {bytes_count - header.size_bytes} bytes follow it."
@@ -201,10 +203,12 @@ def _refuse_batch(records: memoryview, header: BatchHeader, rules: TopicRules) -
             error=ErrorCode.MESSAGE_TOO_LARGE,
             message=f"The batch has {size_bytes} bytes; max.message.bytes of the topic is {rules.message_bytes_max}.",
         )
+    # After the size (Kafka's order): an oversized batch is not summed. Before the counts: they may be damaged.
     if not crc_matches(records, 0, header):
         return _corrupt("The batch's CRC does not match its bytes.")
     if count <= 0 or count != header.last_offset_delta + 1:
         return _invalid(f"The batch claims {count} records, but its last offset delta is {header.last_offset_delta}.")
+    # Refused by arithmetic, so that no later reader allocates or loops by a count that cannot be true.
     if count > (DECOMPRESSED_BYTES_MAX if attributes & CODEC_MASK else size_bytes) // RECORD_BYTES_MIN:
         return _invalid(f"The batch claims {count} records, more than its bytes can hold.")
     if header.producer_id >= 0 and header.base_sequence < 0:
@@ -231,6 +235,7 @@ def _refuse_timestamps_by_header(
         )
     if rules.log_append_time or header.max_timestamp_ms - now_ms <= rules.timestamp_after_ms_max:
         return None
+    # The header alone is enough to refuse; the walk is only for the names of the records at fault.
     return _refuse_records(records, header, rules, now_ms, find_timestamps=True) or Refusal(
         error=ErrorCode.INVALID_TIMESTAMP,
         message=f"The batch's max timestamp {header.max_timestamp_ms} is too far ahead, though none of its records is.",
