@@ -104,7 +104,6 @@ class PartitionCleaner:
         passes: int = 1,
         kept_bytes_max: int = 64 * MIB,
         decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX,
-        records_max: int = RECORDS_MAX,
         keep_unreadable: bool = True,
     ) -> None:
         """The cleaner clears the buffer and uses it until the rewrite begins. Raises BadInputError if `passes` < 1.
@@ -112,8 +111,8 @@ class PartitionCleaner:
         `compactor/heavy/` keeps keys in tables of its own and passes no buffer: one subclass takes the keys of a scan
         (`_enter`), another one gets the result of an earlier scan (`_dead_rows`).
 
-        `records_max`: a batch with more records counts as unreadable. `keep_unreadable` False: no batch counts as
-        unreadable, and records that cannot be read are an error, as in the oracle.
+        `keep_unreadable` False: no batch counts as unreadable, and records that cannot be read are an error, as in the
+        oracle.
         """
         if passes < 1:
             raise BadInputError(f"a scan needs at least 1 pass, not {passes}")
@@ -138,7 +137,6 @@ class PartitionCleaner:
         self._rewriting: ScanPass | None = None
         self._transactions = OpenTransactions()
         self._counted = _Counted()
-        self._records_max = records_max
         self._keep_unreadable = keep_unreadable
         self.unreadable = UnreadableBatches()
 
@@ -400,7 +398,7 @@ class PartitionCleaner:
         is_unreadable, stop = self.unreadable.stretch(done.batches + row)
         stop = min(stop - done.batches, len(table.positions))
         if not is_unreadable and self._keep_unreadable:
-            large = np.flatnonzero(table.record_counts[row:stop] > self._records_max)
+            large = np.flatnonzero(table.record_counts[row:stop] > RECORDS_MAX)
             if len(large) and large[0] == 0:
                 base_offset, records = int(table.base_offsets[row]), int(table.record_counts[row])
                 reason = f"a batch of {records} records (base offset {base_offset}), more than are read at once"

@@ -60,13 +60,24 @@ def cut(claimed: ClaimedJob, spec: MergeSpec, *, cluster_id: str, lease: WriterL
     units: list[Unit] = []
     for first, end, sliced_id in _stretches(extents, deduped, sizes.unit_bytes, sizes.keyed_unit_bytes):
         if sliced_id is None:
-            units.append(_unit(len(units), UnitKind.MERGE, extents, first, end))
+            size = _input_bytes(extents[first:end])
+            units.append(Unit(number=len(units), kind=UnitKind.MERGE, first=first, end=end, input_bytes=size))
             continue
         slices = list(_pieces(extents, first, end, sizes.unit_bytes))
         # Two units for each slice, over the same extents: `slice_units` pairs them by order.
         for kind in (UnitKind.KEYS, UnitKind.REWRITE):
             for number, (start, stop) in enumerate(slices):
-                units.append(_unit(len(units), kind, extents, start, stop, sliced_id, number))
+                units.append(
+                    Unit(
+                        number=len(units),
+                        kind=kind,
+                        first=start,
+                        end=stop,
+                        input_bytes=_input_bytes(extents[start:stop]),
+                        partition_id=sliced_id,
+                        slice_number=number,
+                    )
+                )
     sliced = {unit.partition_id for unit in units if unit.partition_id is not None}
     partitions = {
         id_: each if id_ in sliced else _never_cleared(each, extents, sizes.keys_max)
@@ -129,24 +140,8 @@ def _pieces(extents: Sequence[LeveledExtent], first: int, end: int, unit_bytes: 
     yield start, end
 
 
-def _unit(
-    number: int,
-    kind: UnitKind,
-    extents: Sequence[LeveledExtent],
-    first: int,
-    end: int,
-    partition_id: int | None = None,
-    slice_number: int = 0,
-) -> Unit:
-    return Unit(
-        number=number,
-        kind=kind,
-        first=first,
-        end=end,
-        input_bytes=sum(each.length for each in extents[first:end]),
-        partition_id=partition_id,
-        slice_number=slice_number,
-    )
+def _input_bytes(extents: Iterable[LeveledExtent]) -> int:
+    return sum(each.length for each in extents)
 
 
 def _never_cleared(spec: PartitionSpec, extents: Iterable[LeveledExtent], keys_max: int) -> PartitionSpec:

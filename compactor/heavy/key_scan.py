@@ -35,7 +35,7 @@ from compactor.heavy.slices import KeysFound, cut_reason
 from compactor.heavy.units import HeavyPlan, Unit, UnitKind
 from compactor.merging.cursors import WINDOW_BYTES, Cursors
 from compactor.merging.execute import check_formats
-from compactor.merging.kway_merge import InputExtent, MergeInputs, PartitionInputs, order_inputs
+from compactor.merging.kway_merge import InputExtent, MergeInputs, order_inputs
 from compactor.merging.windows import BatchWindow, Flags, KernelCaller, LateCorruptionError, windows
 from compactor.planning.spec import MIB, PartitionSpec
 from runtime.errors import BadInputError
@@ -65,8 +65,8 @@ class KeyBlock(NamedTuple):
 class _HeldRows:
     """Rows that are not yielded yet, in order."""
 
-    def __init__(self, held_bytes: int) -> None:
-        self._file = tempfile.SpooledTemporaryFile(max_size=held_bytes)  # noqa: SIM115 -- `close` closes it
+    def __init__(self) -> None:
+        self._file = tempfile.SpooledTemporaryFile(max_size=HELD_BYTES)  # noqa: SIM115 -- `close` closes it
         self._counts: list[int] = []
 
     def add(self, hashes: NDArray[np.uint64], offsets: NDArray[np.int64]) -> None:
@@ -167,23 +167,20 @@ class KeyScan:
     def __init__(
         self,
         store: ObjectStore,
-        inputs: PartitionInputs,
         merge: MergeInputs,
         spec: PartitionSpec,
         *,
         kernels: KernelCaller,
         cursor_bytes: int,
         known: KeysFound | None = None,
-        held_bytes: int = HELD_BYTES,
     ) -> None:
-        """`inputs`: the partition's inputs in `merge`, which knows their files. `cursor_bytes` bounds read-ahead."""
+        """`merge`: the inputs of the unit, all of one partition. `cursor_bytes` bounds read-ahead."""
         self._store = store
-        self._inputs = inputs
+        (self._inputs,) = merge.partitions
         self._merge = merge
         self._kernels = kernels
         self._cursor_bytes = cursor_bytes
         self._known = known
-        self._held_bytes = held_bytes
         self._bounds = CleanBounds(
             first_uncleanable_offset=spec.first_uncleanable_offset,
             whole_through_offset=spec.whole_through_offset,
@@ -216,7 +213,7 @@ class KeyScan:
         partition_id = self._inputs.partition.partition_id
         flags |= {(partition_id, base): reason for base, reason in (self._known.flagged if self._known else ())}
         extents = [each for each in self._inputs.extents if each.place not in flags]
-        held = _HeldRows(self._held_bytes)
+        held = _HeldRows()
         cursors = Cursors(self._store, extents, self._merge.files, budget_bytes=self._cursor_bytes)
         collector = _KeyCollector(self._bounds, held)
         if self._known is not None:
@@ -298,10 +295,8 @@ def read_keys(
     if unit.kind is not UnitKind.KEYS or unit.partition_id is None:
         raise BadInputError(f"unit {unit.number} of job {plan.job_id} is a {unit.kind} unit, not a KEYS unit")
     merge = order_inputs(plan.claimed(unit), plan.unit_spec(unit))
-    (inputs,) = merge.partitions
     return KeyScan(
         store,
-        inputs,
         merge,
         plan.spec.partitions[unit.partition_id],
         kernels=KernelCaller(in_thread=in_thread),

@@ -8,7 +8,7 @@ A broker config has one of three roles:
    would delete records that the other keeps. `log.retention.hours`, `log.retention.minutes`, `log.roll.hours` and
    `log.roll.jitter.hours` can be altered too, although Kafka reads them only at start;
 2. a setting of an agent (`setting`) or a constant of every agent. It is only shown; a setting is altered where the
-agent    is started;
+   agent is started;
 3. a config that steers disks, replicas, threads or tiering (neither `topic` nor `setting`). It is shown with Kafka's
    default. If Kafka can alter it while a broker runs, it is accepted and stored, because tools set it. It is marked
    `effective=False`.
@@ -59,7 +59,6 @@ def _of_topic(
     unit: int = 1,
     setting: str = "",
     default: str | None = None,
-    least: float | None = None,
     zero: bool = True,
 ) -> BrokerConfig:
     """The cluster-wide default of a topic config. `default` "" = none: the default of the next synonym counts."""
@@ -71,7 +70,7 @@ def _of_topic(
         default=of.default if default is None else default,
         doc=f"Default of the topic config {topic}. {of.doc}",
         effective=of.effective,
-        least=of.least if least is None else least,
+        least=of.least,
         most=INT_MAX if in_other_unit else of.most,
         choices=of.choices,
         pattern=of.pattern,

@@ -43,20 +43,16 @@ __all__ = [
 ]
 
 
-def _number(
-    type_: ConfigType, name: str, default: float, doc: str, *, least: float, most: float | None = None, effective: bool
-) -> Config:
-    if most is None:
-        most = INT_MAX if type_ is ConfigType.INT else LONG_MAX
-    return Config(name=name, type=type_, default=str(default), doc=doc, effective=effective, least=least, most=most)
-
-
 def _int(name: str, default: int, doc: str, *, least: int, most: int = INT_MAX, effective: bool = False) -> Config:
-    return _number(ConfigType.INT, name, default, doc, least=least, most=most, effective=effective)
+    return Config(
+        name=name, type=ConfigType.INT, default=str(default), doc=doc, effective=effective, least=least, most=most
+    )
 
 
 def _long(name: str, default: int, doc: str, *, least: int, effective: bool = False) -> Config:
-    return _number(ConfigType.LONG, name, default, doc, least=least, effective=effective)
+    return Config(
+        name=name, type=ConfigType.LONG, default=str(default), doc=doc, effective=effective, least=least, most=LONG_MAX
+    )
 
 
 def _bool(name: str, default: bool, doc: str) -> Config:
