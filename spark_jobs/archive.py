@@ -89,6 +89,7 @@ def write_archive(out: Path, *, python: str = DEFAULT_PYTHON, progress: Progress
             f"cannot write {out}: {error.strerror}", remedy="name a place with some 300 MB of room"
         ) from error
     finally:
+        # After a success there is nothing to remove: `replace` has moved it.
         part.unlink(missing_ok=True)
     return Written(
         packages=[Package(name=each.name, version=each.version) for each in wanted],
@@ -169,6 +170,7 @@ def _write(
     packed: set[PurePosixPath] = set()
     size = 0
     with (
+        # No name and no time in the header, so that the same environment gives the same bytes.
         gzip.GzipFile(fileobj=file, mode="wb", compresslevel=_COMPRESSION, filename="", mtime=0) as compressed,
         tarfile.open(fileobj=compressed, mode="w|", format=tarfile.PAX_FORMAT) as tar,
     ):
@@ -212,7 +214,7 @@ def _own_files(name: str) -> Iterator[tuple[PurePosixPath, Path]]:
     """The files of a room or module of ours from where it is imported, installed or in a checkout."""
     found = util.find_spec(name)
     if found is None or found.origin is None:
-        raise ArchiveError(f"{name}, a part of Siltstone, is not installed", remedy="install Siltstone anew")
+        raise ArchiveError(f"{name}, a part of Siltstone, is not installed", remedy="install Siltstone again")
     origin = Path(found.origin)
     if found.submodule_search_locations is None:
         yield PurePosixPath(origin.name), origin

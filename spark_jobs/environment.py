@@ -236,6 +236,7 @@ def _shim(runtime: Path, place: Path) -> Path:
         f'  [ "$each" = --add-modules={_VECTOR} ] || kept+=("$each")\n'
         f'done\nexec {java} "${{kept[@]}}"\n'
     )
+    # Named by its content: another runtime, or another release of the shim, never overwrites one in use.
     home = place / hashlib.sha256(script.encode()).hexdigest()[:16]
     program = home / "bin" / "java"
     try:

@@ -100,16 +100,19 @@ def _group(
     reading = tuple(unit.number for unit, _ in units)
     rows = sum(extent.record_count for unit, _ in units for extent in plan.extents_of(unit))
     session: Any = spark.newSession()  # a session of its own, for its own settings
+    # Sized by rows, because Spark knows nothing about the output of a Python function.
     partitions = max(spark.sparkContext.defaultParallelism, -(-rows // ROWS_PER_PARTITION))
     session.conf.set("spark.sql.shuffle.partitions", str(partitions))
     session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(ARROW_ROWS))
     keys = session.range(0, len(reading), 1, len(reading)).mapInArrow(
         functools.partial(key_batches, plan_url, reading), KEYS_TYPE
     )
+    # The count goes along, so that `join_slices` can prove that no row was lost on the way.
     latest = keys.groupBy(*KEY_COLUMNS).agg(F.max("offset").alias("offset"), F.count(F.lit(1)).alias("records"))
     borders = [_Border(unit.partition_id or 0, slice_range(plan, unit)[0], unit.number) for _, unit in units]
     sorted_in_slices = (
         latest.select(_slice_of(sorted(borders)).alias("unit"), "offset", "records")
+        # All rows of a slice in one task, which writes its one object; several slices may share a task.
         .repartition(len(borders), "unit")
         .sortWithinPartitions("unit", "offset")
     )
@@ -123,6 +126,7 @@ def _slice_of(borders: Sequence[_Border]) -> Column:
 
     if len(borders) == 1:
         return F.lit(borders[0].unit)
+    # A balanced tree: a row takes log2(slices) comparisons, and no expression is nested deeper than that.
     middle = len(borders) // 2
     partition_id, base_offset, _ = borders[middle]
     of_partition = F.col("partition_id") == partition_id
@@ -156,10 +160,12 @@ def _keys_of_unit(plan_url: str, number: int) -> Iterator[RecordBatch]:
             while (found := runner.run(step())) is not None:
                 yield _arrow(*found)
         finally:
+            # Also when Spark stops reading early: the generator has a store open.
             runner.run(end())
 
 
 def _arrow(partition_id: int, block: KeyBlock) -> RecordBatch:
+    # Spark has no unsigned type. Only equality counts, so the sign does no harm.
     hashes = np.ascontiguousarray(block.hashes.T).view(np.int64)
     columns = [np.full(len(block.offsets), partition_id, dtype=np.int32), *hashes, block.offsets]
     return pa.RecordBatch.from_arrays([pa.array(column) for column in columns], schema=_KEYS_SCHEMA)
@@ -263,6 +269,7 @@ async def _complete(plan_url: str, plan: HeavyPlan, partition_id: int, written: 
                 raise ManifestMismatchError(f"unit {reading.number} of job {plan.job_id} ended and left no manifest")
             found.append(known)
             each = written.get(writing.number)
+            # No row fell into this slice, so no task wrote it; an empty object says that nothing survives in it.
             if each is None:
                 put = await _put_in(store, plan, writing, _writer(plan, writing))
                 each = Written(writing.number, put.count, put.records)

@@ -79,6 +79,8 @@ def run_in_task(plan_url: str, told: Accumulator[list[Finished]], numbers: Itera
     """Run the units of one partition of the RDD, which holds one."""
     for number in numbers:
         finished = asyncio.run(_unit(plan_url, number))
+        # By the accumulator as well as the result: results come only at the end of the job, and people and failures
+        # should not wait for it.
         told.add([finished])
         yield finished
 
@@ -93,6 +95,7 @@ async def _unit(plan_url: str, number: int) -> Finished:
         except SiltstoneError as error:
             if error.retriable:
                 raise
+            # Returned, not raised: Spark would try a raised error four times, and this one is final.
             return Finished(number, error=f"unit {number}: {error}")
         input_bytes, output_bytes = plan.unit(number).input_bytes, sum(file.size_bytes for file in result.outputs)
         return Finished(number, result.kind.value, round(result.seconds, 3), input_bytes, output_bytes)
@@ -131,6 +134,7 @@ class Driver:
         if self._plan.units_of(UnitKind.KEYS):
             from spark_jobs import full_dedupe
 
+            # Before the other units, because REWRITE units need the grouped keys of their whole partition.
             self._beside(lambda: full_dedupe.run(self._spark, self._plan, self._plan_url), lambda: None)
         units = [unit for unit in self._plan.units if unit.kind is not UnitKind.KEYS]
         # the longest first, so that it does not run alone at the end
@@ -165,6 +169,7 @@ class Driver:
         def job() -> None:
             try:
                 work()
+            # Kept for the main thread; in this one nobody would see it.
             except BaseException as error:
                 problem.append(error)
 
@@ -178,6 +183,7 @@ class Driver:
                     raise StoppedError("told to end")
         except SiltstoneError:
             self._cancel()
+            # Not longer: the caller ends the JVM next, and that ends whatever is left.
             thread.join(CANCEL_S)
             raise
         if problem:

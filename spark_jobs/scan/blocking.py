@@ -57,6 +57,7 @@ class LoopThread:
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Raises LoopClosedError."""
         if self._loop.is_closed() or not self.is_here:
+            # A coroutine that nobody awaits would warn on stderr.
             work.close()
             raise LoopClosedError("this was closed already" if self.is_here else "this belongs to the parent process")
         return asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -77,6 +78,7 @@ class LoopThread:
             self._loop.run_forever()
         finally:
             tasks = asyncio.all_tasks(self._loop)
+            # Calls that still wait get CancelledError from this; otherwise their threads would wait for ever.
             for task in tasks:
                 task.cancel()
             self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
@@ -115,6 +117,7 @@ class BlockingStore:
     def at(cls, url: str) -> BlockingStore:
         """This process's one store at `url`; it is closed when the process ends."""
         with _lock:
+            # With the process id: a forked child inherits the table, but not the threads behind its stores.
             place = (os.getpid(), url)
             if place not in _shared:
                 _shared[place] = cls.opened(url)

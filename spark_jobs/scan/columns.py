@@ -51,6 +51,7 @@ def values_of(arena: NDArray[np.uint8], columns: KeyColumns, rows: Rows) -> Valu
     """The values of these rows of `columns`; both belong to this arena."""
     count = len(rows)
     found = Values(*(np.empty(count, dtype=np.int64) for _ in range(4)))
+    # A null key has length -1 and takes no bytes.
     after_keys = columns.key_positions[rows] + np.maximum(columns.key_lengths[rows], 0)
     _values(address_of(arena), contiguous(after_keys, np.int64), *found)
     return found

@@ -66,6 +66,7 @@ class Decoder:
                 start = int(block.offsets[-1]) + 1  # where to go on if the next one fails
                 yield block
         except (CodecAtError, CorruptRecordAtError):
+            # One batch at a time: only the unreadable one is lost, and its neighbours in the chunk are not.
             yield from self._one_by_one(window, self._wanted(table, start), start)
 
     def _wanted(self, table: BatchTable, start: int) -> BatchTable:
@@ -172,6 +173,7 @@ def _headers(arena: NDArray[np.uint8], values: Any) -> Any:
 
 def _text(keys: Bytes) -> Any:
     """Header keys as text; brokers do not check whether they are."""
+    # ASCII needs no decoding: the bytes are valid UTF-8 as they are.
     if (keys.data < 0x80).all():
         return _binary(keys, pa.string())
     raw, offsets = keys.data.tobytes(), keys.offsets.tolist()

@@ -71,6 +71,7 @@ def _superseded(
         for block in blocks:
             count = len(block.rows)
             if (number + count + 7) // 8 > len(dead):
+                # Doubles, so that a long partition does not copy its bits for every block.
                 dead = np.concatenate((dead, np.zeros(max(len(dead), count), dtype=np.uint8)))
             lengths = block.columns.key_lengths[block.rows]
             keyless += int((lengths < 0).sum()) if is_first else 0
@@ -82,6 +83,7 @@ def _superseded(
             if full_at >= 0 and not is_first:
                 break  # the first pass goes on, to count the records and the losses
         if full_at >= 0:
+            # Later passes end early, so their own count is too low to tell how many ranges are needed.
             records = max(number, part.end - part.start) if not is_first else number
             ranges += _divided(low, high, min(max(-(-records // max(full_at, 1)), 2), SPLIT_MAX))
         is_first = False

@@ -34,6 +34,7 @@ class Losses:
                 f"{self._where}, {offsets}{file}: {reason}{again}",
                 remedy=remedy or "`siltstone fsck` shows what is damaged; fail_on_data_loss=false leaves it out",
             )
+        # Later passes meet the same losses; one warning is enough.
         if self._known is None:
             _log.warning("records are left out", where=self._where, offsets=offsets, file=file[7:], reason=reason)
         self.ranges.add((first, last))

@@ -166,9 +166,11 @@ class PinnedSnapshot:
             asked_ms = self._clock.monotonic_ms()
             try:
                 for pin_id in list(self._pins):
+                    # The second condition: `let_go` may have ended this pin while the answer was under way.
                     if not await metadata.readers.beat_pin(pin_id, ttl_ms=self._ttl_ms) and pin_id in self._pins:
                         self._lost = "the metadata store let it run out"
                         return
+                # Counted from the question: the store may have renewed the pin at any time since then.
                 self._until_ms = asked_ms + self._ttl_ms
             except MetadataUnavailableError as error:
                 _log.warning("a pin could not be renewed yet", topic=self._topic, error=error.message)

@@ -141,6 +141,7 @@ def _cut(whole: Slice, slice_bytes: int) -> Iterator[Slice]:
     start, size = whole.start, 0.0
     for piece in whole.pieces:
         first, end = max(piece.base_offset, whole.start), min(piece.last_offset + 1, whole.end)
+        # An estimate by the share of offsets; the block index gives the true place when a task reads.
         wanted = piece.length * (end - first) / (piece.last_offset + 1 - piece.base_offset)
         if size and size + wanted > slice_bytes:
             yield whole.of(start, first)

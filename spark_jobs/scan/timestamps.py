@@ -38,6 +38,7 @@ def look_up(store: BlockingStore, snapshot: TopicSnapshot, options: ScanOptions)
 
 def _offset_at(store: BlockingStore, part: PartitionSnapshot, options: ScanOptions, timestamp_ms: int) -> int:
     end = end_offset(part, options.isolation)
+    # Records of aborted transactions count too, as in Kafka's ListOffsets.
     whole = slice_of(part, part.log_start_offset, max(end, part.log_start_offset), isolation=READ_UNCOMMITTED)
     for piece in whole.pieces:
         if piece.length and piece.max_timestamp_ms >= timestamp_ms:

@@ -91,6 +91,7 @@ class _Fetcher:
                 future.cancel()
 
     def _fill(self) -> None:
+        # At least one read is always under way, even if it alone is above the bound.
         while len(self._ahead) < READS_AHEAD and (not self._ahead or self._ahead_bytes < AHEAD_BYTES):
             read = next(self._reads, None)
             if read is None:
@@ -132,6 +133,8 @@ class _Windows:
                     group, group_bytes = [], 0
                 if piece.base_offset > cursor:
                     self.losses.lost(cursor, piece.base_offset - 1, "no extent holds them")
+                # Moves whatever the extent turns out to hold: damage is counted by `_damaged`, gaps between extents
+                # here.
                 cursor = piece.last_offset + 1
                 stream = _Stream(piece, carries_offsets=piece.level > 0)
             if stream is None:
@@ -230,6 +233,7 @@ class _Windows:
     def _survey(self, piece: Piece) -> tuple[Sequence[SoundStretch], bool]:
         surveyed = piece
         if piece.level == 0:
+            # In L0 the commit gave one offset to each record, so the range tells how many there must be.
             surveyed = piece._replace(record_count=piece.last_offset - piece.base_offset + 1)
         elif piece.flagged_reason is None:
             surveyed = piece._replace(flagged_reason=with_written_crc("damaged", piece.crc32c))

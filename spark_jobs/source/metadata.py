@@ -86,6 +86,7 @@ class MetadataThread:
     def close(self) -> None:
         """Close the pool. May be repeated; a later call opens it again."""
         with self._starting:
+            # Taken out under the lock, so that two calls of `close` never close one pool twice.
             thread, self._thread = self._thread, None
             metadata, self._metadata = self._metadata, None
         if thread is None:

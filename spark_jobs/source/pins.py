@@ -123,5 +123,6 @@ def task_renewal(metadata_url: str, pin: Pin, *, now_ms: int) -> Renewal:
         with MetadataThread(metadata_url, retry_ms=every_ms) as metadata:
             return renew(metadata, pin)
 
+    # The clocks of planner and executor may differ; a negative wait would put the first renewal too late.
     waited_ms = max(0, now_ms - pin.made_ms)
     return Renewal(ask, first_ms=max(0.0, every_ms - waited_ms), every_ms=every_ms)

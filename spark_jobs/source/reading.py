@@ -75,6 +75,7 @@ def read_through(whole: Slice, scan: ScanOptions, *, read: Read, replan: Replan)
     An object that is gone but named again by the new plan was not replaced but lost: the scan room decides about it.
     """
     has_offset = OFFSET in scan.columns
+    # The offset is read in any case, because the task must know where to go on after a new plan.
     asked = scan if has_offset else replace(scan, columns=(OFFSET, *scan.columns))
     schema = schema_of(scan.columns)
     next_offset, replans, waiting = whole.start, 0, [whole]
@@ -99,6 +100,7 @@ def read_through(whole: Slice, scan: ScanOptions, *, read: Read, replan: Replan)
             _log.warning("a file has gone, planning again", partition=part.partition, offset=next_offset, key=gone.key)
             waiting = list(replan(next_offset))
             if any(piece.key == gone.key for part in waiting for piece in part.pieces):
+                # The new plan names it again, so nobody replaced it. From now on the scan itself reports it as lost.
                 lost.add(gone.key)
 
 
@@ -166,6 +168,7 @@ class _Anew:
         pin = take_pin(
             metadata, f"spark task of {self._options.scan.topic}", ttl_ms=self._options.pin_ttl_ms, clock=self._clock
         )
+        # The new pin comes first: between the two, files of neither plan may be deleted.
         self._pins.close()
         self._pins.callback(let_go, metadata, [pin])
         every_ms = pin.renew_every_ms

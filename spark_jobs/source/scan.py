@@ -82,6 +82,7 @@ def plan_batch(options: SourceOptions, metadata: MetadataThread, clock: Clock) -
         if clock.wall_ms() - pin.made_ms > pin.renew_every_ms:
             renew(metadata, pin)  # looking up times took long
     finally:
+        # Nothing to read, or an error: no task will renew this pin.
         if not slices:
             let_go(metadata, [pin])
     topic_id = str(snapshot.topic.topic_id)

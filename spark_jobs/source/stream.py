@@ -264,6 +264,7 @@ class TopicStream:
         done = next((at for at, planned in enumerate(self._planned) if planned.end == end), None)
         if done is not None:
             let_go(self._metadata, [planned.pin for planned in self._planned[: done + 1]])
+            # Earlier ones too: a commit covers everything up to its end.
             del self._planned[: done + 1]
 
     def stop(self) -> None:
@@ -288,6 +289,7 @@ class TopicStream:
 
     def _renew_all(self) -> bool:
         """Always True: the task whose file is gone notices a pin that ran out, and plans again."""
+        # A copy: this runs in the renewal's thread, and `plan` and `commit` change the list meanwhile.
         for planned in list(self._planned):
             renew(self._metadata, planned.pin)
         return True

@@ -91,7 +91,7 @@ class ChildSubmission:
         await self._read_to_end()
 
     async def let_go(self) -> None:
-        """Do nothing: the driver ends with this process, and no other process has it."""
+        """As `cancel`: the driver belongs to this process, so no other compactor can go on with it."""
         await self.cancel()
 
     async def _read_to_end(self) -> None:

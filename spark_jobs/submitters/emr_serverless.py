@@ -99,6 +99,7 @@ class EmrServerlessSubmitter:
             clientToken=token,
             name=f"siltstone-merge-{job_id}",
             executionRoleArn=self._role_arn,
+            # Rounded up, so that the run never ends before its merge's time is over.
             executionTimeoutMinutes=max(-(-limit_ms // 60_000), TIMEOUT_MINUTES_MIN),
             jobDriver={
                 "sparkSubmit": {
@@ -187,7 +188,7 @@ class EmrSubmission:
             await self._application.close()
 
     async def let_go(self) -> None:
-        """Do nothing: the next compactor gets the same run by its token, and may have it by now."""
+        """Leave the run alone: the next compactor gets the same run by its token, and may have it by now."""
         if not self._is_closed:
             self._is_closed = True
             await self._application.close()

@@ -63,6 +63,8 @@ def run(command: Sequence[str], *, grace_s: float = GRACE_S) -> int:
     stop.wait()
     _signal_group(child.pid, signal.SIGTERM)  # also after it ended by itself: some of its processes may be left
     threads[1].join(grace_s)
+    # Whatever is left of the group, also if the command itself has ended: its id is not reaped yet, so no stranger has
+    # it.
     _signal_group(child.pid, signal.SIGKILL)
     code = child.wait()
     return code if code >= 0 else 128 - code

@@ -194,6 +194,7 @@ def _made(connection: Any, load: Any) -> Any:
     """Make the schema if need be, and load the catalog while nobody else makes its tables."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_advisory_lock(%s)", (LOCK,))
+        # Asked first: CREATE SCHEMA IF NOT EXISTS needs the right to create even where the schema exists.
         cursor.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (SCHEMA,))
         if cursor.fetchone() is None:
             try:

@@ -173,6 +173,7 @@ class Converter:
         arrays = self._arrays(rows)
         self._judge(rows, place)
         kept = [value if row.error is not None else None for value, row in zip(values, rows, strict=True)]
+        # Column 4 is `kafka_value`: only values that did not fit keep their bytes, the others are in their columns.
         columns[4] = pa.array(kept, pa.binary())
         columns.append(pa.array([value is None for value in values], pa.bool_()))
         columns.append(pa.array([row.error for row in rows], pa.string()))
@@ -200,6 +201,7 @@ class Converter:
         try:
             return pa.array(cells, field.type)
         except (pa.ArrowException, ValueError, TypeError, OverflowError):
+            # One by one only after the whole column failed: that is slow, and rare.
             for number, cell in enumerate(cells):
                 try:
                     pa.array([cell], field.type)
@@ -251,6 +253,7 @@ class JsonReader:
         if not isinstance(parsed, dict):
             return Row(None, f"not a JSON object but {kind_text(kind)}")
         if kind not in self._known:
+            # Clearing costs judging these kinds again, nothing else.
             if len(self._known) >= KINDS_MAX:
                 self._known.clear()
             self._known[kind] = self._wrong(kind)

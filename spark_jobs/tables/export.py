@@ -295,6 +295,7 @@ class _Run:
         ]
         if again:
             self._columns = wanted
+            # Nobody will commit them: the same slices are written again with better columns.
             self._remove([results[number] for number in again])
             redone = engine.run(
                 [replace(self._task(group[number], options, fixed), final=True) for number in again],

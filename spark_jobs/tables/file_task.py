@@ -140,6 +140,7 @@ class _Writing:
             if not batch.num_rows:
                 continue
             converted = self._converter.convert(batch)
+            # Reads on without writing, to report the columns of the whole slice at once.
             if not self._still_complete():
                 continue
             last = int(batch.column(batch.schema.get_field_index("offset"))[batch.num_rows - 1].as_py())
@@ -169,6 +170,7 @@ class _Writing:
 
     def _file(self) -> _OpenFile:
         if self._open is None:
+            # In memory, because `Place.put` takes a whole file.
             sink = pa.BufferOutputStream()
             schema = pa.schema([self._task.file_schema.field(each.name) for each in self._converter.schema])
             writer = parquet.ParquetWriter(sink, schema, compression=COMPRESSION)

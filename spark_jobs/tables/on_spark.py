@@ -43,6 +43,7 @@ class OnSpark:
             outcomes: list[WriteResult | SiltstoneError] = rdd.mapPartitions(_Work(counter)).collect()
         finally:
             ended.set()
+            # Before the last report below, or the watcher could show an older number after it.
             watch.join()
         results: list[WriteResult] = []
         for outcome in outcomes:

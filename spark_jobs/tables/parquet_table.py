@@ -217,6 +217,7 @@ async def _live(store: ObjectStore) -> tuple[list[str], Any]:
     found: list[str] = []
     commit = newest
     while commit is not None:
+        # In front, because the log is walked from the newest commit back.
         found[:0] = commit.files
         if commit.replaces or commit.sequence == 1:
             break
