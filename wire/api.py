@@ -176,11 +176,13 @@ def read_request_header(frame: memoryview) -> tuple[RequestHeader, int]:
         raise MalformedMessageError(f"client id has the length {client_id_size}")
     header = RequestHeader(api_key, version, correlation_id, client_id)
     table = message_table(api.request)
+    # Only of a declared version: in one that we do not know, nobody can say what follows the client id.
     if version in table.versions and version in table.flexible:
         try:
             position, _ = skip_tagged_fields(frame, position)
         except IndexError as error:
             raise MalformedMessageError("request header ends early") from error
+    # Last: the error carries the whole header, which an answer to ApiVersions needs.
     low, high = api.accepted
     if not low <= version <= high:
         raise UnsupportedVersionError(f"{api.name} v{version}, but only v{low} to v{high} are served", header, position)
@@ -209,7 +211,9 @@ def encode_response(header: RequestHeader, body: Message) -> list[Octets]:
         version = 0
     if type(body) is not table.struct_class:
         raise EncodingError(f"a {type(body).__name__} cannot answer API key {header.api_key}")
+    # The length is not known yet: `_framed` writes it over these four bytes.
     head = bytearray(_frame_head.pack(0, header.correlation_id))
+    # One zero byte: no tagged fields.
     if version in table.flexible and header.api_key != API_VERSIONS:
         head.append(0)
     return _framed(encode(body, version, head), head)

@@ -151,6 +151,7 @@ def crc_matches(view: Body, position: int, header: BatchHeader) -> bool:
     short.
     """
     end = position + header.size_bytes
+    # A sum over fewer bytes could match by chance, and a negative length would sum other bytes.
     if header.batch_length < BATCH_LENGTH_MIN or end > len(view):
         return False
     return crc32c(memoryview(view)[position + CRC_COVERS_FROM : end]) == header.crc
@@ -210,6 +211,7 @@ def stamp_log_append_time(batch: memoryview, now_ms: int) -> bytes:
     header = read_header(batch)
     if header.size_bytes != len(batch):
         raise CorruptBatchError(f"a batch of {len(batch)} bytes says in its header that it has {header.size_bytes}")
+    # The base timestamp stays: another one would mean other deltas, and so every record encoded again.
     tail = HEADER_TAIL.pack(
         header.attributes | LOG_APPEND_TIME_BIT,
         header.last_offset_delta,

@@ -130,7 +130,8 @@ def _decompress_gzip(data: Body, bytes_max: int) -> bytes:
     while True:
         stream = zlib.decompressobj(_GZIP_WBITS)
         try:
-            # zlib grows its buffer as output comes, so a large bound costs nothing by itself.
+            # One byte more than is allowed tells "just fits" from "too much". zlib grows its buffer as output comes,
+            # so a large bound costs nothing by itself.
             member = stream.decompress(rest, left + 1)
         except zlib.error as error:
             raise CodecError(f"gzip data is damaged: {error}") from error
@@ -244,6 +245,7 @@ def _decompress_lz4(data: Body, bytes_max: int) -> bytes:
                 break
             if stream.needs_input:
                 raise CodecError("lz4 data is cut short")
+            # The library keeps the input that it has not used; given again, it would be read twice.
             rest = b""
     except (RuntimeError, EOFError) as error:
         raise CodecError(f"lz4 data is damaged: {error}") from error
@@ -305,7 +307,9 @@ def _zstd_frame(view: memoryview) -> _ZstdFrame:
             raise CodecError("zstd data is cut short")
         block_header = view[position] | view[position + 1] << 8 | view[position + 2] << 16
         is_last, kind, size = block_header & 1 == 1, block_header >> 1 & 3, block_header >> 3
+        # A run-length block has one byte of input, whatever size it unfolds to.
         position += 3 + (1 if kind == _ZSTD_RLE_BLOCK else size)
+        # The checksum goes to the decoder with the last block, or it would wait for more input.
         if is_last and parameters.has_checksum:
             position += 4
         if position > end:
@@ -318,6 +322,7 @@ def _zstd_frame(view: memoryview) -> _ZstdFrame:
 
 def _decompress_zstd_frame(frame: _ZstdFrame, left: int) -> bytes | None:
     """The frame's content, or None when it is larger than `left` bytes."""
+    # Only a claim, but the library refuses content that differs from it, so it is enough to look here.
     if frame.content_bytes > left:
         return None
     context = (

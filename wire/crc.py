@@ -71,7 +71,9 @@ def _columns(power: int) -> tuple[int, ...]:
     if power:
         half = _columns(power - 1)
         return tuple(_times(half, column) for column in half)
+    # The effect of one zero bit: bit 0 leaves and adds the polynomial, every other bit moves down by one.
     one_bit = (_POLYNOMIAL, *(1 << bit for bit in range(31)))
+    # Squared three times: from one zero bit to eight, a zero byte.
     for _ in range(3):
         one_bit = tuple(_times(one_bit, column) for column in one_bit)
     return one_bit

@@ -60,6 +60,7 @@ class FrameReader:
         if self._large is None:
             if not self._start:
                 return self._landing
+            # Put back before each read: other connections used the buffer since.
             self._landing[: len(self._start)] = self._start
             return self._landing[len(self._start) :]
         if self._large_end == len(self._large):
@@ -76,6 +77,7 @@ class FrameReader:
             if self._large_end < self._large_size:
                 return []
             frame, self._large = self._large, None
+            # The buffer never holds more than this frame: what follows it is still in the socket.
             return [frame.toreadonly()]
         return self._cut_landing(len(self._start) + received_bytes)
 
@@ -84,6 +86,7 @@ class FrameReader:
         start, landing = 0, self._landing
         while end - start >= _LENGTH.size:
             (size,) = _LENGTH.unpack_from(landing, start)
+            # Refused before any memory is taken for it.
             if not 0 <= size <= self._frame_bytes_max:
                 raise self._refusal(size, bytes(landing[start : start + _LENGTH.size]))
             stop = start + _LENGTH.size + size
@@ -92,6 +95,7 @@ class FrameReader:
                     self._begin_large(size, landing[start + _LENGTH.size : end])
                     start = end
                 break
+            # Copied out: the landing buffer belongs to the next connection as soon as this call returns.
             frames.append(memoryview(bytes(landing[start + _LENGTH.size : stop])))
             start = stop
         self._start = bytes(landing[start:end])

@@ -127,6 +127,7 @@ def read_payload(batch: memoryview, *, bytes_max: int = DECOMPRESSED_BYTES_MAX) 
     if not BATCH_HEADER_BYTES <= header.size_bytes <= len(batch):
         raise CorruptBatchError(f"the batch says it has {header.size_bytes} bytes, but {len(batch)} are there")
     payload = batch[BATCH_HEADER_BYTES : header.size_bytes]
+    # An emptied batch has no payload to decompress, whatever codec its attributes name.
     if header.codec is Codec.NONE or not header.records_count:
         return payload, header.records_count
     return decompress(header.codec, payload, bytes_max=bytes_max), header.records_count
@@ -173,6 +174,7 @@ def _walk_fields(payload: Body, count: int, headers_max: int = _UNBOUNDED) -> It
     small as two bytes.
     """
     end = len(payload)
+    # The batch's word about its records: compared with the bytes before anything loops by it.
     if not 0 <= count <= end // RECORD_BYTES_MIN:
         raise CorruptRecordError(0, f"the batch counts {count} records in {end} bytes")
     position = 0
@@ -180,6 +182,7 @@ def _walk_fields(payload: Body, count: int, headers_max: int = _UNBOUNDED) -> It
         try:
             length, start = _read_varint(payload, position)
             position = start + length
+            # Less the length's own byte: the fields alone take six at least.
             if not start + RECORD_BYTES_MIN - 1 <= position <= end:
                 raise _Malformed(f"it says it has {length} bytes, but {end - start} are left")
             fields, reached = _read_fields(payload, start, position, headers_max)
@@ -240,9 +243,11 @@ def _read_fields(data: Body, position: int, end: int, headers_max: int) -> tuple
     position = key_at if key_length < 0 else key_at + key_length
     value_length, value_at = _read_length(data, position)
     position = value_at if value_length < 0 else value_at + value_length
+    # The usual case: no headers. Where the record ends is compared by the caller.
     if data[position] == 0:
         return (delta_ms, offset_delta, key_at, key_length, value_at, value_length, position + 1, 0), position + 1
     headers_count, headers_at = _read_varint(data, position)
+    # The fields may have left the record; the division below must not count with a negative rest.
     if headers_at > end:
         raise _Malformed("a field leaves its record")
     if not 0 <= headers_count <= (end - headers_at) // 2:

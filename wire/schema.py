@@ -265,6 +265,7 @@ def field(
             case Fixed() | Variable():
                 default = cast("Any", wire_type).default
             case Array():
+                # A tuple: a list would be shared by all objects of the class.
                 default = ()
             case _:
                 default = None

@@ -28,6 +28,7 @@ def decode(message_class: type[M], version: int, buffer: memoryview, position: i
     decoder = message_class.wire_decoders.get(version) or _decoder(message_class, version)
     try:
         return decoder(buffer, position)
+    # The generated code does not check for the end before each field: running off it raises one of these.
     except (struct.error, IndexError) as error:
         raise MalformedMessageError(f"{message_class.__name__} v{version} ends early: {error}") from error
     except UnicodeDecodeError as error:

@@ -49,6 +49,7 @@ def least_size(wire_type: WireType[Any], version: int, flexible: bool) -> int:
             return size
         case Variable(name="string"):
             return 1 if flexible else 2
+        # Counted through: the product of count and least size then bounds the loop by the bytes at hand.
         case Nested(struct_class):
             size = 1 if flexible else 0
             for row in struct_class.wire_table.fields:
@@ -118,6 +119,7 @@ class DecoderSource(SourceText):
         if self._flexible:
             self._tagged_fields(tagged, values, path)
         made = self.variable()
+        # `object.__new__`: a dataclass's `__init__` would set every field twice.
         self.line(f"{made} = new({self.name(table.struct_class, table.struct_class.__name__)})")
         for name, value in values.items():
             self.line(f"{made}.{name} = {value}")
@@ -142,6 +144,7 @@ class DecoderSource(SourceText):
                 for number, row in enumerate(rows):
                     with self.block(f"{'elif' if number else 'if'} {tag} == {row.tag}:"):
                         self._tagged_field(row, values[row.name], stop, f"{path}.{row.name}")
+                # A tag that this version does not know is stepped over (KIP-482).
                 self.line(f"else: position = {stop}")
 
     def _tagged_field(self, row: FieldTable, target: str, stop: str, path: str) -> None:
@@ -176,6 +179,7 @@ class DecoderSource(SourceText):
             self._flush_run()
             self.line(f"{variable} = buffer[position] - 1")
             self.line("position += 1")
+            # One byte holds lengths up to 126; 127 and more means that the varint goes on.
             self.line(f"if {variable} > 126: {variable}, position = read_compact_length(buffer, position - 1)")
         else:
             self._run.append((code, variable))
@@ -215,6 +219,7 @@ class DecoderSource(SourceText):
         with self.block("else:"):
             with self.block(f"if {count} * {element_size} > size - position:"):
                 self._refuse(path, "has more elements than the message has bytes")
+            # Responses come from servers we chose to ask; only strangers' requests need the bound.
             if self._is_request:
                 self._spend(count)
             if isinstance(element, Fixed) and element.name != "uuid":

@@ -97,6 +97,7 @@ class EncoderSource(SourceText):
             self._run.append(("B", "0"))
             return
         self._flush_run()
+        # KIP-482: ascending, whatever the order of declaration.
         rows = sorted(rows, key=lambda row: row.tag or 0)
         values = {row.name: self.variable() for row in rows}
         for row in rows:
@@ -152,6 +153,7 @@ class EncoderSource(SourceText):
                 self._refuse(path, "is None")
 
     def _octets(self, name: str, source: str, nullable: bool, path: str) -> None:
+        # A tagged field's size stands before it, so its bytes must be in one place first.
         if name == "records" and self._out != "out":
             raise TypeError(f"{self._title}: {path} is a records field inside a tagged field")
         content, length = self.variable(), self.variable()
@@ -170,6 +172,7 @@ class EncoderSource(SourceText):
             self.line(f"{self._out} += {content}")
             return
         with self.block(f"if {length} > 0:"):
+            # What was written so far goes out before the records, which are not copied; then a new buffer begins.
             self.line("parts.append(out)")
             self.line(f"parts += octets_parts({content})")
             self.line("out = bytearray()")

@@ -32,6 +32,7 @@ def read_uvarint(buffer: memoryview, position: int) -> tuple[int, int]:
         byte = buffer[index]
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
+            # Five bytes hold 35 bits.
             if value > 0xFFFFFFFF:
                 raise MalformedMessageError(f"varint at byte {position} does not fit in 32 bits")
             return value, index + 1

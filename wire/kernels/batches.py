@@ -82,6 +82,7 @@ def read_batches(data: Body, *, check_crc: bool = True, allow_cut: bool = False)
     filled = _fill(address, check_crc, table)
     if filled < batches or (end < length and not (allow_cut and _is_cut(data, end))):
         broken = int(table[0, filled]) if filled < batches else end
+        # Always raises: the plain walk finds the reason. If it does not, kernel and twin disagree.
         _read_batch(data, broken, check_crc=check_crc, allow_cut=False)
         raise BugError(f"the batch at position {broken} was refused by the kernel alone")
     return BatchTable._make(table)
@@ -159,6 +160,7 @@ def _fill(address: int, check_crc: bool, table: NDArray[np.int64]) -> int:
         table[0, row] = position
         if attributes & CODEC_MASK > _CODEC_MAX:
             return row
+        # `base > MAX - delta`, not `base + delta > MAX`: a kernel's sum overflows without notice.
         if base < 0 or delta < 0 or base > OFFSET_MAX - delta or count < 0 or count > delta + 1:
             return row
         if check_crc and crc32c_at(at + CRC_COVERS_FROM, size - CRC_COVERS_FROM, 0) != load_u32(at + CRC_POSITION):
@@ -201,6 +203,7 @@ def _runs_crc32c(
             if sizes[row] < _JOINED_BYTES_MIN:
                 crc = crc32c_at(at, sizes[row], crc)
             else:
+                # The head is summed, and the batch's own CRC stands for the rest.
                 crc = crc32c_at(at, CRC_COVERS_FROM, crc)
                 crc = joined_crc32c_of(tables, crc, load_u32(at + CRC_POSITION), sizes[row] - CRC_COVERS_FROM)
         runs[run] = crc

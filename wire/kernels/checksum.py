@@ -108,6 +108,7 @@ def _by_threes(position: int, stretch: int, tables: NDArray[np.uint32], crc: np.
             crc = _step(crc, load_u64_le(at))
             second = _step(second, load_u64_le(at + stretch))
             third = _step(third, load_u64_le(at + 2 * stretch))
+    # Each CRC as if the stretches behind it were zero bytes, joined by XOR.
     return _shifted(tables, _shifted(tables, crc) ^ second) ^ third
 
 

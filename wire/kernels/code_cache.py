@@ -60,6 +60,7 @@ class KernelCache:
 
     def load_overload(self, sig: object, target_context: Any) -> Any:
         """The compiled function, or None if it has to be compiled."""
+        # As numba's own cache does: in a fresh process the context is not initialised yet.
         target_context.refresh()
         if not self._is_alone:
             return None

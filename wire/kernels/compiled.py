@@ -31,6 +31,7 @@ def compiled(function: _Function) -> _Function:
     writable, or pass their addresses, and wrap numbers that may pass 2^63-1 (`numpy.uint64`).
     """
     dispatcher = _numba.njit(nogil=True, boundscheck=False, error_model="numpy")(function)
+    # In place of numba's own cache, whose faults are in docs/decisions/0010-numba-kernels.md.
     dispatcher._cache = KernelCache(function)
     return cast(_Function, dispatcher)
 

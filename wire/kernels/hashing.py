@@ -122,6 +122,7 @@ def _last_word(address: int, count: int) -> np.uint64:
 @inlined
 def _last_word_of_eight(address: int, count: int) -> np.uint64:
     """`_last_word` for an address at which eight bytes may be read."""
+    # `count` is below 8, so the shift is below 64: a shift by 64 has no defined result.
     behind = np.uint64(_ALL) >> np.uint64(8 * count)
     return load_u64(address) & ~behind | np.uint64(_TOP_BIT) >> np.uint64(8 * count)
 
@@ -136,10 +137,12 @@ def _fill_lane(address: int, length: int, arena_end: int, words: int, used: int)
     for at in range(whole):
         store_u64_le(words + _STEP * at, load_u64(address + 8 * at))
     last = address + 8 * whole
+    # Eight bytes at once where the arena has them; at its very end byte by byte, because the next page may not exist.
     if last + 8 <= arena_end:
         store_u64_le(words + _STEP * whole, _last_word_of_eight(last, length & 7))
     else:
         store_u64_le(words + _STEP * whole, _last_word(last, length & 7))
+    # Only what the lane's last key left behind.
     for at in range(whole + 1, used):
         store_u64_le(words + _STEP * at, np.uint64(0))
     store_u64_le(words + _STEP * _LENGTH_WORD, np.uint64(8 * length))
@@ -165,6 +168,7 @@ def _hash_in_lanes(
     digests = words + _STEP * BLOCK_WORDS
     last = len(lengths) - 1
     for row in range(len(lengths)):
+        # A null key's position may be anything: a prefetch is harmless whatever the address.
         prefetch_read(arena + positions[min(row + _ROWS_AHEAD, last)])
         length = to_int(lengths[row])
         if length < 0:
@@ -223,6 +227,7 @@ def _hash_one(address: int, length: int, block: NDArray[np.uint64], hashes: NDAr
     for at in range(left >> 3):
         words[at] = load_u64(address + 8 * at)
     words[left >> 3] = _last_word(address + (left & ~7), left & 7)
+    # No room for the length behind the 0x80: it goes into one more block, otherwise empty.
     if left > ONE_BLOCK_BYTES_MAX:
         hash_block(words, state)
         words[:] = np.uint64(0)

@@ -99,6 +99,7 @@ def rewrite(
     sizes[actions == VERBATIM] = table.sizes[actions == VERBATIM]
     sizes[actions == EMPTIED] = BATCH_HEADER_BYTES
     ends = np.cumsum(sizes)
+    # Removed batches have size 0, so they take no place in between.
     positions = ends - sizes
     out = np.empty(int(ends[-1]) if len(ends) else 0, dtype=np.uint8)
 
@@ -253,18 +254,21 @@ def _write_batches(
             end = table.positions[index] + table.sizes[index]
             index += 1
             while index < count and rewrites.actions[index] == VERBATIM:
+                # Neighbours in the window, so a run of untouched batches is one copy.
                 end += table.sizes[index]
                 index += 1
             copy_bytes(target, source, window_at + end - source)
             continue
         if action != REMOVED:
             size = sizes[index]
+            # The old header first: leader epoch, deltas and the producer's fields stay as they are.
             copy_bytes(target, source, BATCH_HEADER_BYTES)
             store_i32(target + _BATCH_LENGTH_POSITION, size - BATCH_OVERHEAD_BYTES)
             store_i16(target + _ATTRIBUTES_POSITION, rewrites.attributes[index])
             store_i64(target + _BASE_TIMESTAMP_POSITION, rewrites.base_timestamps_ms[index])
             store_i64(target + _MAX_TIMESTAMP_POSITION, rewrites.max_timestamps_ms[index])
             store_i32(target + _RECORDS_COUNT_POSITION, rewrites.record_counts[index])
+            # Last, over the new header and the payload that is in place already.
             store_i32(target + CRC_POSITION, crc32c_at(target + CRC_COVERS_FROM, size - CRC_COVERS_FROM, 0))
         index += 1
 
@@ -312,6 +316,7 @@ def varint_bytes(value: int) -> int:
     count = 1
     if value < 0:
         value = ~value
+    # The first byte has seven bits, one of them the sign.
     value >>= 6
     while value:
         value >>= 7

@@ -169,6 +169,7 @@ def _read_long_varint(position: int, end: int, bits: int) -> tuple[int, int]:
     while shift < bits and position < end:
         byte = load_u8(position)
         position += 1
+        # The tenth byte: only one of its bits fits into 64.
         if shift == 63 and byte > 1:
             break
         raw |= np.uint64(byte & 0x7F) << np.uint64(shift)
@@ -248,6 +249,7 @@ def _scan(
     timestamp_deltas: NDArray[np.int64],
 ) -> tuple[int, int]:
     """(payload, record in it) of the first wrong record, or (-1, -1)."""
+    # Unsigned: at a signed index numba allows for negative values, with some more code at each store.
     row = np.uint64(0)
     for payload in range(len(starts)):
         position, payload_end = arena + starts[payload], arena + ends[payload]
@@ -269,6 +271,7 @@ def _scan(
             timestamp_deltas[row] = delta_ms
             position = end
             row += np.uint64(1)
+        # As a record of its own, one past the last: the plain walk reports the bytes that follow by that number.
         if position != payload_end:
             return payload, counts[payload]
     return _NOWHERE, _NOWHERE

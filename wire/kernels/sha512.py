@@ -108,6 +108,7 @@ class _Vectors:
         return xor(xor(self._rotated(word, first), self._rotated(word, second)), shifted)
 
     def choice(self, which: Any, one: Any, other: Any) -> Any:
+        # The same as (which & one) | (~which & other), with one operation less.
         return self.builder.xor(other, self.builder.and_(which, self.builder.xor(one, other)))
 
     def majority(self, one: Any, two: Any, three: Any) -> Any:
@@ -189,6 +190,7 @@ def hash_block(block: NDArray[np.uint64], state: NDArray[np.uint64]) -> None:
     a, b, c, d = state[0], state[1], state[2], state[3]
     e, f, g, h = state[4], state[5], state[6], state[7]
     for at in range(ROUNDS):
+        # The schedule needs only the last 16 words, so it runs around in the block.
         place = at & 15
         if at >= BLOCK_WORDS:
             near, far = block[(at - 2) & 15], block[(at - 15) & 15]
