@@ -32,6 +32,7 @@ class DirectoryLock:
         opened."""
         path = self._directory / "lock"
         try:
+            # Opened without truncating, so that a refused process can still read who holds the lock.
             file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+", encoding="ascii", errors="replace")
         except OSError as error:
             raise BadInputError(
@@ -46,6 +47,7 @@ class DirectoryLock:
                 f"{self._directory} is in use by process {holder}",
                 remedy="stop that process, or choose another directory with --data",
             ) from error
+        # Written only under the lock: the file may hold the pid of an earlier holder.
         file.seek(0)
         file.truncate()
         file.write(f"{os.getpid()}\n")

@@ -72,6 +72,7 @@ def choose_run_as(data: Path, *, environ: Mapping[str, str]) -> RunAs:
                 remedy="run as the owner, choose another directory with --data, or pass --metadata",
             )
         return RunAs() if _is_known(me) else _as_unknown_user(me, environ)
+    # The namespace maps root's own files only, and a directory of another owner keeps that owner.
     if owner in (None, 0):
         prefix = namespace_prefix(environ)
         if prefix is not None:
@@ -92,6 +93,7 @@ def namespace_prefix(environ: Mapping[str, str]) -> tuple[str, ...] | None:
     prefix = (unshare, "--user", f"--map-user={NOBODY_IN_NAMESPACE}", f"--map-group={NOBODY_IN_NAMESPACE}", "--")
     try:
         probe = subprocess.run(  # noqa: S603
+            # `unshare` runs itself: a program that is certainly there, and can be executed inside the namespace.
             [*prefix, "/proc/self/exe", "--version"],
             capture_output=True,
             timeout=30,

@@ -261,10 +261,12 @@ async def _places(
         (data / OBJECTS).mkdir(mode=0o700, exist_ok=True)
     if not settings.metadata_url:
         postgres = EmbeddedPostgres(data / POSTGRES)
+        # Pushed before the start, so that a Postgres that came up halfway is stopped too.
         stack.push_async_callback(asyncio.to_thread, postgres.stop)
         settings = replace(settings, metadata_url=await asyncio.to_thread(postgres.start))
         _log.info("postgres ready", pid=postgres.pid, data=str(data / POSTGRES))
         death = asyncio.create_task(_death_of(postgres, data, stopping, impatient))
+        # Pushed after the stop of Postgres, so it runs before: otherwise that stop would look like a death.
         stack.push_async_callback(_stop_watching, death)
     if not is_memory(settings.metadata_url) and not stopping.is_set():
         from metadata.migrations.migrate import migrate_async  # half a second of imports that memory:// does not need
@@ -291,6 +293,7 @@ async def _stop_watching(death: asyncio.Task[None]) -> None:
     if not death.done():
         death.cancel()
     with suppress(asyncio.CancelledError):
+        # If Postgres has died, this raises PostgresDiedError, which becomes the error of the whole stack.
         await death
 
 
@@ -317,6 +320,7 @@ class _Telling:
         urls = tuple(agent.metrics_url for agent in running if agent.metrics_url)
         bootstrap = ",".join(agent.bootstrap for agent in running)
         self._run = replace(self._run, bootstrap=bootstrap, metrics_url=urls[0] if urls else "", metrics_urls=urls)
+        # Before the file is written, so that a write that fails leaves nothing behind.
         self._stack.callback(remove_run_file, self._data)
         write_run_file(self._data, self._run)
         self._on_ready(running)

@@ -191,6 +191,7 @@ class GroupClient:
                 for topic in group.topics:
                     for each in topic.partitions:
                         check(each.error_code, self.named("committed offsets of"))
+                        # -1 means that this partition has no committed offset.
                         if each.committed_offset >= 0:
                             found[topic.name, each.partition_index] = Committed(
                                 offset=each.committed_offset, metadata=each.metadata or ""

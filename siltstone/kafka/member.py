@@ -135,9 +135,11 @@ class GroupMember:
 
     async def _assigned(self, joined: join_group.JoinGroupResponse) -> Mapping[str, Mapping[str, Sequence[int]]]:
         """The assignment of all members, if this member leads; empty if another member leads."""
+        # Cleared first: if another member leads now, this one must not look for new partitions any more.
         self._assigned_counts = None
         if joined.leader != self._member_id:
             return {}
+        # A member whose subscription cannot be read gets no partitions; the others are not held up by it.
         wanted = {each.member_id: parse_subscription(bytes(each.metadata)) or () for each in joined.members}
         topics = {topic for each in wanted.values() for topic in each}
         counts = await self._counts(topics)

@@ -93,6 +93,8 @@ class Sequences:
 
     def missing(self, partitions: Iterable[int]) -> Sequence[int]:
         """The partitions that need a new producer before they can be written to."""
+        # A partition that was never written to joins the first producer at sequence 0; one that lost its place needs a
+        # new producer.
         if self._shared is not None:
             for partition in partitions:
                 if partition not in self._next:
@@ -110,6 +112,7 @@ class Sequences:
 
     def stored(self, partition: int, count: int) -> None:
         if partition in self._next:
+            # Sequences wrap to 0 after 2^31 - 1, as in Kafka.
             self._next[partition] = (self._next[partition] + count) & SEQUENCE_MAX
 
     def lost(self, partition: int) -> None:

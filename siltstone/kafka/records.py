@@ -97,12 +97,14 @@ def batches_of(fetched: FetchedPartition, offset: int) -> Iterator[tuple[Sequenc
     try:
         for position, header in iter_headers(fetched.records):
             records: Sequence[OutputRecord] = ()
+            # A fetch may return whole batches from below the offset; those are neither checked nor unpacked.
             if header.next_offset > offset:
                 batch = fetched.records[position : position + header.size_bytes]
                 if not crc_matches(batch, 0, header):
                     raise CorruptBatchError("its CRC-32C does not match its bytes")
                 if not header.is_control:
                     records = _read_batch(fetched, header, batch, offset)
+            # Past the batch even if it yields nothing: control batches and emptied ones take offsets too.
             offset = max(offset, header.next_offset)
             yield records, offset
     except SiltstoneError as error:
@@ -146,6 +148,7 @@ async def produce_batches(
     if not acks:
         await client.send(request)
         return {}
+    # Longer than the agent's own limit, so that the agent's answer arrives before this client gives up.
     answer = await client.call(request, produce.ProduceResponse, timeout_ms=PRODUCE_TIMEOUT_MS + 5_000)
     results = {
         each.index: ProduceResult(

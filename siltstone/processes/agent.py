@@ -115,6 +115,7 @@ async def _started(
     if beside is not None:
         await stack.enter_async_context(beside(settings, store, metadata, runtime))
     agent = Agent(settings=settings, store=store, metadata=metadata, runtime=runtime)
+    # Before the start: an agent that fails halfway through it is stopped too. `stop` may be called twice.
     stack.push_async_callback(agent.stop)
     await agent.start()
     return agent

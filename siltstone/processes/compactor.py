@@ -56,6 +56,7 @@ async def run_compactor(
 
     def ready(running: RunningCompactor) -> None:
         gc.collect()
+        # As in an agent: objects of the start stay for good, so the collector need not look through them again.
         gc.freeze()
         on_ready(running)
 
@@ -122,6 +123,7 @@ async def _started(settings: Settings, runtime: Runtime, stack: AsyncExitStack) 
         host=socket.gethostname(),
         engines=chosen,
     )
+    # Before the start: a compactor that fails halfway through it gives its lease back too. `stop` may be called twice.
     stack.push_async_callback(compactor.stop)
     await compactor.start()
     return compactor

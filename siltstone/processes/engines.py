@@ -44,6 +44,7 @@ async def engines(
     Raises NoSubmitterError and the errors of `open_submitter` (no PySpark, no Java), before anything runs.
     """
     submitter = None if choice is EngineChoice.EMBEDDED else _submitter(settings, required=choice is EngineChoice.SPARK)
+    # Asked only with a submitter: plans name their cluster, and merges in this process have no plans.
     cluster_id = (await metadata.cluster_identity()).cluster_id if submitter is not None else ""
 
     def engine(lease: WriterLease) -> Engine:

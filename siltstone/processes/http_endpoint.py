@@ -49,6 +49,7 @@ class HttpEndpoint:
         app.router.add_get("/metrics", self._serve_metrics)
         app.router.add_get("/healthz", self._serve_health)
         app.router.add_get("/readyz", self._serve_ready)
+        # One second: a scraper that holds a connection open must not delay the end of the process.
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await runner.setup()
         try:

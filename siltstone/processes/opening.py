@@ -46,6 +46,7 @@ async def opened_stores(settings: Settings, runtime: Runtime) -> AsyncGenerator[
             producer_id_expiration_ms=settings.producer_id_expiration_ms,
             runtime=runtime,
         )
+        # Pushed before `open`, so that a store that fails halfway through opening is closed as well.
         stack.push_async_callback(store.close)
         await store.open()
         stack.push_async_callback(metadata.close)
@@ -67,6 +68,7 @@ def lifeline_watched(descriptor: int | None, stopping: asyncio.Event) -> Generat
     loop = asyncio.get_running_loop()
 
     def readable() -> None:
+        # Nobody writes into the pipe; readable with nothing to read means that its other end is closed.
         if not os.read(descriptor, 1):
             loop.remove_reader(descriptor)
             _log.warning("parent is gone")

@@ -208,6 +208,7 @@ def _find_holes(plan: RebuildPlan, state: State, taken: Mapping[int, Taken]) -> 
         for base, last in list(of_partition.gaps(starts["log_start_offset"], state.next_offsets[partition_id])):
             detail = f"offsets {base} to {last} are in no file"
             plan.losses.append(Lost("offsets", place.topic, place.partition, last - base + 1, detail))
+            # Nothing lies below such a hole, so moving the log start loses no more and needs no empty extent.
             if base == starts["log_start_offset"]:
                 starts["log_start_offset"] = last + 1
                 continue
@@ -330,6 +331,7 @@ class _Files:
         footer = self._footers.get(key)
         if footer is None or key in self._spans:
             return self._spans.get(key, (otherwise, otherwise))
+        # Set before the inputs are followed, so that footers that name each other in a circle end the walk.
         self._spans[key] = (otherwise, otherwise)
         spans = [self._span(name, id_) for id_, name in footer.inputs]
         if spans:
@@ -405,6 +407,7 @@ def _write_others(
     sequences = state.sequences
     for name in sequences:
         sequences[name] += ABOVE
+    # Ids are int32; the numbers skipped must not overflow them.
     sequences["partition_ids"] = min(sequences["partition_ids"], INT31 - 1)
     epochs: defaultdict[int, int] = defaultdict(int)
     for key in listing:
@@ -421,6 +424,7 @@ def _write_others(
         }
     ]
     tables["writers"] = [
+        # Above every epoch that the snapshot or a key names: a writer of the lost history can never commit again.
         {**row, "epoch": max(row["epoch"], epochs[row["writer_id"]]) + 1, "last_seq": -1}
         for row in given["writers"]
         if row["host"]
@@ -447,6 +451,7 @@ def _write_others(
     tables["producers"] = [dict(row) for row in given["producers"] if row["partition_id"] in state.partitions]
     tables["producer_id_blocks"] = [dict(row) for row in given["producer_id_blocks"]]
     tables["groups"] = [
+        # Above any generation given since the snapshot, so that commits of members from before the loss are refused.
         {**row, "generation": min(row["generation"] + 1_000, INT31), "empty_since_ms": now_ms}
         for row in given["groups"]
     ]

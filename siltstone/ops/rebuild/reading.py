@@ -233,6 +233,7 @@ async def _file_crc(store: ObjectStore, report: FileReport) -> int:
     parts += [(section.position, section.length, section.crc32c) for section in report.sections]
     parts.append((report.trailer.index_position, report.trailer.index_length, report.trailer.index_crc32c))
     for position, length, part_crc in sorted(parts):
+        # Parts must touch, because nothing tells the CRC-32C of bytes between them.
         if position != end:
             raise CorruptFileError(f"no part covers the bytes {end} to {position}")
         crc, end = joined_crc32c(crc, part_crc, length), end + length
@@ -269,6 +270,7 @@ async def batches_of(store: ObjectStore, new: NewStretch) -> AsyncIterator[tuple
                 position += header.size_bytes
         except CorruptBatchError:
             return
+        # No whole batch within the largest one allowed: the length in its header is damaged.
         if not position and len(body) > BATCH_BYTES_MAX:
             return
         left = body[position:]

@@ -122,6 +122,7 @@ class Rebuild:
                 self.say("creating the schema")
                 await migrate_async(self.metadata_url, ids=self.runtime.ids)
             self.say("writing the metadata")
+            # Last, in one transaction: until it commits, the database is empty and the whole run can be repeated.
             await restore_backup(self.metadata_url, plan.tables, plan.sequences)
         if self.append_newer_l0 and plan.newer_l0:
             await self._append(rebuilt)
@@ -156,10 +157,12 @@ class Rebuild:
     async def _complete(self, rebuilt: Rebuilt, now_ms: int) -> None:
         plan = rebuilt.plan
         for row in plan.tables["files"]:
+            # Files that are known from an increment alone have no CRC-32C in it.
             if row["level"] == 0 and row["state"] == "live" and not row["crc32c"]:
                 row["crc32c"] = await object_crc(self.store, row["key"])
         await self._producers(plan, now_ms)
         rebuilt.producers = len(plan.tables["producers"])
+        # A file has one class, so holes of the two kinds of topics go into two files.
         for is_compacted in (False, True):
             holes = [hole for hole in plan.holes if hole.is_compacted is is_compacted]
             if holes:
@@ -256,6 +259,7 @@ class Rebuild:
             if state is None or state.writer_id is None:
                 raise BugError("a rebuilt database has no writer of ours")
             lease = WriterLease(writer_id=state.writer_id, epoch=REBUILT_EPOCH)
+            # Sequences go on after an earlier run: its commits are answered as duplicates by their keys.
             for seq, (key, wanted) in enumerate(plan.newer_l0.items(), start=state.last_seq + 1):
                 request = await self._request(lease, seq, key, frozenset(wanted), ids)
                 try:

@@ -109,6 +109,8 @@ def linked(instant: BackupInstant, increments: Sequence[Increment]) -> Sequence[
 
     found: list[Increment] = []
     left = list(increments)
+    # Until nothing more is reached: the order of the names need not be the order in which increments continue each
+    # other.
     while reached := [each for each in left if each.base is None or is_heard(each.base) or is_heard(each.cursor)]:
         for each in reached:
             change_id = max(change_id, each.cursor.change_id)

@@ -196,6 +196,7 @@ def _tiling(
     read_by_done: set[str],
 ) -> Taken:
     state, taken = material.state, Taken()
+    # Newest job first: it read the outputs of older ones, so it wins where they overlap.
     for _, footer, extent in sorted(done, key=lambda each: each[0], reverse=True):
         taken.take(Stretch(extent.base_offset, extent.last_offset, footer.key, extent=extent))
     replaced = _replaced(done)
@@ -203,6 +204,7 @@ def _tiling(
         base, last = row["base_offset"], row["last_offset"]
         if last >= state.log_start(partition_id) and not _is_replaced(replaced, key, base, last):
             taken.take(Stretch(base, last, key, row=row))
+    # In a plain partition a merge copies, so its input holds the same records and may stand in for a lost output.
     if state.is_compacted(partition_id):
         l0_rows = [each for each in l0_rows if each[0] not in read_by_done]
     _take_copies(taken, copies, l0_rows, known_end=state.next_offsets[partition_id], present=material.present)
@@ -248,6 +250,7 @@ def _take_copies(
         if taken.overlapping(base, last):
             continue
         within = [each for each in l0_rows if each[1].base_offset <= last and each[1].last_offset >= base]
+        # An L0 extent that reaches out of the copy cannot be cut, so taking the copy would lose its other offsets.
         if any(row.base_offset < base or row.last_offset > last for _, row in within):
             continue
         known, there = Taken(), Taken()
@@ -256,6 +259,7 @@ def _take_copies(
             known.take(stretch)
             if key in present:
                 there.take(stretch)
+        # Not needed if the L0 files are there. Not safe unless L0 alone can have held these offsets.
         if there.covers(base, last) or not known.covers(base, min(last, known_end - 1)):
             continue
         if taken.take(Stretch(base, last, footer.key, extent=extent)):
