@@ -38,6 +38,7 @@ class Bursts:
         left_out = 0
         if window is None or now_ms - window.began_ms >= WINDOW_MS:
             left_out = 0 if window is None else window.left_out
+            # Those with a count stay, or their left-out lines would never be told.
             if len(self._windows) >= KINDS_MAX:
                 self._windows = {each: known for each, known in self._windows.items() if known.left_out}
             window = self._windows[kind] = _Window(now_ms)
@@ -55,6 +56,7 @@ class Bursts:
             for kind, window in self._windows.items()
             if all_of_them or now_ms - window.began_ms >= WINDOW_MS
         }
+        # Also those with nothing to tell: a kind that is quiet again costs no memory.
         for kind in over:
             del self._windows[kind]
         return [(kind, left_out) for kind, left_out in over.items() if left_out]

@@ -114,6 +114,7 @@ def configure(level: str, format: str, *, burst_lines: int = BURST_LINES, clock:
         logger_factory=structlog.WriteLoggerFactory(file=cast(Any, _Stderr())),
         cache_logger_on_first_use=False,
     )
+    # `configure` may run twice; a second handler would write each library's line twice.
     root = logging.getLogger()
     for handler in [handler for handler in root.handlers if isinstance(handler, _Libraries)]:
         root.removeHandler(handler)
@@ -126,6 +127,7 @@ def tell_left_out(*, all_of_them: bool = False) -> None:
     Processes call this now and then, because no later line of the kind may come to carry the last count.
     """
     for (module, event), lines in _shown.bursts.ended(_shown.clock.monotonic_ms(), all_of_them=all_of_them):
+        # The count belongs to no request: whichever is at work here just made the look.
         with log_context(None):
             get_logger(module).warning(LEFT_OUT, of=event, left_out=lines)
 
@@ -142,6 +144,7 @@ _shown = _Shown(logging.WARNING, Bursts(BURST_LINES), SystemClock())
 
 def _leave_out_bursts(_: Any, method: str, line: structlog.typing.EventDict) -> structlog.typing.EventDict:
     """Runs first, so that a line that is left out costs little."""
+    # The line that tells of left-out lines must not be left out itself.
     if method == "debug" or line["event"] == LEFT_OUT:
         return line
     left_out = _shown.bursts.admit((line.get("module", ""), line["event"]), _shown.clock.monotonic_ms())
@@ -156,6 +159,7 @@ def _add_context(_: Any, __: str, line: structlog.typing.EventDict) -> structlog
     context = LOG_CONTEXT.get()
     if context is not None:
         for name, fact in context.log_facts().items():
+            # The line's own fields win: they are about its event, the context is about its surroundings.
             line.setdefault(name, fact)
     return line
 

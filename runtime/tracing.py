@@ -151,6 +151,7 @@ def current(span: Span) -> Generator[Span]:
     token = CURRENT_SPAN.set(span)
     try:
         yield span
+    # A cancellation too: a span that is not ended is never exported.
     except BaseException as error:
         span.end(error=type(error).__qualname__)
         raise

@@ -46,8 +46,10 @@ class OtelTracing:
         self._ratio = ratio
         self._draw: Callable[[], float] = ids.jitter
         resource = Resource.create({"service.version": version, "service.instance.id": str(ids.uuid4())})
+        # The SDK's own default begins like this: our name is only for an operator who set none.
         if str(resource.attributes.get("service.name", "unknown_service")).startswith("unknown_service"):
             resource = resource.merge(Resource({"service.name": service_name}))
+        # Sampled before (`samples`): whatever reaches the SDK is wanted.
         self._provider = TracerProvider(sampler=ALWAYS_ON, resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
         self._tracer = self._provider.get_tracer("siltstone", version)

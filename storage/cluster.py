@@ -58,6 +58,7 @@ def decode_cluster_file(body: bytes) -> ClusterFile:
         raise ClusterMismatchError(f"{CLUSTER_KEY} is not JSON: {error}", remedy=remedy) from error
     fields = cast("dict[str, object]", loaded) if isinstance(loaded, dict) else {}
     cluster_id, version = fields.get("cluster_id"), fields.get("format")
+    # `type`, not `isinstance`: JSON's `true` is an int to Python.
     if not isinstance(cluster_id, str) or _CLUSTER_ID.fullmatch(cluster_id) is None or type(version) is not int:
         raise ClusterMismatchError(f"{CLUSTER_KEY} lacks a cluster_id or a format", remedy=remedy)
     if version != FORMAT:
@@ -111,8 +112,10 @@ async def check_cluster(store: ObjectStore, *, cluster_id: str, store_bound: boo
         body = encode_cluster_file(ClusterFile(cluster_id=cluster_id))
         try:
             await store.put_if_absent(CLUSTER_KEY, body, crc32c=crc32c(body))
+        # A process of our own cluster may have been quicker: then the ids agree. Another cluster's file raises here.
         except ObjectExistsError:
             decide(cluster_id, store_bound, await _read(store), is_empty)
+    # Bound last, by the caller: a Postgres that says "bound" must find the file, or it refuses to start.
     return not store_bound
 
 

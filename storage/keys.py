@@ -142,6 +142,7 @@ def job_key(job_id: int, fingerprint: str, name: str = "") -> str:
     Raises BadKeyError for parts that `parse_job_key` could not give back.
     """
     key = f"{JOBS_PREFIX}{job_id}/{fingerprint}/{name}"
+    # A prefix has no name to check, so any good one stands in for it.
     parse_job_key(key if name else key + PLAN_NAME)
     return key
 
@@ -181,6 +182,7 @@ def check_key(key: str) -> None:
             raise BadKeyError(f"key {key!r} has an empty part or one that starts with a dot")
         if len(part.encode(errors="replace")) > KEY_PART_BYTES_MAX:
             raise BadKeyError(f"key {key[:80]!r}... has a part over {KEY_PART_BYTES_MAX} bytes")
+    # Before `encode` below, which lone surrogates (not printable either) would make raise.
     if not key.isprintable():
         raise BadKeyError(f"key {key!r} holds a character that cannot be printed")
     if len(key.encode()) > KEY_BYTES_MAX:

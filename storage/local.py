@@ -174,10 +174,13 @@ class LocalStore:
     def publish(self, temporary: TemporaryFile, key: str) -> None:
         """Give a temporary file its key, durably. Raises ObjectExistsError, PutInDoubtError."""
         path = self._path(key)
+        # The bytes before the name: a power cut must never show a key with half an object.
         os.fsync(temporary.descriptor)
+        # After the fsync: pages that are not written yet cannot be dropped.
         os.posix_fadvise(temporary.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         for attempt in range(LINK_TRIES):
             try:
+                # Not durable yet: with the object inside, no delete can remove them before they are synced below.
                 self._make_directories(path.parent, sync=False)
                 os.link(temporary.path, path)
                 break
@@ -192,6 +195,7 @@ class LocalStore:
                 if attempt == LINK_TRIES - 1:
                     raise
         try:
+            # The link first, then the directories' own entries, upwards: the PUT returns when all of it is on disk.
             _fsync_directory(path.parent)
             self._make_directories(path.parent)
         except OSError as error:
@@ -218,6 +222,7 @@ class LocalStore:
             inode = each.stat().st_ino
             if self._durable.get(each) != inode:
                 _fsync_directory(each.parent)
+                # Forgetting costs an fsync for each directory, once.
                 if len(self._durable) >= KNOWN_DIRECTORIES_MAX:
                     self._durable.clear()
                 self._durable[each] = inode
@@ -247,6 +252,7 @@ class LocalStore:
                 directory.rmdir()
             except OSError:
                 break
+            # A new directory of this name has an entry that was never synced.
             self._durable.pop(directory, None)
             directory = directory.parent
         try:
@@ -310,6 +316,7 @@ class TemporaryFile:
         view = memoryview(body)
         position = self._size_bytes
         while len(view):
+            # At an explicit place: a repeated call overwrites what a failed one left.
             written = os.pwrite(self.descriptor, view[:_WRITE_BYTES_MAX], position)
             position += written
             view = view[written:]
@@ -318,6 +325,7 @@ class TemporaryFile:
     def discard(self) -> None:
         """Close the file and drop its temporary name. Repeating is harmless."""
         if self._open:
+            # First: the descriptor's number may be another file's as soon as it is closed.
             self._open = False
             os.close(self.descriptor)
             self.path.unlink(missing_ok=True)

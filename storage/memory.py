@@ -43,6 +43,7 @@ class MemoryStore:
     async def put_if_absent(self, key: str, body: Body, *, crc32c: int) -> None:
         check_key(key)
         await asyncio.sleep(0)
+        # A copy: the caller may change its buffer after the call, and objects never change.
         stored = bytes(body)
         if compute_crc32c(stored) != crc32c:
             raise ChecksumMismatchError(key)

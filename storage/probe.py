@@ -63,6 +63,7 @@ async def probe_conditional_create(store: ObjectStore, ids: IdSource, clock: Clo
     keys = [f"{name}-{number}" for number in range(ROUNDS + 1)]
     try:
         detail = await _create_twice(store, keys[0])
+        # Right behind the PUT, so that the two clocks are compared at nearly one moment.
         clock_ms = clock.wall_ms()
         stat = await store.head(keys[0])
         for key in keys[1:]:
@@ -86,6 +87,7 @@ async def _create_twice(store: ObjectStore, key: str) -> str:
     except ObjectExistsError:
         stored = await store.get(key)
         return "" if stored == b"first" else "a PUT that the store refused changed the object"
+    # Some servers reset the connection of a losing PUT instead of answering 412: only the object tells.
     except PutInDoubtError:
         stored = await store.get(key)
         return "" if stored == b"first" else "a second PUT of a key replaced the object"
@@ -104,6 +106,7 @@ async def _create_at_once(store: ObjectStore, key: str) -> str:
     stored = await store.get(key)
     if len(winners) > 1:
         return f"{len(winners)} of {CROWD} concurrent PUTs of a key were accepted"
+    # Without a winner, one of the doubtful PUTs must have got through.
     if stored not in [bodies[number] for number in winners or doubtful]:
         return "the object is not the one of the PUT that was accepted"
     return ""

@@ -52,6 +52,7 @@ def check_addresses(*, listen: str, metrics_listen: str, advertised_host: str, i
                 remedy="listen on 127.0.0.1, or pass --insecure (setting `insecure`) on a network you trust",
             )
     host, _ = parse_address(listen)
+    # Clients are sent to the advertised address, and these two mean "any", not a machine.
     if host in ("0.0.0.0", "::") and not advertised_host:  # noqa: S104
         raise SettingsError(
             f"listen {listen} is not an address to which clients can connect",

@@ -45,6 +45,7 @@ def load_settings(path: Path | None, environ: Mapping[str, str], overrides: Mapp
         for name, value in _flat(_read_toml(path)):
             if _is_known(name, table, source=str(path)):
                 given[name] = value, str(path)
+    # Both lists: a removed name in the environment gets its warning, not the error for unknown ones.
     by_variable = {environment_name(name): name for name in (*table, *REMOVED_SETTINGS)}
     for variable, text in environ.items():
         if variable.startswith(ENVIRONMENT_PREFIX) and variable not in VARIABLES_THAT_ARE_NO_SETTINGS:

@@ -66,6 +66,7 @@ def typed_value(name: str, declared: Declared, default: Value, value: object, *,
         expected = "true or false"
     elif isinstance(default, int):
         expected = "a whole number"
+        # A bool is an int to Python; `true` for a number is a mistake.
         if isinstance(value, int) and not isinstance(value, bool):
             typed = value
         elif isinstance(value, str) and re.fullmatch(r"[+-]?[0-9]{1,19}", value.strip()):

@@ -61,6 +61,7 @@ def decode_block_index(data: Body, *, extent_length: int | None = None) -> list[
     """
     if not len(data):
         return []
+    # Whole entries and one CRC, at least one entry: an index without entries is no bytes at all.
     if len(data) % ENTRY_BYTES != CRC_BYTES or len(data) < ENTRY_BYTES + CRC_BYTES:
         raise CorruptFileError(
             f"a block index has {len(data)} bytes; it should have {ENTRY_BYTES} per entry and {CRC_BYTES} more"

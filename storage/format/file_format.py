@@ -221,6 +221,7 @@ def encode_footer(
     """
     try:
         packed = [
+            # On disk the flags follow the partition; in the tuple they come last, because they have a default.
             _ROW.pack(row[0].bytes, row[1], row[12], row[2], row[3], row[4], row[5], row[6], row[7], row[8], *row[9:12])
             for row in rows
         ]
@@ -248,11 +249,13 @@ def read_trailer(tail: Body, file_size: int) -> Trailer:
     if actual != crc:
         raise CorruptFileError(f"the trailer says CRC-32C {crc:08x}, but its bytes have {actual:08x}")
     position, length, index_crc, version, flags = _TRAILER.unpack_from(end)
+    # Only now that the CRC is right: before it, a strange version is damage, not news.
     if version != FORMAT_VERSION or flags:
         raise UnknownFormatError(
             f"format version {version} with flags {flags:#06x}; this release reads version {FORMAT_VERSION}, no flags",
             remedy="read it with the release that wrote it, or a later one",
         )
+    # A file that was cut and one that was joined to another both fail here.
     if position + length + TRAILER_BYTES != file_size:
         raise CorruptFileError(
             f"index ({length} bytes at {position}) and trailer should end a file of"
@@ -284,6 +287,7 @@ def read_index(index: Body, trailer: Trailer) -> FileIndex:
             f"index header, section entry and row of {header_bytes}, {entry_bytes} and {row_bytes} bytes,"
             f" at least {INDEX_HEADER_BYTES}, {SECTION_ENTRY_BYTES} and {ROW_BYTES} are needed"
         )
+    # By the sizes that the file states: a later release may have longer rows, of which this one reads the start.
     rows_start = header_bytes + section_count * entry_bytes
     if rows_start + extent_count * row_bytes != len(index):
         raise CorruptFileError(

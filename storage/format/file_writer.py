@@ -183,6 +183,7 @@ class FileWriter:
         ]
         if block_indexes:
             at = self._position
+            # In the order of their bytes: block indexes, then properties.
             sections.insert(0, Section(SECTION_BLOCK_INDEXES, 0, crc32c(block_indexes), at, len(block_indexes)))
         end = self._position + len(block_indexes) + len(described)
         footer = encode_footer(
@@ -269,6 +270,7 @@ class _OpenExtent:
         starts = table.positions - table.positions[0] + self.length
         batches = len(starts)
         at = 0
+        # The open block takes batches until one begins BLOCK_BYTES or more behind its start.
         if self._blocks:
             at = int(starts.searchsorted(self._blocks[-1].position + BLOCK_BYTES))
             if at:
@@ -323,6 +325,7 @@ class _PartUpload:
     async def finish(self, crc: int) -> None:
         """Publish the file; `crc` is that of all the bytes."""
         last = self._taken(self._buffered_bytes)
+        # Nothing has left yet, so one PUT does for the whole file.
         if not self._in_flight and self._multipart is None:
             await self._store.put_if_absent(self._key, last, crc32c=crc)
             return
@@ -345,6 +348,7 @@ class _PartUpload:
             self._multipart = None
 
     async def _send(self, part: bytes) -> None:
+        # Looked at before it is removed: if this wait is cancelled, `abort` still finds the task.
         while len(self._in_flight) >= PARTS_IN_FLIGHT:
             await self._in_flight[0]
             self._in_flight.popleft()
@@ -352,6 +356,7 @@ class _PartUpload:
         self._in_flight.append(asyncio.create_task(self._upload_after(before, part)))
 
     async def _upload_after(self, before: asyncio.Task[None] | None, part: bytes) -> None:
+        # In order: parts are numbered as they are written, and a failed one must stop those behind it.
         if before is not None:
             await before
         if self._multipart is None:

@@ -177,6 +177,7 @@ class _ByCarried:
         head_crc32c = crc32c(memoryview(head)[:CRC_COVERS_FROM], self._crc32c)
         self._crc32c = joined_crc32c(head_crc32c, header.crc, header.size_bytes - CRC_COVERS_FROM)
         base_offset = header.base_offset
+        # A damaged batch's delta proves nothing; that it took one offset is sure.
         next_offset = base_offset + (header.last_offset_delta if is_sound else 0) + 1
         in_range = self._next_offset <= base_offset and next_offset <= self._extent.last_offset + 1
         self.is_in_order = self.is_in_order and in_range and len(self._closed) < STRETCHES_MAX
@@ -194,6 +195,7 @@ class _ByCarried:
         """The stretches, after the last batch; None if nothing is proved."""
         if not self.is_in_order or self._crc32c != self._written_crc32c:
             return None
+        # The range behind the last batch was thinned by dedupe: it is sound, and empty.
         last = [] if self._open is None else [self._open.closed(self._extent.last_offset + 1)]
         return [*self._closed, *last]
 
@@ -229,6 +231,7 @@ class _ByChain:
 
     def stretches(self, *, is_whole: bool) -> Sequence[SoundStretch]:
         """`is_whole`: the batches, including damaged ones, fill the extent."""
+        # Without any damage found the counts must fill the range exactly, or some batch is not the one it seems.
         if self.goes_on and not (is_whole and self._stretch.next_offset == self._extent.last_offset + 1):
             self._void()
         if self._is_void or not self._stretch.blocks:

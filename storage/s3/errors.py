@@ -94,6 +94,7 @@ def _answered(error: ClientError, *, place: str, doing: str, key: str, writes: b
     code = str(response.get("Error", {}).get("Code", ""))
     status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     said = f"{status} {code} to {doing} {key!r} in {place}"
+    # By code before status: a 403 may mean a wrong clock or missing rights, and these have different remedies.
     if code == "NoSuchBucket" or code in _REMEDIES:
         return StoreMisconfiguredError(said, remedy=_REMEDIES[code])
     if code == "NoSuchUpload":
@@ -105,6 +106,7 @@ def _answered(error: ClientError, *, place: str, doing: str, key: str, writes: b
         return StoreUnavailableError(said)
     if code in _DAMAGED:
         return ChecksumMismatchError(key)
+    # HEAD has no body and so no code: the status is all there is.
     if code in _ABSENT or (status == 404 and key):
         return ObjectNotFoundError(key)
     if status == 412:
@@ -121,6 +123,7 @@ def _never_sent(error: BaseException) -> bool:
         return True
     if isinstance(error, EndpointConnectionError):
         cause = cast("dict[str, object]", error.kwargs).get("error")
+        # Only a failed connect proves that nothing was sent; see the module's docstring.
         return isinstance(cause, aiohttp.ClientConnectorError) or cause is None
     return False
 

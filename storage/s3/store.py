@@ -77,8 +77,10 @@ class S3Store:
             max_pool_connections=POOL_CONNECTIONS,
             connect_timeout=CONNECT_TIMEOUT_S,
             read_timeout=READ_TIMEOUT_S,
+            # One attempt: only `Retrying` may repeat a request, because it knows which PUT is in doubt.
             retries={"mode": "standard", "total_max_attempts": 1},
             http_session_cls=OneTrySession,
+            # A server at an address of its own rarely has a DNS name for each bucket.
             s3={"addressing_style": "path" if self._endpoint else "auto", "payload_signing_enabled": False},
         )
         try:
@@ -144,6 +146,7 @@ class S3Store:
             try:
                 await self._delete_chunk(chunk, done, failed)
             except ObjectStoreError as error:
+                # With keys deleted already, raising would hide which ones are gone.
                 if not done:
                     raise
                 failed.update(dict.fromkeys(chunk, str(error)))
@@ -213,6 +216,7 @@ class S3Store:
                 Bucket=self._bucket, Key=whole_key, Range=f"bytes={start}-{start + length - 1}"
             )
         except self._s3.exceptions.ClientError as error:
+            # The range begins at or past the end, which the contract answers with no bytes.
             if error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") == 416:
                 return b""
             raise
@@ -232,6 +236,7 @@ class S3Store:
             for entry in answer.get("Errors", [])
         }
         for key in chunk:
+            # Only what the store names as deleted counts: an answer may leave a key out.
             if self._prefix + key in gone:
                 done.append(key)
             else:
@@ -270,6 +275,7 @@ class S3Store:
             await self._ask("abort an upload of", abort, key=key)
         except ObjectStoreError as error:
             cause = error.__cause__
+            # Completed or aborted already: there is nothing left to abort.
             if not isinstance(cause, self._s3.exceptions.NoSuchUpload):
                 raise
 
@@ -291,6 +297,7 @@ class S3Multipart:
     async def complete(self) -> None:
         try:
             await self._store.complete_upload(self._key, self._upload_id, self._parts, self._crc32c)
+        # The store keeps the parts of a refused upload, and bills them, until it is aborted.
         except ObjectExistsError:
             await self.abort()
             raise

@@ -91,6 +91,7 @@ class Metered(WrappedStore):
         outcome = "ok"
         try:
             yield
+        # Cancellations too: a request that was given up took its time all the same.
         except BaseException as error:
             outcome = _outcome(error)
             raise

@@ -88,6 +88,7 @@ class Retrying(WrappedStore):
         while True:
             try:
                 async for stat in self._inner.list(prefix, start_after=start_after):
+                    # Before the yield: should the next page fail, the caller has had this key.
                     start_after = stat.key
                     tries = self._tries()
                     yield stat
@@ -122,13 +123,16 @@ class Retrying(WrappedStore):
                 if isinstance(error, PutInDoubtError):
                     doubt = error
                     _log.debug("put in doubt, settling it", key=key, error=str(error))
+                # No earlier try of ours can have made it: it is another's.
                 elif is_first:
                     raise
+                # HEAD shares the call's deadline: settling must not outlast the time in which a try may begin.
                 if await self._settle(key, size_bytes, crc32c, doubt or error, tries):
                     return None
                 await tries.wait_or_raise(doubt or error)
             except ObjectStoreError as error:
                 if not tries.may_go_on(error):
+                    # A PUT that was in doubt once stays so: "unavailable" would claim that nothing was written.
                     raise doubt or error  # noqa: B904  # the context is the error
                 await tries.wait_or_raise(error)
             is_first = False
@@ -142,6 +146,7 @@ class Retrying(WrappedStore):
         try:
             stat = await self.retry(lambda: self._inner.head(key), tries)
             stored_crc32c = stat.crc32c
+            # Of another length it cannot be ours: no need to read it.
             if stored_crc32c is None and stat.size_bytes == size_bytes:
                 stored_crc32c = await self._stored_crc32c(key, size_bytes, tries)
         except ObjectNotFoundError:
@@ -207,5 +212,6 @@ class _Tries:
         if not self.may_go_on(error):
             raise error
         left_ms = self._ends_ms - self._clock.monotonic_ms()
+        # Full jitter spreads the clients of a store that comes back. The last try begins at the deadline at the latest.
         await self._clock.sleep_ms(min(self._ids.jitter() * self._ceiling_ms, left_ms))
         self._ceiling_ms = min(self._ceiling_ms * 2, self._cap_ms)
