@@ -130,6 +130,7 @@ async def _row(stack: Stack, count: int) -> Sequence[Cell]:
         formed_ms = (time.perf_counter() - started) * 1000
         cpu_1 = stack.read().agents.cpu_s
         waiting = [asyncio.create_task(member.rejoin_when_told()) for member in first]
+        # All members have sent a heartbeat by now, so the measured time begins from a steady state.
         await asyncio.sleep(2 * HEARTBEAT_S)
         cpu_2, started = stack.read().agents.cpu_s, time.perf_counter()
         await asyncio.gather(last.join(), *waiting)

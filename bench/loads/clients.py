@@ -248,14 +248,17 @@ def produce(job: ProduceJob) -> ProduceResult:
     if job.records:
         producer.flush(CHILD_TIMEOUT_S)
     producer.poll(0)
+    # What is neither queued nor in flight is answered: cheaper than a delivery report for each record.
     acked = sent - len(producer)
     seconds = time.monotonic() - measured_from
     samples.closed = True
+    # Requests on their way may still be stored; only the queue is dropped.
     producer.purge(in_queue=True, in_flight=False)
     producer.flush(30)
     if samples.errors:
         raise RuntimeError(f"{len(samples.errors)} sampled records failed, the first with {samples.errors[0]}")
     stored = _stored_records(job)
+    # The broker's own count must agree, or the rate above would be one of lost records.
     if not acked <= stored <= sent:
         raise RuntimeError(f"{stored} records are stored, {acked} were acknowledged, {sent} sent")
     return ProduceResult(
@@ -282,6 +285,7 @@ def _send(job: ProduceJob, producer: Any, samples: Samples, started: float, meas
             producer.poll(0.002)
             continue
         try:
+            # One callback in `every` records: a callback for each would measure Python and not the broker.
             sampled = partial(samples.report, now)
             producer.produce(job.topic, payload, partition=sent % job.partitions, on_delivery=sampled)
             sent += 1
@@ -392,6 +396,7 @@ def tail_write(job: TailJob) -> dict[str, int]:
 def tail_read(job: TailJob) -> TailResult:
     offset = confluent_kafka.OFFSET_BEGINNING  # the topic is empty; a look-up of the end could come after a record
     consumer = _consumer(job.bootstrap, job.topic, job.writers, offset, **{"client.id": job.client_id})
+    # Connects and fetches once, so that the first stamped record does not wait for that.
     consumer.consume(1, 1.0)
     print("ready", flush=True)
     times_ms: list[float] = []

@@ -42,6 +42,7 @@ async def held_snapshot(url: str, held: bool) -> AsyncGenerator[None]:
     connection = await open_connection(url, connect_timeout_s=10, command_timeout_s=60, settings={})
     try:
         await connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        # A transaction takes its snapshot with its first query, not with BEGIN.
         await connection.fetchval("SELECT count(*) FROM cluster")
         yield
     finally:

@@ -216,6 +216,7 @@ def consumer_perf(jars: Jars, *, bootstrap: str, topic: str, records: int) -> Co
 
 def _run_tool(command: Sequence[str]) -> tuple[str, float]:
     """The tool's output, and its CPU seconds."""
+    # Children count when they are waited for, and no other child ends meanwhile.
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=TOOL_TIMEOUT_S

@@ -79,6 +79,7 @@ def serve(client: socket.socket, port: int, put_s: float, get_s: float) -> None:
             method = head.partition(b" ")[0]
             server.sendall(head)
             requests.pass_on(body_bytes(head), server)
+            # From the end of the request: the body's own time comes on top, as over a real distance.
             due = time.monotonic() + (put_s if method in SENDING else get_s)
             response = responses.head()
             if not response:

@@ -250,6 +250,7 @@ class Stack(Started):
     def _stop_agents(self) -> None:
         agents, self.agents = self.agents, []
         for agent in agents:
+            # All at once, then wait for each: they drain side by side.
             agent.process.terminate()
         for agent in agents:
             stop(agent.process, wait_s=DRAIN_S)

@@ -21,6 +21,7 @@ def objects(value: object) -> list[dict[str, Any]]:
 
 
 def shortened(values: list[str]) -> str | list[str]:
+    # In reverse order, as the provider writes lists; a single value stands alone.
     return values[0] if len(values) == 1 else sorted(values, reverse=True)
 
 
@@ -130,4 +131,5 @@ def is_wide(resource: str) -> bool:
 
 def covers(pattern: str, action: str) -> bool:
     """Whether an action as written in a policy, with its `*` and `?`, includes this one."""
+    # IAM ignores case and knows no sets in brackets, so the bracket is escaped for fnmatch.
     return fnmatch.fnmatchcase(action.lower(), pattern.lower().replace("[", "[[]"))

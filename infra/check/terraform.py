@@ -81,7 +81,9 @@ class Terraform:
         self._tree = tree
         self._scratch = scratch
         no_settings = scratch / "terraformrc"
+        # An empty file: the user's own settings may name mirrors or credentials.
         no_settings.touch()
+        # Nothing else of the caller's environment: no credentials, and no TF_ variables that would change the plan.
         kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
         self._environment = {
             **kept,
@@ -108,6 +110,7 @@ class Terraform:
         remedy = "terraform fmt -recursive infra/terraform"
         if outcome.returncode == 2:  # not even read
             return (Finding("fmt", ".", outcome.stderr.strip(), "mend the syntax"),)
+        # 3 means that some files are not formatted; their names are on stdout.
         if outcome.returncode not in (0, 3):
             raise TerraformFailed(f"terraform fmt: {outcome.stderr.strip()}")
         return tuple(Finding("fmt", name, "is not formatted", remedy) for name in outcome.stdout.split())

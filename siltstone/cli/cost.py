@@ -23,6 +23,7 @@ class Number(click.FloatRange):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number = super().convert(value, param, ctx)
+        # Only NaN differs from itself.
         if number != number:
             self.fail(f"{value!r} is not a number", param, ctx)
         return number

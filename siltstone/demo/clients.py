@@ -251,6 +251,7 @@ def _consumer(
         group_id=group,
         client_id="siltstone-demo",
         enable_auto_commit=False,
+        # An offset that is missing must be an error: a silent reset would hide lost records.
         auto_offset_reset="none",
         fetch_max_bytes=16 << 20,
         max_partition_fetch_bytes=4 << 20,

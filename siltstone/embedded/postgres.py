@@ -159,6 +159,7 @@ class EmbeddedPostgres:
             ) from error
         self._lock.acquire()
         try:
+            # Under the lock, before the binaries are chosen: a leftover of a killed run still holds the data directory.
             self._stop_leftovers()
             run_as = choose_run_as(self._data, environ=self._environ)
             binaries = self._binaries(run_as)

@@ -29,4 +29,5 @@ def murmur2(key: bytes) -> int:
 
 def partition_of_key(key: bytes, partitions: int) -> int:
     """The partition number of a record with this key among `partitions` of them."""
+    # Java's `toPositive`: it drops the sign bit, which `abs` would not do for the least integer.
     return (murmur2(key) & 0x7FFFFFFF) % partitions

@@ -24,6 +24,7 @@ def assign(
             continue
         first = 0
         for number, member in enumerate(members):
+            # The first members take the rest of the division, one partition each, as Kafka's assignor does.
             share = count // len(members) + (number < count % len(members))
             if share:
                 given[member][topic] = range(first, first + share)

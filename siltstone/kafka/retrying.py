@@ -49,6 +49,7 @@ class RetryNotice:
         """
         now_ms = self._clock.monotonic_ms()
         self._failed_ms = now_ms if self._failed_ms is None else self._failed_ms
+        # With the wait counted in: a try that would begin after the end of the patience is not announced and not made.
         if now_ms + wait_ms > self._failed_ms + self._patience_ms:
             return False
         if not self._is_told and (is_lost or now_ms - self._failed_ms >= QUIET_MS):
@@ -122,6 +123,7 @@ class RetryingClient:
 
     async def _connect(self) -> KafkaClient:
         client = self._client = await KafkaClient.connect(",".join(self._addresses))
+        # No topics: only the list of agents is wanted, to go on with when this one is lost.
         answer = await client.metadata([])
         self._addresses = _joined(self._addresses[0], [address_of(each.host, each.port) for each in answer.brokers])
         return client

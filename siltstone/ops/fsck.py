@@ -160,6 +160,7 @@ async def _check_listed(
         *await metadata.deletion.writers_at_work(),
         *(agent.writer_id for agent in await metadata.agents.live_agents()),
     }
+    # The makers of stored plans count as at work: their units' outputs may still be committed by another compactor.
     at_work |= (await plan_makers(store, metadata)).at_work.keys()
     return check_file_2(
         objects,
@@ -181,6 +182,7 @@ async def _looked_at_again(
     violations: Sequence[Violation], metadata: MetadataStore, store: ObjectStore
 ) -> Sequence[Violation]:
     """The violations that still hold: the file of a missing object is still live, a superfluous object still exists."""
+    # Only a violation about an object can have ended meanwhile; without one, spare the second listing of all files.
     if not any(violation.key for violation in violations):
         return violations
     states = {file.key: file.state for file in await all_files(metadata)}
@@ -241,6 +243,7 @@ async def _check_leveled(
     violations: list[Violation] = []
     try:
         stat = await store.head(file.key)
+        # A quick check reads no bytes and compares lengths alone.
         crc = file.crc32c
         if not quick:
             violations, _, crc = await check_leveled_bytes(file.key, extents, _chunks(store, stat))
@@ -278,6 +281,7 @@ async def _check_l0(
             progress(done, passes * len(live))
     if quick:
         return violations
+    # Extents of files that the listing of rows did not have yet: they were committed between the two reads.
     newer = [extent for of_file in by_key.values() for extent in of_file]
     async with ReadAhead(store, list(by_key)) as objects:
         violations += await check_log_2_bytes(newer, objects)
@@ -290,6 +294,7 @@ async def _check_l0(
 
     keys = list(dict.fromkeys(extent.key for extent in extents))
     async with ReadAhead(store, keys, on_read=count_one) as objects:
+        # Only PROD-1: the passes above have reported everything else that is wrong with these objects.
         violations += [each for each in await check_prod_1_bytes(extents, objects) if each.id == "PROD-1"]
     return violations
 

@@ -130,6 +130,7 @@ def bar(fraction: float | None) -> str:
     """The share that is read; full only when everything is."""
     if fraction is None:
         return ""
+    # Never full before the end: one unread record of a million must show.
     cells = BAR_CELLS if fraction >= 1 else min(BAR_CELLS - 1, int(fraction * BAR_CELLS))
     return READ * cells + UNREAD * (BAR_CELLS - cells)
 

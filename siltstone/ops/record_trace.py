@@ -189,6 +189,7 @@ class _Trace:
             if file.level == 0 and file.state is not FileState.ABORTED and _row_of(file, view.partition_id, offset):
                 found[file.file_id] = _step(file, f"agent {file.writer_id}")
         waiting = [home.file_id] if home is not None and home.level and home.file_id is not None else []
+        # Bounded, because a record may have gone through hundreds of merges, and each footer is a request.
         for _ in range(INSPECTED_MAX):
             if not waiting:
                 break

@@ -37,6 +37,7 @@ def quiet_interrupts() -> Generator[None]:
     def interrupt(_signal: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
+    # SIGTERM as Ctrl-C, so that both unwind the block and restore the terminal.
     before = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield

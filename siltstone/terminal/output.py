@@ -69,6 +69,7 @@ async def print_when_taken(data: bytes) -> None:
     except (OSError, ValueError):  # stdout has no file descriptor, for example in a test
         print_bytes(data)
         return
+    # A regular file never blocks, and the event loop cannot watch one.
     if stat.S_ISREG(os.fstat(number).st_mode):
         print_bytes(data)
         return

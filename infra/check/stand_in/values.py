@@ -89,6 +89,7 @@ def parsed(data: bytes) -> Fields:
         elif kind == LENGTH:
             length, at = read_varint(data, at)
             value, at = data[at : at + length], at + length
+            # A slice past the end is no error in Python, only shorter.
             if at > len(data):
                 raise DamagedMessage(f"field {number} is longer than its message")
         else:

@@ -113,6 +113,7 @@ async def _describe(
             group = await client.describe()
             committed = await client.committed()
             if not group.exists and not committed:
+                # GROUP_ID_NOT_FOUND. DescribeGroups calls an unknown group "Dead", which would look like an answer.
                 raise KafkaError(69, f"group {name!r}")
         async with connected(bootstrap) as agent:
             counts = await partition_counts(agent, {row.topic for row in lags(group, committed, {})})

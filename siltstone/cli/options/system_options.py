@@ -111,6 +111,7 @@ def url_options(command: Callable[..., T]) -> Callable[..., T]:
         )
         given = SystemOptions(
             data=data,
+            # With --data the directory names both places, whatever the environment or a file says.
             metadata_url=settings.metadata_url if data is None else "",
             object_store_url=settings.object_store_url if data is None else "",
             settings=settings,

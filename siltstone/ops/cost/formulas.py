@@ -190,6 +190,7 @@ def postgres_cpu_cores(
 
 def processes_needed(cpu_cores: float, *, busy_share: float, least: int) -> int:
     """Processes of one core each, with at most `busy_share` of the core in use."""
+    # The small number keeps rounding errors of exact multiples from asking for one more process.
     return max(least, ceil(cpu_cores / busy_share - 1e-9))
 
 

@@ -47,6 +47,7 @@ class PartitionProducers:
     def add(self, batch: ProducerBatch) -> None:
         """Batches must come in the order of offsets."""
         row = self._rows.get(batch.producer_id)
+        # A newer epoch has fenced this batch's producer; the state belongs to the newer one.
         if row is not None and batch.epoch < row["epoch"]:
             return
         follows = (

@@ -39,6 +39,7 @@ def sealed_l0(key: str) -> SealedL0:
 def uncommitted_l0(catalogued: Catalogued, unknown: Iterable[str]) -> list[str]:
     """The keys among `unknown` (L0 files that the catalogue does not name) that were never committed."""
     if not catalogued.is_whole:
+        # A damaged increment may name any of these files, so none can be called uncommitted.
         return []
     epochs, last = _known_commits(catalogued)
     instant = catalogued.instant
