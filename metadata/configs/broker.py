@@ -260,6 +260,7 @@ def topic_defaults(broker_configs: Mapping[str, str]) -> dict[str, str]:
     """The topic defaults that follow from checked cluster-wide broker configs, by topic config."""
     found: dict[str, str] = {}
     for config in _DEFAULTS_OF_TOPICS:
+        # The first synonym that is set wins: the table is in order of precedence.
         if config.topic not in found and (value := broker_configs.get(config.name)) is not None:
             found[config.topic] = as_topic_value(config, value)
     return found
@@ -328,6 +329,7 @@ def check_topics(
     if lags_of(before) == lags_of(after):
         return  # a contradiction that exists already is not this change's fault
     for topic, of_topic in overrides:
+        # A topic without an override of its own follows the defaults, which were checked together.
         lags = {name: value for name, value in of_topic.items() if name in LAGS}
         if not lags:
             continue

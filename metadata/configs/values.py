@@ -65,6 +65,7 @@ def unknown_config(kind: str, name: str, known: Iterable[str]) -> InvalidConfigE
 def as_int(configs: Mapping[str, str], name: str) -> int:
     """The value of an INT or LONG in a resolved mapping. Raises InvalidConfigError when it is no whole number."""
     value = configs[name].strip()
+    # Not `int` alone: it takes underscores and digits of other scripts, which Java refuses.
     if not _INTEGER.fullmatch(value):
         raise InvalidConfigError(name, f"{name}={value!r} is not a whole number")
     return int(value)

@@ -72,6 +72,7 @@ class MemoryAgents:
         else:
             writer = db.writers[writer_id]
             writer.epoch += 1
+        # Seqs count within an epoch; the old lease, and a drain of the old process, are over.
         writer.address, writer.last_seq, writer.draining = address, -1, False
         writer.lease_until_ms = self._clock.wall_ms() + LEASE_MS
         return WriterLease(writer_id=writer_id, epoch=writer.epoch)
@@ -132,6 +133,7 @@ class MemoryAgents:
         db = self.database
         del db.topics[topic_id]
         db.config_versions.pop(topic_id, None)
+        # Kept after the topic: its successor's partitions let older producers begin in the middle of their sequence.
         now_ms = db.deleted_topics[topic.name] = self._clock.wall_ms()
         for partition_id in topic.partition_ids:
             db.kill_extents([row.extent_id for row in db.leveled(partition_id)], now_ms=now_ms)

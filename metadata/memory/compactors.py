@@ -129,6 +129,7 @@ class MemoryCompactors:
             file = db.files.get(file_id)
             if file is None or not file.is_live or file.info.level != 0 or file_id in busy_l0:
                 raise InputsBusyError(f"L0 file {file_id} is not live, or is an input of a live job")
+        # All checks before the first change: a refusal must leave nothing behind.
         for extent_id in extents:
             extent = db.extents.get(extent_id)
             if extent is None or extent.dead_ms is not None or extent_id in busy_extents:
@@ -215,6 +216,7 @@ class MemoryCompactors:
         job = self.database.jobs.get(job_id)
         if job is None or job.row.epoch != epoch or job.row.state is not JobState.RUNNING:
             return
+        # Without trouble (a compactor that stops) nothing counts against the job.
         if trouble:
             job.give_backs += 1
         # After this many times the trouble will not pass soon: fail the job, so that the planner plans around it.
@@ -251,10 +253,12 @@ class MemoryCompactors:
             keys = [output.key for output in commit.outputs]
             check_output_keys(keys, known=db.file_ids.keys(), forgotten_key_hour=db.forgotten_key_hour)
         except MergeRefusedError as error:
+            # The inputs rest for a while: planned again at once, the same merge would be refused again.
             self._fail(job, str(error), self._input_files(job), job_rules.REFUSED_RETRY_MS)
             raise
         now_ms = self._clock.wall_ms()
         input_files = [db.files[id_] for id_ in self._input_files(job) if id_ in db.files]
+        # Outputs stand for all that their inputs stood for, whichever extents each of them holds.
         lo, hi = min((file.lo for file in input_files), default=0), max((file.hi for file in input_files), default=0)
         db.kill_extents(job.extents, now_ms=now_ms)
         for file_id in job.l0_files:

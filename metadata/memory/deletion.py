@@ -46,6 +46,7 @@ class MemoryDeletion:
         for taken in sorted(due, key=lambda each: each[0].max_timestamp_ms):  # partitions with the oldest extents first
             if taken := taken[: limit - len(killed)]:
                 killed += [extent.extent_id for extent in taken]
+                # The end of the last one that went: nothing above it may be left in L1 and up.
                 moved[db.extents[taken[0].extent_id].row.partition_id] = taken[-1].last_offset + 1
         killed_bytes = db.kill_extents(killed, now_ms=now_ms)
         for partition_id, offset in moved.items():
@@ -127,6 +128,7 @@ class MemoryDeletion:
         db = self.database
         now_ms = self._clock.wall_ms()
         busy_l0, busy_extents = db.busy()
+        # A pin keeps every file that died after its creation; the oldest pin decides.
         pinned_ms = min((pin.created_ms for pin in db.pins.values() if pin.expires_ms > now_ms), default=None)
         waiting = [
             DeadFile(file_id=file_id, key=file.info.key, size_bytes=file.info.size_bytes, dead_ms=file.info.dead_ms)

@@ -50,6 +50,7 @@ class MemoryGroups:
             if not create:
                 return None
             group = db.groups[group_id] = StoredGroup(empty_since_ms=now_ms)
+        # One counter for all groups: an epoch of a group that was deleted and made again is never reused.
         db.last_group_epoch += 1
         group.epoch, group.owner_id = db.last_group_epoch, owner.writer_id
         return TakenGroup(lease=GroupLease(group_id=group_id, epoch=group.epoch), record=group.record)

@@ -24,6 +24,7 @@ class Hint:
         finally:
             given.cancel()
             timer.cancel()
+        # Asked of the flag, not of the tasks: both may have ended in the same turn.
         was_given = self._given.is_set()
         self._given.clear()
         return was_given

@@ -201,6 +201,7 @@ async def grant_reader(url: str, role: str) -> Sequence[str]:
         try:
             await connection.execute("; ".join(limits))
         except CONNECTION_ERRORS as error:
+            # The grants stand already; limits are only a safeguard that another role can add.
             if sqlstate_of(error) != INSUFFICIENT_PRIVILEGE:
                 raise
             return limits
@@ -283,6 +284,7 @@ def alembic_config(versions: Path | None = None) -> Config:
 
 
 def _migrate(connection: sa.Connection, cluster_id: str, versions: Path | None) -> str:
+    # First: even the advisory lock must not be waited for without a bound.
     connection.execute(sa.text(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}"))
     connection.execute(sa.select(sa.func.pg_advisory_xact_lock(MIGRATION_LOCK)))
     config = alembic_config(versions)
@@ -294,6 +296,7 @@ def _migrate(connection: sa.Connection, cluster_id: str, versions: Path | None) 
         return await _plan(driver, scripts)
 
     plan: MigrationPlan = dbapi.run_async(planned)
+    # Not a step back: this release may still work with it, and then there is nothing to do.
     if plan.present.is_newer_than(plan.target):
         check_takes(plan.present, plan.target)
         return plan.present.revision or plan.target
@@ -302,7 +305,9 @@ def _migrate(connection: sa.Connection, cluster_id: str, versions: Path | None) 
     for step in plan.steps:
         row = {"version": version_of(step.revision), "oldest_program": step.oldest_program}
         connection.execute(insert(SCHEMA_VERSIONS).values(row).on_conflict_do_nothing())
+    # After the revisions: the column that says what schema a program was made for may be new.
     dbapi.run_async(partial(_end_leases, plan=plan))
+    # Only once: a second id, or a history adopted again, would hide that this is another database than before.
     if connection.execute(sa.select(CLUSTER.c.cluster_id)).first() is None:
         row = connection.execute(PRESENT).one()
         present = server_history(row.system_identifier, row.timeline, row.database_oid)

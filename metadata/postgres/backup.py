@@ -66,6 +66,7 @@ class PostgresBackup:
                 query = sa.select(*(each.table.c[name] for name in each.columns))
                 if each.condition:
                     query = query.where(sa.text(each.condition))
+                # A first call without rows, so that the backup names an empty table too.
                 await take(each, ())
                 found = await connection.stream(query, execution_options={"yield_per": ROWS_AT_A_TIME})
                 async for some in found.partitions():
@@ -89,6 +90,7 @@ class PostgresBackup:
             if cursor is not None:
                 highest = max(highest, cursor.highest)
             live = await connection.execute(sa.select(job_id).where(sa.text("state IN ('ready', 'running')")))
+            # Ids are drawn before the commit: a lower id may become visible after a higher one.
             recent = sa.select(job_id).where(job_id > highest - JOB_IDS_IN_FLIGHT, state == "done")
             told = await connection.execute(recent)
             after = JobCursor(

@@ -71,6 +71,7 @@ async def connect(
         "application_name": application,
         "statement_timeout": str(statement_timeout_ms),
         "idle_in_transaction_session_timeout": str(IDLE_IN_TRANSACTION_TIMEOUT_MS),
+        # The commit function depends on it, whatever the server's or the role's default is.
         "default_transaction_isolation": "read committed",
         "jit": "off",
         "timezone": "UTC",
@@ -196,6 +197,7 @@ class Database:
         """A checked raw connection. Raises MetadataUnavailableError, WentBackError, SchemaMismatchError."""
         connection = await connect(self._url, application=application)
         try:
+            # On each new connection: after a failover it may lead to another server, or to another schema.
             await _make_durable(connection)
             await self._check_not_back(connection)
             check_takes(await read_state(connection), SCHEMA_REVISION)  # a migration may have run since the last check
@@ -274,6 +276,7 @@ class Database:
         )
         if row is None:
             raise BugError("a SELECT without FROM returned no row")
+        # A DNS name may still lead there during a failover: unavailable, but no sign of lost commits.
         if row["standby"]:
             raise MetadataUnavailableError("this Postgres is a standby and takes no writes")
         now = Seen(
@@ -288,6 +291,7 @@ class Database:
                 f"the metadata database went back in time: {back}",
                 remedy="stop all agents, find out what was restored or failed over, then run `siltstone fsck --adopt`",
             )
+        # `seen` may have grown during the query; it must not go back by an older answer.
         now.file_id = max(now.file_id, self.seen.file_id)
         self.seen = now
 

@@ -173,6 +173,7 @@ class PostgresDeletion:
             await begin_killing(connection)
             at_ms = await now_ms(connection)
             policies = await _expiring(connection, at_ms)
+            # Then everything is decided again: a merge or DeleteRecords may have come before the lock.
             starts = await lock_partitions(connection, policies)
             killed, moved = await _expired(connection, policies, starts, at_ms=at_ms, limit=limit)
             killed_bytes = await kill_extents(connection, killed, at_ms=at_ms)
@@ -190,6 +191,7 @@ class PostgresDeletion:
             return (await connection.execute(_EXPIRE_PRODUCERS, bounds)).rowcount
 
         dropped = 0
+        # Many short transactions: commits wait for the rows that one of them holds.
         while done := await self._database.write(work):
             dropped += done
         return dropped

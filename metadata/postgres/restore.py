@@ -140,6 +140,7 @@ async def restore_backup(url: str, tables: Mapping[str, Sequence[Row]], sequence
         async with engine.begin() as connection:
             if (await _state(connection)).is_rebuilt:
                 raise NotEmptyError("the database already holds a rebuild", remedy=_EMPTY_REMEDY)
+            # The row that the migration made: the backup brings its own, with the old cluster id.
             await connection.execute(sa.delete(CLUSTER))
             for name, rows in tables.items():
                 table = TABLES[name].table
@@ -148,6 +149,7 @@ async def restore_backup(url: str, tables: Mapping[str, Sequence[Row]], sequence
                     some = [{column: row[column] for column in columns} for row in rows[start : start + ROWS_AT_A_TIME]]
                     await connection.execute(sa.insert(table), some)
             for name, last in sequences.items():
+                # `setval` takes no 0; a number that is skipped does no harm.
                 place = _JOB_IDS if name == "job_ids" else f"'{name}'"
                 await connection.execute(sa.text(f"SELECT setval({place}, :last)"), {"last": max(last, 1)})
             # Timeline 0 is never the server's, so the janitor deletes nothing until an operator adopts this server.

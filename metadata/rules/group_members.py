@@ -81,6 +81,7 @@ class _Reader:
         if length == _NONE:
             return None
         start, self.position = self.position, self.position + length
+        # A slice past the end would be cut short silently.
         if self.position > len(self._data):
             raise BadMembersError(
                 f"stored group members are cut off: {length} bytes expected at byte {start} of {len(self._data)}"

@@ -182,6 +182,7 @@ async def check_file_1(files: Iterable[FileInfo], objects: Objects) -> list[Viol
     for file in files:
         if file.state is not FileState.LIVE:
             continue
+        # HEAD first: a store that keeps the CRC answers without sending the object.
         stat = await objects.head(file.key)
         body = await objects.get(file.key) if stat is not None and stat.crc32c is None else None
         if stat is None or (stat.crc32c is None and body is None):
@@ -214,6 +215,7 @@ def check_prod_1(states: Iterable[ProducerState], watermarks: Mapping[int, Water
                 message = f"{who}: sequence {first} at offset {next_base} follows one at {base}"
                 violations.append(_violation("PROD-1", state.partition_id, message))
         for first, last, base in state.batches:
+            # Sequences wrap, so the number of records comes from their difference modulo 2^31.
             if base + (last - first) % SEQUENCES >= mark.high_watermark:
                 message = f"{who}: [{first}, {last}] at {base} ends past the high watermark {mark.high_watermark}"
                 violations.append(_violation("PROD-1", state.partition_id, message))

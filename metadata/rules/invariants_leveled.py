@@ -89,6 +89,7 @@ def check_file_2(
                 why = f"its file {file.file_id} has been dead for {view.now_ms - dead_ms} ms"
         elif file.state is FileState.DELETED:
             why = f"its file {file.file_id} counts as deleted"
+        # The janitor aborts a key just before it deletes the object: give it time.
         elif file.state is FileState.ABORTED and view.now_ms - file.created_ms > allowances.late_ms:
             why = "its key was aborted"
         if why:
@@ -201,6 +202,7 @@ async def check_leveled_bytes(
 
     async for chunk in chunks:
         data, end = memoryview(chunk), seen + len(chunk)
+        # Extents may lie side by side in one chunk, and one may go on through many.
         while waiting and waiting[-1].position < end:
             extent = waiting.pop()
             walking.append((extent, ExtentWalk(extent)))

@@ -86,6 +86,7 @@ def decide_commit(commit: CommitMerge, inputs: Iterable[InputRange], log_starts:
         if not 0 <= extent.base_offset <= extent.last_offset:
             raise MergeRefusedError(f"an output covers [{extent.base_offset}, {extent.last_offset}], an invalid range")
         written[extent.partition_id].append((extent.base_offset, extent.last_offset))
+    # All three: a partition may be missing in any of them, and each absence is a different fault.
     for partition_id in {*held, *written, *commit.covered}:
         read = joined(partition_id, commit.covered.get(partition_id, ()))
         if not _within(joined(partition_id, alive[partition_id]), read):
@@ -133,6 +134,7 @@ def merged_detail(commit: CommitMerge, l0_file_ids: Sequence[int]) -> Mapping[st
     So if there are too many deduped partitions for one change, they are left out.
     """
     deduped = sorted(each.partition_id for each in commit.cleaned)
+    # Every agent reads every change: it must stay small.
     if len(deduped) > DEDUPED_TOLD_MAX:
         deduped = []
     if not l0_file_ids and not deduped:

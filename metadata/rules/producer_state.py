@@ -158,6 +158,7 @@ def _verdict(
         if first == 0 or state_may_be_absent(batch.partition_id, batch.producer_id):
             return ErrorCode.NONE
         return ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    # Duplicates before the order of sequences: a retry is an old sequence by nature.
     if batch.producer_epoch == known.epoch:
         for stored in known.batches:
             if (stored.first_sequence, stored.last_sequence) == (first, last):
@@ -166,6 +167,7 @@ def _verdict(
     elif batch.producer_epoch < known.epoch:
         return ErrorCode.INVALID_PRODUCER_EPOCH
     else:
+        # A bumped epoch starts its sequence again (KIP-360).
         expected = 0
     return ErrorCode.NONE if first == expected else ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 

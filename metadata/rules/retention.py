@@ -75,6 +75,7 @@ def expired_extents(
         # Only the first extent may begin below the log start; each next one must touch the previous one.
         is_next = extent.base_offset <= end if taken == 0 else extent.base_offset == end
         is_old = policy.retention_ms >= 0 and now_ms - extent.max_timestamp_ms > policy.retention_ms
+        # Before the test: Kafka deletes a segment only if the others still hold retention.bytes.
         remaining -= extent.length
         is_too_much = policy.retention_bytes >= 0 and remaining >= policy.retention_bytes
         if not is_next or not (is_old or is_too_much):
@@ -91,6 +92,7 @@ def expiry_ms(extents: Iterable[tuple[int, int | None]]) -> int | None:
     for max_timestamp_ms, after_ms in extents:
         if after_ms is None:
             return None
+        # The same bounds as in SQL (`metadata/postgres/merges/views.py`), so that both stores answer alike.
         ends_ms = min(max_timestamp_ms, TIMESTAMP_MS_MAX) + min(after_ms, TIMESTAMP_MS_MAX - 1)
         last = ends_ms if last is None else max(last, ends_ms)
     return last

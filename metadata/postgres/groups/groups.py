@@ -145,6 +145,7 @@ class PostgresGroups:
 
     async def save_group(self, lease: GroupLease, record: GroupRecord) -> None:
         topics = None if record.subscribed_topics is None else sorted(record.subscribed_topics)
+        # The first time stays: the age of an empty group counts from when it became empty, not from its last save.
         empty_since_ms = None if record.members else sa.func.coalesce(GROUPS.c.empty_since_ms, NOW_MS)
         values = {
             "protocol_type": record.protocol_type,
@@ -159,6 +160,7 @@ class PostgresGroups:
 
         async def work(connection: AsyncConnection) -> None:
             saved = await connection.execute(sa.update(GROUPS).where(*_held(lease)).values(values))
+            # The epoch is part of the WHERE, so nothing was written by an owner that is fenced.
             if saved.rowcount == 0:
                 raise _fenced(lease)
 

@@ -94,6 +94,7 @@ class OffsetCommitter:
         """See `GroupMetadata.commit_offsets`. Raises MetadataInDoubtError, MetadataUnavailableError."""
         if not batches:
             return []
+        # A place at most once: of two values for one row, the UPDATE would write either. The later commit counts.
         wanted: dict[GroupLease, dict[OffsetPlace, OffsetToCommit]] = {}
         for batch in batches:
             wanted.setdefault(batch.lease, {}).update((offset.place, offset) for offset in batch.offsets)
@@ -141,6 +142,7 @@ class OffsetCommitter:
                 elif state[:2] in DEFINITE_CLASSES or is_refused_by_driver(error):
                     raise BugError(f"Postgres refused a commit of offsets: {state} {error}") from error
                 else:
+                    # In doubt: before the next commit its session must be gone (see the module's docstring).
                     self._lose()
                     reason = f"{error or type(error).__name__}"
                     raise MetadataInDoubtError(

@@ -102,6 +102,7 @@ class Committer:
         if not candidates:
             return taken
         with_all = taken | set(candidates)
+        # All of them at once first: as a rule one half is free of culprits.
         if await self._trial(connection, request, frozenset(range(len(request.batches))) - with_all):
             return with_all
         if len(candidates) == 1:
@@ -185,6 +186,7 @@ def _arguments(request: CommitL0, masked: AbstractSet[int], expiration_ms: int) 
     if all(append_time_ms == -1 for append_time_ms in append_times_ms):
         append_times_ms = []
     if all(producer_id == NO_PRODUCER for producer_id in producer_ids):
+        # Without producers the function skips the judging of sequences altogether.
         producer_ids = epochs = sequences = []
     else:
         epochs = [-1 if who == NO_PRODUCER else epoch for who, epoch in zip(producer_ids, epochs, strict=True)]

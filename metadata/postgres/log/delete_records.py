@@ -40,6 +40,7 @@ async def delete_records(database: Database, partition_id: int, offset: int) -> 
         if offset < -1 or offset > row.next_offset:
             raise InvalidOffsetError(f"offset {offset} is outside [0, {row.next_offset}]")
         wanted: int = row.next_offset if offset == -1 else offset
+        # Not an error in Kafka, and no change: agents need no news of it.
         if wanted <= starts[partition_id]:
             return starts[partition_id]
         below = sa.select(EXTENTS.c.extent_id).where(
@@ -49,6 +50,7 @@ async def delete_records(database: Database, partition_id: int, offset: int) -> 
         await kill_extents(connection, dying, at_ms=await now_ms(connection))
         await move_log_starts(connection, {partition_id: wanted})
         detail = {"offsets": {str(partition_id): wanted}}
+        # Last, as everywhere: its lock serialises all changes and is held to the end.
         await append_change(connection, ChangeKind.LOG_START_MOVED, row.topic_id, detail)
         return wanted
 

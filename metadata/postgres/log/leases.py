@@ -31,6 +31,7 @@ class AgentLeases:
         async def work(connection: AsyncConnection) -> WriterLease:
             await begin_registering(connection)
             here = (WRITERS.c.host == address.host, WRITERS.c.port == address.port)
+            # Update first: an INSERT that meets a conflict burns a writer id each time, and ids are int31.
             take = sa.update(WRITERS).where(*here).values(epoch=WRITERS.c.epoch + 1, last_seq=-1)
             taken = await connection.execute(take.returning(WRITERS.c.writer_id, WRITERS.c.epoch))
             row = taken.one_or_none()
@@ -40,6 +41,7 @@ class AgentLeases:
                     constraint="writers_address", set_={"epoch": WRITERS.c.epoch + 1, "last_seq": -1}
                 )
                 row = (await connection.execute(made.returning(WRITERS.c.writer_id, WRITERS.c.epoch))).one()
+            # In the same transaction as the epoch: no moment in which the old lease looks valid under the new epoch.
             lease = {"epoch": row.epoch, "zone": address.zone, "lease_until_ms": _lease_end(), "draining": False}
             lease["program_schema"] = version_of(SCHEMA_REVISION)
             leased = insert(AGENTS).values(writer_id=row.writer_id, **lease)

@@ -96,6 +96,7 @@ class Log:
             return Tail(files=(), changes=(), cursor=cursor, cold=True)
         seen = dict(cursor.writers)
         for file in files:
+            # From now on a server that lacks this file has gone back in time.
             self._database.saw_file(file.file_id)
             seen[file.writer_id] = max(seen.get(file.writer_id, (-1, -1)), (file.epoch, file.seq))
         change_id = changes[-1].change_id if changes else cursor.change_id
@@ -122,6 +123,7 @@ class Log:
                 files=[l0_file_of(row, row["file_id"], row["key"]) for row in files],
                 cursor=Cursor(
                     writers={row.writer_id: (row.epoch, row.last_seq) for row in writers},
+                    # With all changes forgotten the table is empty; a cursor of 0 would count as too old at once.
                     change_id=max(change_id.scalar_one(), floor),
                 ),
                 broker_configs=broker_configs,

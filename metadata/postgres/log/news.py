@@ -70,9 +70,11 @@ class News:
             try:
                 async with self._line.lock:
                     connection = await self._line.get()
+                    # Off for this session alone: a hint needs no flush, and nothing else is written here.
                     await connection.execute(f"SET synchronous_commit = off; {hints}")
             except (*CONNECTION_ERRORS, MetadataUnavailableError):
                 self._line.drop()  # a lost hint costs others one poll interval
+            # Hints that come meanwhile go together: NOTIFY takes a lock that all databases of the server share.
             await asyncio.sleep(INTERVAL_MS / 1000)
 
     async def _listen(self) -> None:

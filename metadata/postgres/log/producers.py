@@ -29,6 +29,7 @@ class Producers:
 
     async def allocate_producer_ids(self, count: int) -> range:
         async def work(connection: AsyncConnection) -> range:
+            # Under the row's lock, so blocks never overlap and are dated in order.
             move = sa.update(CLUSTER).values(next_producer_id=CLUSTER.c.next_producer_id + count)
             end = (await connection.execute(move.returning(CLUSTER.c.next_producer_id))).scalar_one()
             block = sa.insert(PRODUCER_ID_BLOCKS).values(first_id=end - count, count=count, allocated_ms=NOW_MS)

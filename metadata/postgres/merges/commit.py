@@ -185,6 +185,7 @@ class MergeCommitter:
 
         async def work(connection: AsyncConnection) -> None:
             ours = sa.select(MERGE_JOBS.c.job_id).where(*running(commit.job_id, commit.epoch)).with_for_update()
+            # By now another claim may hold the job; then its fate is not ours to decide.
             if (await connection.execute(ours)).first() is not None:
                 await end_failed(connection, commit.job_id, error, retry_after_ms=retry_after_ms)
 
@@ -199,6 +200,7 @@ class _PastLimitError(JobLostError):
 async def _commit(connection: AsyncConnection, commit: CommitMerge) -> MergeCommitted:
     await begin_killing(connection)
     job = await _locked_job(connection, commit)
+    # A repeat after a lost answer: the same ids again.
     if job.state == "done":
         return MergeCommitted(file_ids=tuple(job.output_file_ids), trimmed_extents=job.trimmed_extents)
     inputs = await _inputs(connection, commit.job_id)

@@ -127,6 +127,7 @@ class Jobs:
         l0_files = sorted(set(job.l0_file_ids))
 
         async def work(connection: AsyncConnection) -> int:
+            # First: rows of `log_starts` come before extents and files in the order of locks.
             await _mark_forced(connection, job.forced_partition_ids)
             wanted = {"extent_ids": list(set(job.extent_ids)), "file_ids": list(set(job.file_ids))}
             live = {row.extent_id: row.file_id for row in await connection.execute(_LIVE_EXTENTS, wanted)}
@@ -149,6 +150,7 @@ class Jobs:
             inputs = {"job_id": job_id, "file_ids": l0_files, "extent_ids": sorted(live)}
             try:
                 await connection.execute(_INSERT_INPUTS, inputs)
+            # Unique keys over the inputs are the rule MERGE-1: of two planners at once, one fails here.
             except IntegrityError as error:
                 raise InputsBusyError("another live job holds one of these inputs") from error
             return job_id
@@ -214,6 +216,7 @@ class Jobs:
         async def work(connection: AsyncConnection) -> None:
             ours = sa.select(MERGE_JOBS.c.give_backs).where(*running(job_id, epoch)).with_for_update()
             give_backs = (await connection.execute(ours)).scalar_one_or_none()
+            # Another claim holds the job by now: there is nothing to give back.
             if give_backs is None:
                 return
             if trouble and give_backs + 1 >= job_rules.GIVE_BACKS_MAX:
