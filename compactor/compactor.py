@@ -39,7 +39,7 @@ from compactor.loop import CompactorLoop, Pace
 from compactor.merging.execute import MergeEngine
 from compactor.merging.memory_gate import MemoryGate
 from compactor.observer import OBSERVE_INTERVAL_MS, Observer
-from compactor.planning.options import CURSOR_BYTES, plan_options
+from compactor.planning.options import MergeMemory, plan_options
 from compactor.planning.plan import new_job, plan_merges
 from compactor.planning.spec import MergeKind, MergeSpec
 from compactor.worker import Engine, Engines, Worker, WorkerMemory
@@ -72,8 +72,7 @@ def embedded_engine(
         store=store,
         runtime=runtime,
         lease=lease,
-        keys_max=settings.dedupe_keys_max,
-        cursor_bytes=CURSOR_BYTES,
+        memory=MergeMemory(keys_max=settings.dedupe_keys_max),
         in_thread=in_thread,
     )
 

@@ -44,6 +44,7 @@ from compactor.cleaning.kernels import Limits, judge
 from compactor.cleaning.oracle import compact
 from compactor.merging.allocator import keep_freed_memory
 from compactor.merging.execute import MergeEngine
+from compactor.planning.options import MergeMemory
 from metadata.contract.jobs import CommitMerge
 from runtime.clock import SystemClock
 from runtime.runtime import Runtime
@@ -178,7 +179,7 @@ async def measure(wanted: Sequence[Shape], *, repeats: int, keys_max: int = DEDU
 async def _row(shape: Shape, repeats: int, buffer: DedupeBuffer, copy_gb_per_s: float) -> list[Cell]:
     inputs = await some_inputs(shape)
     store, records = inputs.store, inputs.next_offset
-    engine = MergeEngine(store=store, runtime=Runtime(), lease=LEASE, keys_max=buffer.keys_max)
+    engine = MergeEngine(store=store, runtime=Runtime(), lease=LEASE, memory=MergeMemory(keys_max=buffer.keys_max))
     logs = [await store.get_range(each.key, each.position, each.length) for each in inputs.extents]
     store.drops_uploads = True
     await engine.run(inputs.claim())  # makes its table of keys

@@ -9,13 +9,12 @@ buffer is never cleared, so one record per key is left. A larger partition is cu
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 
-from compactor.cleaning.bounds import DEDUPE_KEYS_MAX
 from compactor.heavy.units import HeavyPlan, PlanError, Unit, UnitKind
 from compactor.merging.kway_merge import class_of, order_inputs
-from compactor.planning.options import CURSOR_BYTES, KEPT_BYTES
+from compactor.planning.options import MergeMemory
 from compactor.planning.spec import MIB, SPARK_LIMIT_MS_MAX, MergeSpec, PartitionSpec
 from metadata.contract.jobs import ClaimedJob
 from metadata.contract.leases import WriterLease
@@ -35,12 +34,8 @@ class UnitSizes:
     """Units of plain partitions, and slices, have about this size."""
     keyed_unit_bytes: int = KEYED_UNIT_BYTES
     """Deduped partitions up to this size stay whole in one unit; larger ones are cut into slices."""
-    keys_max: int = DEDUPE_KEYS_MAX
-    """Size of a unit's dedupe buffer."""
-    cursor_bytes: int = CURSOR_BYTES
-    """Budget of a unit's cursors."""
-    kept_bytes_max: int = KEPT_BYTES
-    """A deduped partition below this size stays in memory between its passes."""
+    memory: MergeMemory = field(default_factory=MergeMemory)
+    """The memory of a unit."""
 
 
 def cut(claimed: ClaimedJob, spec: MergeSpec, *, cluster_id: str, lease: WriterLease, sizes: UnitSizes) -> HeavyPlan:
@@ -80,7 +75,7 @@ def cut(claimed: ClaimedJob, spec: MergeSpec, *, cluster_id: str, lease: WriterL
                 )
     sliced = {unit.partition_id for unit in units if unit.partition_id is not None}
     partitions = {
-        id_: each if id_ in sliced else _never_cleared(each, extents, sizes.keys_max)
+        id_: each if id_ in sliced else _never_cleared(each, extents, sizes.memory.keys_max)
         for id_, each in spec.partitions.items()
         if id_ in deduped
     }
@@ -96,9 +91,7 @@ def cut(claimed: ClaimedJob, spec: MergeSpec, *, cluster_id: str, lease: WriterL
         partitions={id_: each for id_, each in claimed.partitions.items() if id_ in ids},
         extents=tuple(extents),
         units=tuple(units),
-        keys_max=sizes.keys_max,
-        cursor_bytes=sizes.cursor_bytes,
-        kept_bytes_max=sizes.kept_bytes_max,
+        memory=sizes.memory,
     )
 
 

@@ -300,7 +300,7 @@ def read_keys(
         merge,
         plan.spec.partitions[unit.partition_id],
         kernels=KernelCaller(in_thread=in_thread),
-        cursor_bytes=plan.cursor_bytes,
+        cursor_bytes=plan.memory.cursor_bytes,
         known=known,
     )
 

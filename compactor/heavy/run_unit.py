@@ -57,10 +57,8 @@ async def _merge(store: ObjectStore, plan: HeavyPlan, unit: Unit, *, runtime: Ru
         store=store,
         runtime=runtime,
         lease=plan.lease,
-        keys_max=plan.keys_max,
-        cursor_bytes=plan.cursor_bytes,
+        memory=plan.memory,
         in_thread=in_thread,
-        kept_bytes_max=plan.kept_bytes_max,
     )
     slices = {} if unit.partition_id is None else {unit.partition_id: await open_slice(store, plan, unit)}
     commit = await engine.run(plan.claimed(unit), began_ms=store_time_ms(plan, runtime.clock), slices=slices)

@@ -31,6 +31,7 @@ import zstandard
 
 from compactor.merging.kway_merge import MergeInputs, order_inputs
 from compactor.merging.kway_merge import whole_through as whole_through_inputs
+from compactor.planning.options import MergeMemory
 from compactor.planning.spec import MergeSpec, SpecError
 from metadata.contract.jobs import ClaimedJob, InputPartition, JobState, MergeJob
 from metadata.contract.leases import WriterLease
@@ -90,12 +91,8 @@ class HeavyPlan:
     extents: tuple[LeveledExtent, ...]
     """All inputs, by (partition, base offset)."""
     units: tuple[Unit, ...]
-    keys_max: int
-    """Size of a unit's dedupe buffer."""
-    cursor_bytes: int
-    """Budget of a unit's cursors."""
-    kept_bytes_max: int
-    """A deduped partition below this size stays in memory between its passes."""
+    memory: MergeMemory
+    """The memory of a unit."""
 
     # ---- derived
 
@@ -213,9 +210,9 @@ class HeavyPlan:
                 [unit.kind.value, unit.first, unit.end, unit.input_bytes, unit.partition_id, unit.slice_number]
                 for unit in self.units
             ],
-            "keys_max": self.keys_max,
-            "cursor_bytes": self.cursor_bytes,
-            "kept_bytes_max": self.kept_bytes_max,
+            "keys_max": self.memory.keys_max,
+            "cursor_bytes": self.memory.cursor_bytes,
+            "kept_bytes_max": self.memory.kept_bytes_max,
         }
 
 
@@ -295,9 +292,11 @@ def _plan(fields: Mapping[str, Any]) -> HeavyPlan:
             partitions={each.partition_id: each for each in partitions},
             extents=tuple(_extent(row, files) for row in fields["extents"]),
             units=tuple(_unit(number, row) for number, row in enumerate(fields["units"])),
-            keys_max=_int(fields["keys_max"]),
-            cursor_bytes=_int(fields["cursor_bytes"]),
-            kept_bytes_max=_int(fields["kept_bytes_max"]),
+            memory=MergeMemory(
+                keys_max=_int(fields["keys_max"]),
+                cursor_bytes=_int(fields["cursor_bytes"]),
+                kept_bytes_max=_int(fields["kept_bytes_max"]),
+            ),
         )
     except SpecError as error:
         raise PlanError(f"the plan cannot be used: {error.message}", remedy=error.remedy) from error

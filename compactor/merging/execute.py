@@ -11,8 +11,9 @@ found after parts of the extent were written, the run starts again with the exte
 not corrupt: before an extent is flagged for the first time, the format of its file is checked, and a merge of a file
 with an unknown format fails.
 
-Memory: L0 files whole, else windows within `cursor_bytes`; a dedupe buffer, allocated once and used by one partition
-after the other; a partition of up to 64 MiB between its passes; parts of outputs in flight (24 MiB for each class).
+Memory (`MergeMemory` bounds it): L0 files whole, else windows within `cursor_bytes`; a dedupe buffer, allocated once
+and used by one partition after the other; a partition of up to 64 MiB between its passes; parts of outputs in flight
+(24 MiB for each class).
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
-from compactor.cleaning.bounds import DEDUPE_KEYS_MAX
 from compactor.cleaning.dedupe_buffer import DedupeBuffer
 from compactor.heavy.rewrite_slice import SliceRewrite, SliceSurvivors
 from compactor.merging.cursors import Cursors, check_format, unknown_format
@@ -29,7 +29,6 @@ from compactor.merging.kway_merge import MergeInputError as MergeInputError
 from compactor.merging.kway_merge import MergeInputs, PartitionInputs, order_inputs
 from compactor.merging.outputs import ClassFiles, JobFacts, PartitionOutput
 from compactor.merging.partition_merge import (
-    KEPT_BYTES_MAX,
     MergeContext,
     MergeTotals,
     PartitionDedupe,
@@ -37,7 +36,8 @@ from compactor.merging.partition_merge import (
 )
 from compactor.merging.segments import joined_ranges
 from compactor.merging.windows import Flags, KernelCaller, LateCorruptionError
-from compactor.planning.spec import MIB, MergeSpec
+from compactor.planning.options import MergeMemory
+from compactor.planning.spec import MergeSpec
 from metadata.contract.jobs import ClaimedJob, CleanedPartition, CommitMerge
 from metadata.contract.leases import WriterLease
 from metadata.contract.leveled import FileClass
@@ -96,19 +96,15 @@ class MergeEngine:
         store: ObjectStore,
         runtime: Runtime,
         lease: WriterLease,
-        keys_max: int = DEDUPE_KEYS_MAX,
-        cursor_bytes: int = 256 * MIB,
+        memory: MergeMemory = MergeMemory(),  # noqa: B008 - a frozen value
         in_thread: bool = True,
-        kept_bytes_max: int = KEPT_BYTES_MAX,
     ) -> None:
         """`in_thread`: run kernel calls on threads. The simulation runs them on the event loop, to be repeatable."""
         self.store = store
         self.clock = runtime.clock
         self.ids = runtime.ids
         self.lease = lease
-        self.keys_max = keys_max
-        self.cursor_bytes = cursor_bytes
-        self.kept_bytes_max = kept_bytes_max
+        self.memory = memory
         self.kernels = KernelCaller(in_thread=in_thread)
         self.buffer_lock = asyncio.Lock()
         self._buffer: DedupeBuffer | None = None
@@ -117,7 +113,7 @@ class MergeEngine:
     def buffer(self) -> DedupeBuffer:
         """Use it only while `buffer_lock` is held."""
         if self._buffer is None:
-            self._buffer = DedupeBuffer(self.keys_max)
+            self._buffer = DedupeBuffer(self.memory.keys_max)
         return self._buffer
 
     async def run(
@@ -227,7 +223,7 @@ class _Run:
         everything = [extent for each in inputs.partitions for extent in each.extents]
         # With large partitions, the scan and the rewrite get 3/8 of the budget each, and further passes 1/4.
         shares = (3, 8) if twice else (1, 1)
-        budget_bytes = engine.cursor_bytes * shares[0] // shares[1]
+        budget_bytes = engine.memory.cursor_bytes * shares[0] // shares[1]
         self._first = Cursors(engine.store, everything, inputs.files, budget_bytes=budget_bytes)
         again = [extent for each in twice for extent in each.extents]
         self._second = Cursors(engine.store, again, inputs.files, budget_bytes=budget_bytes)
@@ -241,7 +237,7 @@ class _Run:
             # The store's clock may have been ahead at one of the two: a horizon has passed only if both are past it.
             now_ms=min(spec.now_ms, claimed.now_ms),
             waited_ms=max(claimed.now_ms - spec.now_ms, 0),
-            extra_bytes=engine.cursor_bytes // 4,
+            extra_bytes=engine.memory.cursor_bytes // 4,
         )
 
     async def merge(self) -> CommitMerge:
@@ -281,12 +277,12 @@ class _Run:
         in_slice = self._slice_of(inputs)
         if in_slice is not None:
             spec = self._spec.partitions[inputs.partition.partition_id]
-            rewrite = SliceRewrite(self._context, inputs, spec, in_slice, self._engine.keys_max)
+            rewrite = SliceRewrite(self._context, inputs, spec, in_slice, self._engine.memory.keys_max)
             cleaned = await rewrite.run(self._first, None, output)
         elif inputs.dedupe:
             async with self._engine.buffer_lock:
                 spec = self._spec.partitions[inputs.partition.partition_id]
-                dedupe = PartitionDedupe(self._context, inputs, spec, self._engine.buffer, self._engine.keys_max)
+                dedupe = PartitionDedupe(self._context, inputs, spec, self._engine.buffer, self._engine.memory.keys_max)
                 second = self._second if self._is_read_twice(inputs) else None
                 cleaned = await dedupe.run(self._first, second, output)
         else:
@@ -298,7 +294,7 @@ class _Run:
 
     def _is_read_twice(self, inputs: PartitionInputs) -> bool:
         in_parts = inputs.dedupe and self._slice_of(inputs) is None
-        return in_parts and inputs.input_bytes >= self._engine.kept_bytes_max
+        return in_parts and inputs.input_bytes >= self._engine.memory.kept_bytes_max
 
     def _slice_of(self, inputs: PartitionInputs) -> SliceSurvivors | None:
         return self._slices.get(inputs.partition.partition_id) if inputs.dedupe else None

@@ -34,7 +34,7 @@ from compactor.merging.windows import (
     reason_of,
     windows,
 )
-from compactor.planning.spec import MIB, PartitionSpec
+from compactor.planning.spec import PartitionSpec
 from metadata.contract.jobs import CleanedPartition
 from metadata.rules.retention import TIMESTAMP_MS_MAX
 from runtime.errors import BugError
@@ -45,8 +45,6 @@ from wire.batch import CorruptBatchError
 from wire.codecs import CodecError
 
 _log = get_logger(__name__)
-
-KEPT_BYTES_MAX = 64 * MIB
 
 
 @dataclass(slots=True)

@@ -8,9 +8,9 @@ beside the other job.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from compactor.cleaning.bounds import DEDUPE_ENTRY_BYTES
+from compactor.cleaning.bounds import DEDUPE_ENTRY_BYTES, DEDUPE_KEYS_MAX
 from compactor.planning.spec import MIB, MergeKind, PlanOptions
 from runtime.settings.table import Settings
 
@@ -26,6 +26,18 @@ L0_JOB_BYTES_LEAST = 16 * MIB
 RETENTION_ROUNDS = 3
 """Data that retention has not deleted after this many rounds will stay for now. One round may just have ended when the
 data expired, and one may be lost when retention moves to another compactor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergeMemory:
+    """The bounds of one merge's memory, in this process or in a task on a cluster."""
+
+    keys_max: int = DEDUPE_KEYS_MAX
+    """Size of the dedupe buffer."""
+    cursor_bytes: int = CURSOR_BYTES
+    """Budget of the cursors."""
+    kept_bytes_max: int = KEPT_BYTES
+    """A deduped partition below this size stays in memory between its passes."""
 
 
 def merge_memory_bytes(keys_max: int) -> int:

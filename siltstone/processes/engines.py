@@ -12,6 +12,7 @@ from typing import Any
 from compactor.compactor import embedded_engine
 from compactor.heavy.engine import HeavyEngine, HeavyOptions, PlanStore
 from compactor.heavy.submitter import Submitter
+from compactor.planning.options import MergeMemory
 from compactor.worker import Engine, Engines
 from metadata.contract.jobs import ClaimedJob, CommitMerge
 from metadata.contract.leases import WriterLease
@@ -62,7 +63,7 @@ async def engines(
                 is_heavy=lambda _: None if choice is None else choice is EngineChoice.SPARK,
                 unit_bytes=settings.spark_unit_bytes,
                 keyed_unit_bytes=settings.spark_keyed_unit_bytes,
-                keys_max=settings.dedupe_keys_max,
+                memory=MergeMemory(keys_max=settings.dedupe_keys_max),
             ),
         )
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from uuid import UUID
 
 from compactor.merging.execute import MergeEngine
+from compactor.planning.options import MergeMemory
 from compactor.planning.plan import new_job, plan_merges
 from compactor.planning.spec import MergeKind, MergeSpec
 from compactor.worker import Engine
@@ -99,8 +100,7 @@ class World:
             store=self.store,
             runtime=self.runtime,
             lease=self.compactor,
-            keys_max=keys_max,
-            cursor_bytes=cursor_bytes,
+            memory=MergeMemory(keys_max=keys_max, cursor_bytes=cursor_bytes),
             in_thread=False,
         )
         self.engine: Engine = (

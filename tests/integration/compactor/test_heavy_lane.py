@@ -9,6 +9,7 @@ from typing import Any
 from compactor.heavy.engine import HeavyEngine, HeavyOptions, PlanStore
 from compactor.heavy.submitter import Phase, Submission, SubmissionState
 from compactor.merging.execute import MergeEngine
+from compactor.planning.options import MergeMemory
 from compactor.planning.plan import new_job
 from compactor.planning.spec import GIB, MergeKind, MergeSpec
 from compactor.worker import Engine
@@ -70,7 +71,7 @@ async def engines_with(system: System) -> tuple[FullCluster, Callable[[WriterLea
 
     def engine(lease: WriterLease) -> Engine:
         return HeavyEngine(
-            embedded=MergeEngine(store=system.store, runtime=runtime, lease=lease, keys_max=1_000),
+            embedded=MergeEngine(store=system.store, runtime=runtime, lease=lease, memory=MergeMemory(keys_max=1_000)),
             submitter=cluster,
             plans=PlanStore(system.store, None, identity.cluster_id),
             clock=runtime.clock,

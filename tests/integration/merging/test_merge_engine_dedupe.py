@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from compactor.merging.execute import MergeEngine
+from compactor.planning.options import MergeMemory
 from compactor.planning.spec import MIB, MergeKind
 from metadata.contract.jobs import ClaimedJob, CommitMerge
 from metadata.contract.leveled import FileClass
@@ -200,8 +201,7 @@ async def test_each_pass_reads_each_byte_once_in_large_requests(passes: int) -> 
         store=world.store,
         runtime=world.runtime,
         lease=LEASE,
-        keys_max=100,
-        kept_bytes_max=MIB,
+        memory=MergeMemory(keys_max=100, kept_bytes_max=MIB),
     )
     commit = await engine.run(claimed)
     # then the scan read everything, and the other passes only the large partition
@@ -239,7 +239,7 @@ async def test_merges_of_one_engine_at_once_do_not_mix_their_keys() -> None:
         for turn in range(20):
             await world.add_leveled({1: [values(*[(f"k{n}", b"%d" % turn * 500) for n in range(200)])]})
         worlds.append(world)
-    engine = MergeEngine(store=first.inner, runtime=first.runtime, lease=LEASE, keys_max=1_000)
+    engine = MergeEngine(store=first.inner, runtime=first.runtime, lease=LEASE, memory=MergeMemory(keys_max=1_000))
     commits = await asyncio.gather(*(engine.run(dedupe_job(world)) for world in worlds))
     for world, commit in zip(worlds, commits, strict=True):
         left = records_in((await world.log_of(commit))[1])
@@ -274,7 +274,7 @@ async def test_a_history_is_leveled_and_deduped_over_every_store(store: ObjectSt
         await world.add_l0(
             [Sent(1, keyed_batch), Sent(1, a_batch(3), accepted=False), Sent(2, a_batch(1, value_bytes=MIB))]
         )
-    engine = MergeEngine(store=world.store, runtime=world.runtime, lease=LEASE, keys_max=1_000)
+    engine = MergeEngine(store=world.store, runtime=world.runtime, lease=LEASE, memory=MergeMemory(keys_max=1_000))
     # when they are leveled, on threads, and then deduped
     leveled: CommitMerge = await engine.run(world.claim())
     assert await world.log_of(leveled) == world.model_log()

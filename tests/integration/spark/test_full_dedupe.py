@@ -28,6 +28,7 @@ from compactor.heavy.run_unit import run_unit
 from compactor.heavy.stored import plan_key, read_result, settle, store_plan
 from compactor.heavy.survivors import SurvivorsError
 from compactor.heavy.units import HeavyPlan, UnitKind
+from compactor.planning.options import MergeMemory
 from compactor.planning.spec import MIB, MergeSpec
 from metadata.contract.jobs import CommitMerge
 from runtime.clock import ManualClock, SystemClock
@@ -78,7 +79,7 @@ async def planned(
         spec,
         cluster_id=CLUSTER,
         lease=LEASE,
-        sizes=UnitSizes(unit_bytes=slice_bytes, keyed_unit_bytes=slice_bytes, keys_max=keys_max),
+        sizes=UnitSizes(unit_bytes=slice_bytes, keyed_unit_bytes=slice_bytes, memory=MergeMemory(keys_max=keys_max)),
     )
     plan = replace(
         plan, commit_by_ms=max(plan.commit_by_ms, SystemClock().wall_ms() + 4 * 3_600_000)

@@ -17,6 +17,7 @@ from compactor.heavy.combine import combine
 from compactor.heavy.cut import UnitSizes, cut, may_go_on
 from compactor.heavy.manifest import ManifestMismatchError, UnitResult, check_result, decode_result
 from compactor.heavy.units import HeavyPlan, PlanError, UnitKind, decode_plan
+from compactor.planning.options import MergeMemory
 from compactor.planning.spec import GIB, SPARK_LIMIT_MS_MAX, MergeKind, MergeSpec, PartitionSpec
 from metadata.contract.jobs import (
     ClaimedJob,
@@ -110,7 +111,9 @@ def claimed_job(sizes: list[tuple[bool, list[int]]], *, epoch: int = 1, limit_ms
 
 
 def plan_of(claimed: ClaimedJob, **options: Any) -> HeavyPlan:
-    sizes = UnitSizes(**{"unit_bytes": 100, "keyed_unit_bytes": 300, "keys_max": KEYS_MAX, **options})
+    sizes = UnitSizes(
+        **{"unit_bytes": 100, "keyed_unit_bytes": 300, "memory": MergeMemory(keys_max=KEYS_MAX), **options}
+    )
     return cut(claimed, MergeSpec.from_json(claimed.job.spec), cluster_id="c1", lease=LEASE, sizes=sizes)
 
 
