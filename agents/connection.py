@@ -243,10 +243,10 @@ class Connection(asyncio.BufferedProtocol):
             return
         full = (
             self._write_paused
-            or bool(self._frames)
+            or bool(self._frames)  # begin these first
             or self._server.draining
             or (self.sends_produce and self._server.produce_is_full)
-            or self._server.must_wait(self)
+            or self._server.must_wait(self)  # another one finishes first
         )
         if full and not self._read_paused:
             self._read_paused = True
@@ -377,7 +377,7 @@ class Connection(asyncio.BufferedProtocol):
         if context.trace is not None:
             context.trace.begin("answer")
             slot.release = partial(_end_trace, context.trace, error_of(answer), slot.release)
-        if self._ended and slot.release is not None:
+        if self._ended and slot.release is not None:  # no client takes it any more
             slot.release()
         elapsed_ms = self._broker.runtime.clock.monotonic_ms() - slot.started_ms
         self._server.count(header.api_key, elapsed_ms / 1000)

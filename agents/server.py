@@ -117,6 +117,7 @@ class Server:
                 connection.abort()
             await self._nobody_left.wait()
         if self._server is not None:
+            # After the connections: from Python 3.12 on it waits for them too.
             await self._server.wait_closed()
 
     @property

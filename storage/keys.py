@@ -97,6 +97,7 @@ def parse_file_key(key: str) -> FileKey:
     if found is None:
         raise BadKeyError(f"{key!r} is not the key of a file (level/shard/hour/writer-epoch-uuid.silt)")
     file_uuid = uuid.UUID(found["uuid"])
+    # A key that we cannot have made: a stranger's object, or one that was copied by hand.
     if found["shard"] != shard_of(file_uuid):
         raise BadKeyError(f"{key!r} lies in shard {found['shard']}, its uuid belongs in {shard_of(file_uuid)}")
     try:

@@ -237,6 +237,7 @@ class LocalStore:
                 path.unlink()
                 parents.add(path.parent)
                 done.append(key)
+            # Absent counts as deleted: another janitor, or this one's earlier try, was here.
             except (FileNotFoundError, NotADirectoryError):
                 done.append(key)
             except OSError as error:

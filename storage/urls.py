@@ -129,6 +129,7 @@ def _parse_s3(parts: SplitResult) -> ObjectStoreUrl:
     parameters: dict[str, str] = {}
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
         if name not in ("endpoint", "region"):
+            # Credentials in a parameter: say so, and do not show the value.
             if "key" in name.lower() or "secret" in name.lower() or "token" in name.lower():
                 raise _credentials("object.store.url")
             raise StoreMisconfiguredError(

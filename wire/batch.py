@@ -170,6 +170,7 @@ def iter_headers(view: Body, position: int = 0) -> Iterator[tuple[int, BatchHead
     end = len(view)
     while position < end:
         header = read_header(view, position)
+        # First of the checks: of another format, no other field is where it is looked for.
         if header.magic != MAGIC_V2:
             raise CorruptBatchError(
                 f"the batch at position {position} has magic {header.magic}; only magic {MAGIC_V2} is supported"

@@ -209,6 +209,7 @@ def _read_varint(data: Body, position: int, bits: int = 32) -> tuple[int, int]:
         return byte >> 1 ^ -(byte & 1), position + 1
     raw, shift = byte & 0x7F, 7
     position += 1
+    # Bounded by the width: a run of continuation bytes must not make a number of any size.
     while shift < bits:
         byte = data[position]
         position += 1

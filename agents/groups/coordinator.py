@@ -176,6 +176,7 @@ class GroupCoordinator:
         held = await self._group(group_id, create=create)
         if held is None:
             return None
+        # Joins alone are turned away: the requests by which a group completes or shrinks must go on.
         if isinstance(event, JoinRequested) and self._bytes > BYTES_MAX:
             self._forget_idle(0.0)
             if self._bytes > BYTES_MAX:
@@ -224,6 +225,7 @@ class GroupCoordinator:
                 return None
             if not record.members:
                 return self._machine(group_id, record).view()
+            # With members it is taken: only the machine that runs their sessions knows who still lives.
             held = await self._group(group_id, create=False)
         return None if held is None else held.machine.view()
 
@@ -447,6 +449,7 @@ class GroupCoordinator:
         Not while agents come and go, because others may then disagree about owners. Raises MetadataUnavailableError,
         GroupRefusedError.
         """
+        # The list must have stood still since the last sweep.
         version, self._adopts_at_version = self._adopts_at_version, self._membership.version
         if version != self._membership.version or self._stopped or not self._membership.lease_runs:
             return
@@ -455,6 +458,7 @@ class GroupCoordinator:
         for group_id in page:
             if adopted == ADOPTED_PER_SWEEP or self._membership.version != version:
                 return
+            # Noted before the take: a group that cannot be taken must not block those behind it.
             self._adopted = group_id
             if group_id not in self._held and self.owns(group_id):
                 await self._group(group_id, create=False)

@@ -58,6 +58,7 @@ class Deadlines:
             elif at_ms is None:
                 heapq.heappop(self._heap)
                 del self._queued[key]
+            # Heartbeats moved it on since it was queued: sink it to its true place, once, instead of at each heartbeat.
             elif at_ms > entry_ms:
                 heapq.heapreplace(self._heap, (at_ms, key))
                 self._queued[key] = at_ms

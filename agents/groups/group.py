@@ -222,6 +222,7 @@ class Group:
         if not leaving.member_id:
             holder = None if leaving.instance_id is None else group.members.of_instance(leaving.instance_id)
             known = ErrorCode.UNKNOWN_MEMBER_ID if holder is None else holder
+        # An id that was given out and never used: it leaves without a rebalance, but others may wait for it.
         elif leaving.member_id in group.pending:
             group.forget_pending(leaving.member_id)
             return ErrorCode.NONE

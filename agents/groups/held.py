@@ -191,6 +191,7 @@ class HeldGroup:
         for instruction in self.machine.handle(event, now_ms):
             match instruction:
                 case Answer():
+                    # None: its client has gone. The machine does not know, and its answer is dropped.
                     waiting = self._waiting.pop(instruction.request, None)
                     if waiting is not None and not waiting.done():
                         waiting.set_result(instruction.answer)

@@ -30,6 +30,7 @@ async def handle(broker: Broker, header: RequestHeader, request: CreatePartition
     named = Counter(topic.name for topic in request.topics)
     results: dict[str, CreatePartitionsTopicResult] = {}
     try:
+        # Before: the count is judged by the present one. After: a client may produce to the new partitions at once.
         await broker.follower.catch_up()
         async for asked in LoopYielder().through(request.topics):
             results[asked.name] = await _grow(
@@ -38,6 +39,7 @@ async def handle(broker: Broker, header: RequestHeader, request: CreatePartition
         if not request.validate_only:
             await broker.follower.catch_up()
     except SiltstoneError as error:
+        # What was done stands; only topics without an answer get this error.
         for asked in request.topics:
             results.setdefault(asked.name, _result(asked, error))
     return CreatePartitionsResponse(results=list(results.values()))

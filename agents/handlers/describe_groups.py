@@ -47,6 +47,7 @@ async def handle(broker: Broker, header: RequestHeader, request: DescribeGroupsR
             if room > 0
             else DescribedGroup(group_id=group_id, error_code=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
         )
+        # Counted afterwards, so that the first group is always described, however large.
         room -= sum(len(member.member_metadata) + len(member.member_assignment) for member in groups[-1].members)
         await asyncio.sleep(0)
     if request.include_authorized_operations:

@@ -85,6 +85,7 @@ def _resolve_some(broker: Broker, parts: Sequence[FetchPart]) -> None:
     topic: Topic | None = None
     for part in parts:
         part.answer = None
+        # Resolved again only after a change of topics: a session may have thousands of partitions.
         if part.topics_version != version:
             if part.topic != name:
                 name = part.topic
@@ -97,6 +98,7 @@ def _resolve_some(broker: Broker, parts: Sequence[FetchPart]) -> None:
             _fail(part, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         elif part.partition_id == _NO_TOPIC:
             _fail_gone(part)
+        # An epoch that no agent ever gave; below 0 means that the client does not know one (KIP-320).
         elif part.asked.current_leader_epoch > LEADER_EPOCH:
             _fail(part, ErrorCode.UNKNOWN_LEADER_EPOCH)
         else:

@@ -24,6 +24,7 @@ def handle(
     )
     try:
         check_id(request.group_id)
+        # Without a task: after a stall, heartbeats in the queue count before the timers that would end their members.
         answer = broker.groups.heartbeat_at_once(request.group_id, event)
     except GroupRefusedError as refused:
         return HeartbeatResponse(error_code=refused.code)

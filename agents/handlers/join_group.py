@@ -61,6 +61,7 @@ def _event(broker: Broker, header: RequestHeader, request: JoinGroupRequest) -> 
         session_timeout_ms=request.session_timeout_ms,
         rebalance_timeout_ms=rebalance_timeout_ms if header.api_version >= 1 else request.session_timeout_ms,
         protocol_type=request.protocol_type,
+        # Copied: a view would keep the whole request in memory as long as the member lives.
         protocols=tuple((protocol.name, bytes(protocol.metadata)) for protocol in request.protocols),
         id_required=header.api_version >= 4,
         skips_assignment=header.api_version >= 9,

@@ -83,10 +83,12 @@ async def _answer(
 ) -> ListOffsetsPartitionResponse:
     if partition_id is None:
         return _failed(asked, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    # Other negative numbers are unsupported too: `version + 1` refuses them in every version.
     if asked.timestamp < 0 and version < _SINCE_VERSION.get(asked.timestamp, version + 1):
         return _failed(asked, ErrorCode.UNSUPPORTED_VERSION)
     if asked.current_leader_epoch > LEADER_EPOCH:
         return _failed(asked, ErrorCode.UNKNOWN_LEADER_EPOCH)
+    # After the checks that need no store: their answers are the same whether it is there or not.
     if fresh is None:
         return _failed(asked, ErrorCode.LEADER_NOT_AVAILABLE)
     watermarks = fresh.get(partition_id)
@@ -115,6 +117,7 @@ async def _by_timestamp(broker: Broker, timestamp: int, watermarks: Watermarks) 
     deadline_ms = broker.runtime.clock.monotonic_ms() + SEE_PRESENT_MS
     while (log := broker.index.partition(partition_id)) is not None and log.end < watermarks.high_watermark:
         left_ms = deadline_ms - broker.runtime.clock.monotonic_ms()
+        # Our index may lag behind the fresh watermark: searched now, the newest records would be missed.
         if left_ms <= 0 or not await broker.parked_readers.wait([partition_id], left_ms):
             raise TimeoutError
     if timestamp == MAX_TIMESTAMP:

@@ -158,6 +158,7 @@ def _some_topics(
             missing[topic.topic_id] = topic
         else:
             ready[topic.topic_id] = entry
+    # Few entries are encoded right here: that costs less than a task and the lock.
     if sum(len(topic.partition_ids) for topic in missing.values()) > SLICE_PARTITIONS:
         return _make_missing(asked, wanted, found, ready, missing)
     for topic in missing.values():

@@ -87,6 +87,7 @@ async def _find_again(broker: Broker, present: Present, unknown: Sequence[_Part]
     async for some in chunks_with_yields(unknown):
         for part in some:
             place = place_of(broker.topic_cache, part.topic_name, part.asked.partition_index)
+            # The same place again is no news: the store has just called it unknown, so it is gone.
             if place is not None and place != part.place:
                 part.place = place
                 moved.append(part)
@@ -105,6 +106,7 @@ async def _commit(broker: Broker, header: RequestHeader, request: OffsetCommitRe
             elif place is not None:
                 written.append((part, place))
                 offsets.append(_to_commit(part.asked, place))
+    # Even with nothing to write: a commit is a sign of life of its member.
     error_of = await _outcome(broker, header, request, offsets)
     async for some in chunks_with_yields(written):
         for part, place in some:
@@ -136,6 +138,7 @@ async def _outcome(
         outcome = await broker.groups.commit(request.group_id, event, offsets)
     except GroupRefusedError as refused:
         outcome = refused.code
+    # A member of a generation asks for a group that does not exist. Version 9 has an error of its own for that.
     if outcome is None:
         outcome = ErrorCode.GROUP_ID_NOT_FOUND if header.api_version >= 9 else ErrorCode.ILLEGAL_GENERATION
     if isinstance(outcome, ErrorCode):

@@ -64,6 +64,7 @@ def _answer(
         answer.error_code = ErrorCode.LEADER_NOT_AVAILABLE
     elif watermarks is None:
         answer.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    # Any other epoch keeps the defaults -1, -1: "unknown", which is not an error.
     elif asked.leader_epoch == LEADER_EPOCH:
         answer.leader_epoch, answer.end_offset = LEADER_EPOCH, watermarks.high_watermark
     return answer

@@ -160,6 +160,7 @@ def _refusal_of_all(broker: Broker, request: ProduceRequest) -> Refusal | None:
             error=ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, message="transactions are not supported yet"
         )
     index_bytes_max = broker.settings.index_bytes_max
+    # Every L0 file adds to the index of every agent: one that is full stops the writing, not the reading.
     if broker.index.bytes_used >= index_bytes_max:
         return Refusal(
             error=ErrorCode.KAFKA_STORAGE_ERROR,
@@ -184,6 +185,7 @@ def _check(
         )
     partition_id = topic.partition_ids[part.index]
     log = broker.index.partition(partition_id)
+    # Kafka tells the log start with refusals too; -1 where the partition is not known here yet.
     log_start_offset = log.start if log is not None else -1
     rules = broker.topic_cache.rules(topic)
     records = None if part.records is None else memoryview(part.records)

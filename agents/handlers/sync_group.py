@@ -31,6 +31,7 @@ async def handle(broker: Broker, header: RequestHeader, request: SyncGroupReques
             generation=request.generation_id,
             protocol_type=request.protocol_type,
             protocol=request.protocol_name,
+            # Copied: a view would keep the whole request in memory as long as the group lives.
             assignments={each.member_id: bytes(each.assignment) for each in request.assignments},
         )
         asked = await broker.groups.ask(request.group_id, event, SyncAnswer)

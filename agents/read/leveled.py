@@ -178,6 +178,7 @@ class BlockIndexes:
             )
         data = await self._reader.read(extent.key, extent.file_size_bytes, position, length)
         entries = decode_block_index(data, extent_length=extent.length)
+        # Another request may have read the same index meanwhile; it must not be counted twice.
         if (extent.key, position) not in self._known:
             self._known[extent.key, position] = entries
             self.entries += len(entries)

@@ -311,6 +311,7 @@ def _plan_sound(
 ) -> _Planned | None:
     """Add a range of sound batches of a flagged extent. Returns None, and ends the plan, if `offset` is damaged."""
     stretch = parts.at(offset)
+    # Damaged here: the plan ends, and the error is told once everything before it was taken.
     if stretch is None:
         plan.flagged = extent
         return None

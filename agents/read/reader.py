@@ -120,6 +120,7 @@ class Reader:
         found = self._locator.begin()
         wait_bound = WaitBound(news)
         try:
+            # The last try is not looked at again: its errors are the answer.
             for _ in range(PLANS_MAX - 1):
                 reading = await self._read(found, wants, bytes_max, wait_bound)
                 if not await self._look_again(found, wants, reading, wait_bound):
@@ -181,6 +182,7 @@ class Reader:
         errors: dict[int, ErrorCode] = {}
         given_up: set[int] = set()
         plans = self._plan(found, wants, bytes_max)
+        # A guard against going round for ever: each round finds or gives up what was missing in the one before.
         for _ in range(len(wants) + PLANS_MAX):
             missing = [number for number, plan in enumerate(plans) if plan.missing and number not in given_up]
             if not missing:
@@ -189,6 +191,7 @@ class Reader:
             errors |= ended
             given_up.update(number for number in missing if ended.get(number) is not ErrorCode.NONE)
             plans = self._plan(found, wants, bytes_max, given_up)
+            # Enough for an answer: what else is missing is looked up for the next fetch.
             if any(plan.holds_some for plan in plans):
                 break
         return plans, errors

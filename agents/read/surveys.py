@@ -52,6 +52,7 @@ class Surveys:
         place = (extent.key, extent.position)
         flying = self._flying.get(place)
         if flying is None:
+            # A task of its own: it goes on when its requests have stopped waiting, and serves the next fetch.
             flying = asyncio.create_task(self._survey(extent), name=f"survey {extent.key}")
             self._flying[place] = flying
             flying.add_done_callback(lambda done: self._landed(place, done))

@@ -66,6 +66,7 @@ async def altered(
     async for asked in LoopYielder().through(resources):
         code, said = 0, None
         try:
+            # Two alterations of one resource in one request could undo each other.
             if named[asked.resource_type, asked.resource_name] > 1:
                 raise RequestError(ErrorCode.INVALID_REQUEST, f"{asked.resource_name!r} is named more than once")
             await alter_one(asked)
@@ -135,6 +136,7 @@ async def _alter_cluster(broker: Broker, changes_of: ChangesOf, *, validate_only
             validate_broker_configs(changes, wanted, present)
             check_topics(present, wanted, topics)
         except InvalidConfigError as error:
+            # Kafka's codes differ by kind, and a broker config may fail as the default of a topic config.
             code = ErrorCode.INVALID_REQUEST if error.name in BROKER_CONFIGS else ErrorCode.INVALID_CONFIG
             raise RequestError(code, str(error)) from error
         return changes

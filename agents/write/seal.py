@@ -52,6 +52,7 @@ def seal(submissions: Sequence[Submission], *, now_ms: int) -> SealedL0:
     rows: list[L0Batch] = []
     places: list[_Place] = []
     position = 0
+    # One stretch of bytes for each partition: the commit and the footer expect its batches side by side.
     for partition_id in sorted(grouped):
         first = len(rows)
         for batch, place in grouped[partition_id]:

@@ -264,6 +264,7 @@ def _refuse_records(
         errors += late
     if not errors:
         return None
+    # Two rules found them, each in its own order; the answer names the records in theirs.
     errors.sort(key=lambda error: error.batch_index)
     return Refusal(
         error=ErrorCode.INVALID_TIMESTAMP if late else ErrorCode.INVALID_RECORD,
@@ -276,6 +277,7 @@ def _walked(records: memoryview, header: BatchHeader, rules: TopicRules) -> Reco
     """Decompresses nothing if the count is too large, and never more than a bound."""
     bytes_max = min(DECOMPRESSED_BYTES_MAX, WALK_RATIO_MAX * rules.message_bytes_max)
     try:
+        # Before anything is decompressed for it.
         if header.records_count > WALKED_FIELDS_MAX:
             raise TooManyFieldsError(f"the batch has {header.records_count} records")
         payload, count = read_payload(records, bytes_max=bytes_max)

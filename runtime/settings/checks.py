@@ -81,6 +81,7 @@ def check_together(settings: CheckedSettings) -> None:
             f" ({settings.gc_grace_ms}): an agent would read files that are deleted already",
             remedy="raise gc.grace.ms, on agents and compactors alike",
         )
+    # Only if both are given: commands that need one of them leave the other empty.
     urls = settings.object_store_url, settings.metadata_url
     if all(urls) and len(set(map(is_memory, urls))) == 2:
         raise SettingsError(

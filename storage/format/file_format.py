@@ -318,6 +318,7 @@ def _check_places(extents: Sequence[ExtentRow], sections: Sequence[Section], end
     """Raise unless everything the index points at lies before the index itself."""
     previous_end = 0
     for number, row in enumerate(extents):
+        # In order and apart: bytes that belong to two extents would be two partitions' records.
         if row.position < previous_end or row.position + row.length > end:
             raise CorruptFileError(
                 f"extent {number} says {row.length} bytes at {row.position}; they must lie from {previous_end} to {end}"

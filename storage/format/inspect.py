@@ -105,6 +105,7 @@ async def inspect_file(store: ObjectStore, key: str, *, verify: bool = True, wal
     trailer, index = await _read_footer(store, key, stat.size_bytes)
     extents: list[ExtentReport] = []
     for row in index.extents:
+        # Whole, because a batch may lie across any place where it could be cut.
         if walk_batches and row.length:
             body = await store.get_range(key, row.position, row.length)
             report = inspect_extent(row, body, walk_batches=True)
@@ -219,6 +220,7 @@ async def _read_footer(store: ObjectStore, key: str, size_bytes: int) -> tuple[T
     tail_start = max(0, size_bytes - TAIL_BYTES)
     tail = await store.get_range(key, tail_start, size_bytes - tail_start)
     trailer = read_trailer(tail, size_bytes)
+    # As a rule the first read has the whole index already.
     if trailer.index_position >= tail_start:
         start = trailer.index_position - tail_start
         body = tail[start : start + trailer.index_length]

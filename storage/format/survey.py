@@ -121,6 +121,7 @@ class ExtentSurvey:
         at = 0
         while at < len(data) and self.goes_on:
             if self._header is None:
+                # A head may lie across two chunks; a body is summed as it passes and never held.
                 piece = data[at : at + BATCH_HEADER_BYTES - len(self._head)]
                 self._head += piece
                 if len(self._head) == BATCH_HEADER_BYTES:

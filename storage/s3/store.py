@@ -166,6 +166,7 @@ class S3Store:
                 )
             if not page.get("IsTruncated") or "NextContinuationToken" not in page:
                 return
+            # It takes precedence over StartAfter, which may stay.
             place["ContinuationToken"] = page["NextContinuationToken"]
 
     async def start_multipart(self, key: str) -> S3Multipart:

@@ -138,6 +138,7 @@ def _sources_digest(also: Path) -> str:
 
 def _what_it_uses(function: Callable[..., Any], seen: set[int]) -> Iterator[tuple[object, ...]]:
     """The bytecode of a function and the values of its constants, and the same of each kernel that it calls."""
+    # A kernel may be called by several others, or call itself.
     seen.add(id(function))
     code = function.__code__
     yield function.__qualname__, code.co_code, [each for each in code.co_consts if isinstance(each, _PLAIN)]
@@ -149,6 +150,7 @@ def _what_it_uses(function: Callable[..., Any], seen: set[int]) -> Iterator[tupl
         elif isinstance(value, np.ndarray):
             array = cast(NDArray[Any], value)
             yield name, str(array.dtype), array.shape, hashlib.sha256(array.tobytes()).digest()
+        # A constant that is named through its module: `batch.CRC_POSITION`, say.
         elif isinstance(value, ModuleType):
             constants = ((each, getattr(value, each, None)) for each in code.co_names)
             yield from ((name, each, one) for each, one in constants if isinstance(one, _PLAIN))

@@ -195,6 +195,7 @@ def _write_survivors(
             continue
         target = out_at + int(positions[index])
         row, end = int(first_rows[index]), int(first_rows[index + 1])
+        # Record by record: each has another delta. All others are copied in runs.
         if rewrites.actions[index] == REBASED:
             shift = base_timestamps_ms[index] - rewrites.base_timestamps_ms[index]
             while row < end:
