@@ -224,7 +224,7 @@ class Membership:
         self._store_ahead_ms = now_ms - came_ms
         # Compare by the store's clock too, on which leases run: ours may stand still while the machine sleeps.
         lapsed = max(came_ms - self._beat_ms, now_ms - self._store_beat_ms) > LEASE_MS
-        # From the sending, not the answer: the store may have taken the beat at any moment between the two.
+        # The lease counts from the sending: the store may have taken the beat at any moment since then.
         # `max`, because the answer of a renewal and that of a beat may overtake each other.
         self._beat_ms, self._store_beat_ms = max(sent_ms, self._beat_ms), now_ms
         if lapsed:
@@ -246,7 +246,7 @@ class Membership:
         sent_ms = self._clock.monotonic_ms()
         agents = await self._metadata.live_agents()
         ended_ms = self._looked_ms + LEASE_MS
-        # From the sending: agents that came while the answer was on its way are not in it.
+        # The list counts from the sending: agents that came while the answer was on its way are not in it.
         self._looked_ms = max(sent_ms, self._looked_ms)
         # Nothing was taken over since, because `lease_runs` was False.
         if self._clock.monotonic_ms() > ended_ms >= self._lapsed_ms:

@@ -127,7 +127,7 @@ def tell_left_out(*, all_of_them: bool = False) -> None:
     Processes call this now and then, because no later line of the kind may come to carry the last count.
     """
     for (module, event), lines in _shown.bursts.ended(_shown.clock.monotonic_ms(), all_of_them=all_of_them):
-        # The count belongs to no request: whichever is at work here just made the look.
+        # The count does not belong to the request that happens to be at work here.
         with log_context(None):
             get_logger(module).warning(LEFT_OUT, of=event, left_out=lines)
 

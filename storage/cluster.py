@@ -88,7 +88,7 @@ def decide(identity_id: str, store_bound: bool, stored: ClusterFile | None, pref
             f"Postgres of cluster {identity_id} was bound to an object store, but this one has no {CLUSTER_KEY}",
             remedy="correct object.store.url, or restore the bucket; a fresh bucket needs a fresh Postgres database",
         )
-    # Somebody's objects under an unbound Postgres: a fresh database on a bucket in use, whose janitor would empty it.
+    # A fresh database on a bucket in use looks like this, and its janitor would delete everything.
     if not prefix_is_empty:
         raise ClusterMismatchError(
             f"the object store holds objects but no {CLUSTER_KEY}, and Postgres of cluster {identity_id} is not bound",

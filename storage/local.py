@@ -174,7 +174,7 @@ class LocalStore:
     def publish(self, temporary: TemporaryFile, key: str) -> None:
         """Give a temporary file its key, durably. Raises ObjectExistsError, PutInDoubtError."""
         path = self._path(key)
-        # The bytes before the name: a power cut must never show a key with half an object.
+        # The bytes are durable before the name: a power cut must never show a key with half an object.
         os.fsync(temporary.descriptor)
         # After the fsync: pages that are not written yet cannot be dropped.
         os.posix_fadvise(temporary.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -326,7 +326,7 @@ class TemporaryFile:
     def discard(self) -> None:
         """Close the file and drop its temporary name. Repeating is harmless."""
         if self._open:
-            # First: the descriptor's number may be another file's as soon as it is closed.
+            # Set first: the descriptor's number may belong to another file as soon as it is closed.
             self._open = False
             os.close(self.descriptor)
             self.path.unlink(missing_ok=True)

@@ -176,7 +176,7 @@ def read_request_header(frame: memoryview) -> tuple[RequestHeader, int]:
         raise MalformedMessageError(f"client id has the length {client_id_size}")
     header = RequestHeader(api_key, version, correlation_id, client_id)
     table = message_table(api.request)
-    # Only of a declared version: in one that we do not know, nobody can say what follows the client id.
+    # Only in a declared version: in any other, the bytes after the client id mean nothing to us.
     if version in table.versions and version in table.flexible:
         try:
             position, _ = skip_tagged_fields(frame, position)

@@ -432,14 +432,14 @@ class GroupCoordinator:
 
     async def check(self) -> None:
         """Give up groups that another agent took unnoticed. Raises MetadataUnavailableError."""
-        # Before the questions: an answer proves ownership at some moment after this one.
+        # Read before the questions are asked: each answer proves ownership at some later moment.
         since_ms, lapses = self.clock.monotonic_ms(), self._lapses
         # A group that is being deleted is gone from the store a moment before it is gone here.
         leases = [held.lease for held in self._held.values() if held.group_id not in self._deletions]
         for at in range(0, len(leases), CHECKED_PER_CALL):
             for lease in await self.metadata.fenced_leases(leases[at : at + CHECKED_PER_CALL]):
                 self._lost(lease, ErrorCode.NOT_COORDINATOR)
-        # A lapse meanwhile gave everything up, and counts from its own, later moment.
+        # After a lapse meanwhile nothing of the old is held, and the lapse has set a later time.
         if lapses == self._lapses:
             self._checked_ms = since_ms
 
@@ -458,7 +458,7 @@ class GroupCoordinator:
         for group_id in page:
             if adopted == ADOPTED_PER_SWEEP or self._membership.version != version:
                 return
-            # Noted before the take: a group that cannot be taken must not block those behind it.
+            # Noted before the take, so that a group that cannot be taken does not block those behind it.
             self._adopted = group_id
             if group_id not in self._held and self.owns(group_id):
                 await self._group(group_id, create=False)

@@ -239,7 +239,7 @@ class Group:
             return ErrorCode.GROUP_ID_NOT_FOUND
         if group.state is not GroupState.EMPTY:
             return ErrorCode.NON_EMPTY_GROUP
-        # Dead before the store deletes: nothing can join or commit while the deletion is on its way.
+        # The group is Dead before the store deletes it, so that nothing can join or commit meanwhile.
         group.unload(ErrorCode.COORDINATOR_NOT_AVAILABLE)
         return ErrorCode.NONE
 

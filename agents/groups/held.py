@@ -1,7 +1,7 @@
 """One group in the hands of its coordinator: the state machine, its lease, waiting requests, its timer and its saves.
 
-The machine decides; this class carries its instructions out. Saves of a group are stored one at a time and in order. Of
-several waiting saves only the last is stored, because it replaces the others. A save begins when all offsets that were
+The machine decides; this class carries its instructions out. Saves of a group are stored one at a time and in order. If
+several saves wait, only the last is stored, because it replaces the others. A save begins when all offsets that were
 accepted before it are written or refused: a member that learns the new assignment then reads offsets that nothing older
 can overtake.
 
@@ -159,7 +159,7 @@ class HeldGroup:
         """Answer all waiting requests, and end."""
         if self.ended:
             return
-        # The machine first: it answers parked requests by their kind; the loop below catches the others.
+        # The machine answers parked requests by their kind; the loop below ends all others.
         self._handle(Unloaded(error=error))
         self.ended = True
         for waiting in self._waiting.values():

@@ -19,7 +19,7 @@ def join(group: GroupData, event: JoinRequested) -> None:
         _refuse(group, event, ErrorCode.INVALID_SESSION_TIMEOUT)
     elif group.state is GroupState.DEAD:
         _refuse(group, event, ErrorCode.COORDINATOR_NOT_AVAILABLE)
-    # Room before fit, as in Kafka: an unfit member of a full group is told that the group is full.
+    # As in Kafka, room is checked before fit: an unfit member of a full group hears that the group is full.
     elif not _has_room(group, event.member_id):
         _turn_away(group, event)
     elif not _fits(group, event):

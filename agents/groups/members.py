@@ -246,8 +246,8 @@ class Members:
         return any(self._support[name] == len(self._by_id) for name, _ in protocols)
 
     def voted_protocol(self) -> str | None:
-        """The protocol that most members prefer among those that all members support. Of equals, the one whose first
-        voter joined earliest wins."""
+        """The protocol that most members prefer among those that all members support. If several are equal, the
+        one whose first voter joined earliest wins."""
         votes: Counter[str] = Counter()
         for member in self:
             choice = next((name for name, _ in member.protocols if self._support[name] == len(self._by_id)), None)

@@ -103,7 +103,7 @@ def wake(group: GroupData) -> None:
             _complete_join(group)
     elif group.sync_deadline_came:
         _end_syncs(group)
-    # After the phases: a phase that ends here answers its members, and their sessions run from now on.
+    # Sessions come after the phases: a phase that ends here answers its members, whose sessions then start again.
     while (member_id := group.take_ended_session()) is not None:
         _session_ended(group, member_id)
 

@@ -36,7 +36,7 @@ async def _replace(broker: Broker, asked: AlterConfigsResource, *, validate_only
     def changes_of(
         present: Mapping[str, str], in_force: Mapping[str, str], table: Mapping[str, Config]
     ) -> Mapping[str, str | None]:
-        # None takes a value back to its default: everything set that the request does not name.
+        # None = back to the default, for every set config that the request does not name.
         return dict.fromkeys(present, None) | wanted
 
     await alter(broker, asked.resource_type, asked.resource_name, changes_of, validate_only=validate_only)

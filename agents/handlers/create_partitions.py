@@ -30,7 +30,8 @@ async def handle(broker: Broker, header: RequestHeader, request: CreatePartition
     named = Counter(topic.name for topic in request.topics)
     results: dict[str, CreatePartitionsTopicResult] = {}
     try:
-        # Before: the count is judged by the present one. After: a client may produce to the new partitions at once.
+        # The present number of partitions decides. The second catch-up, below, lets a client produce to the new ones at
+        # once.
         await broker.follower.catch_up()
         async for asked in LoopYielder().through(request.topics):
             results[asked.name] = await _grow(
@@ -39,7 +40,7 @@ async def handle(broker: Broker, header: RequestHeader, request: CreatePartition
         if not request.validate_only:
             await broker.follower.catch_up()
     except SiltstoneError as error:
-        # What was done stands; only topics without an answer get this error.
+        # Topics that have grown keep their result; only the others get this error.
         for asked in request.topics:
             results.setdefault(asked.name, _result(asked, error))
     return CreatePartitionsResponse(results=list(results.values()))

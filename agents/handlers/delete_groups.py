@@ -41,7 +41,7 @@ async def handle(broker: Broker, header: RequestHeader, request: DeleteGroupsReq
             error = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
         else:
             error = await _delete(broker, group_id)
-            # Counted as attempts, successful or not: each of them cost the store some statements.
+            # Failed attempts count too: each of them cost the store some statements.
             deleted += error not in _AT_ONCE
         results.append(DeletableGroupResult(group_id=group_id, error_code=error))
     return DeleteGroupsResponse(results=results)

@@ -25,7 +25,7 @@ async def handle(broker: Broker, header: RequestHeader, request: JoinGroupReques
         check_id(request.group_id)
         _check_size(header, request)
         options = broker.groups.options
-        # Judged here too, before the store is asked to create a group for a client that is refused.
+        # The group judges this too. Here it keeps the store from creating a group for a client that is refused.
         if not options.session_timeout_ms_min <= request.session_timeout_ms <= options.session_timeout_ms_max:
             answer = JoinAnswer(error=ErrorCode.INVALID_SESSION_TIMEOUT, member_id=request.member_id)
         else:

@@ -121,13 +121,13 @@ def _all_topics(asked: _Asked) -> MetadataResponse | Awaitable[MetadataResponse]
 async def _join_all(asked: _Asked) -> MetadataResponse:
     broker, view = asked.broker, asked.view
     async with broker.topic_entries_lock:
-        # Inside the lock: the client in front may have encoded just what this one wants.
+        # Looked up again under the lock: the client in front may have encoded exactly this.
         version = broker.topic_cache.version
         everything = broker.topic_entries.everything(view, version)
         if everything is None:
             topics = broker.topic_cache.topics()
             everything = EncodedElements(len(topics), (b"".join(await _make(asked, topics)),))
-            # A topic changed while others ran: this answer is true of its instant, but not for the next client.
+            # If a topic changed meanwhile, this answer is still true of its instant, but must not be kept.
             if broker.topic_cache.version == version:
                 broker.topic_entries.put_everything(view, version, topics, everything)
     return _response(asked, everything)

@@ -87,7 +87,7 @@ async def _find_again(broker: Broker, present: Present, unknown: Sequence[_Part]
     async for some in chunks_with_yields(unknown):
         for part in some:
             place = place_of(broker.topic_cache, part.topic_name, part.asked.partition_index)
-            # The same place again is no news: the store has just called it unknown, so it is gone.
+            # If the place is still the same, the partition is gone: the store has just called it unknown.
             if place is not None and place != part.place:
                 part.place = place
                 moved.append(part)

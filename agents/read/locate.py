@@ -121,7 +121,7 @@ class Locator:
                 if tries == TRIES_MAX:
                     _log.error("no live file holds an offset", partition_id=partition_id, missing=repr(missing))
                     return ErrorCode.KAFKA_STORAGE_ERROR
-                # Then the tail: the offset may lie below a log start that has moved, and then no look-up ever finds it.
+                # The tail is read too: the log start may have moved past the offset, and then no look-up finds it.
                 found.forget(partition_id)
                 await self._catch_up()
                 log = self._index.partition(partition_id)

@@ -5,8 +5,8 @@ that are not in memory are fetched at the same time, and taken in the request's 
 fails answers with its own error; the others go on. Records at hand do not wait long for others: a partition that is not
 there in time gets no records in this answer. Its look-up or read goes on, and the next fetch finds it.
 
-If a file is gone (404), it was merged after the plan was made and its grace is over. What led to it is forgotten,
-looked up again and planned again, a few times. Consumers that read on are read ahead for (`ahead.py`).
+If a file is gone (404), it was merged after the plan was made and its grace is over. The reader forgets the look-ups
+that led to it, looks again and plans again, a few times. Consumers that read on are read ahead for (`ahead.py`).
 """
 
 from __future__ import annotations

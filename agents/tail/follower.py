@@ -151,7 +151,8 @@ class Follower:
         for file in tail.files:
             self._add(file.file_id, _ref(file), file.index, live=file.live)
         await self._drop_merged(tail)
-        # Last: an answer that was taken in only in part is brought again, and all of it may be taken in twice.
+        # The cursor moves last: an answer that was taken in only in part is brought again, and taking it in twice does
+        # no harm.
         self._cursor = _later(self._cursor, tail.cursor)
         self._metrics.tail_files_total.inc(len(tail.files))
         self._report()
@@ -191,7 +192,7 @@ class Follower:
             for partition_id, offset in change.detail["offsets"].items():
                 self._index.move_log_start(int(partition_id), offset)
         if change.kind is ChangeKind.MERGED:
-            # Only cached look-ups go. The index drops the files later, once their rows were taken in (`_drop_merged`).
+            # This forgets cached look-ups only. `_drop_merged` drops the files, after their rows were taken in.
             self._callbacks.on_deduped(change.detail["deduped"])
 
     def _add(self, file_id: int, ref: FileRef, index: bytes, *, live: bool = True) -> None:

@@ -121,7 +121,7 @@ async def _alter_topic(broker: Broker, name: str, changes_of: ChangesOf, *, vali
         decide(topic.configs, broker.topic_cache.broker_configs)
         return
     await broker.metadata.agents.alter_configs(topic.topic_id, decide)
-    # Then produce through this agent obeys the new configs as soon as the client has its answer.
+    # So a client that produces through this agent meets the new configs as soon as it has its answer.
     await broker.follower.catch_up()
 
 

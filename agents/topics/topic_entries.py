@@ -67,7 +67,7 @@ class TopicEntries:
         """Call this before any other method that takes a view; `agents` are all live agents."""
         if agents_version != self._agents_version:
             self._agents_version = agents_version
-            # "": clients that name no zone, or one without agents.
+            # The empty zone stands for clients that name no zone, or a zone without agents.
             zones = {"", *(agent.address.zone for agent in agents)}
             current = {tuple(agent.writer_id for agent in eligible(agents, zone)) for zone in zones}
             for old in [each for each in self._views if each.node_ids not in current]:

@@ -272,7 +272,7 @@ class WritePath:
         return None
 
     async def _commit_until_answered(self, file: FileOnItsWay) -> Committed:
-        # Built once: only the same key gets the stored answer, should an earlier call have been committed.
+        # Built once, because only a call with the same key gets the stored answer of an earlier one.
         request = CommitL0(
             lease=file.lease,
             seq=file.seq,

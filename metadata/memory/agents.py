@@ -133,7 +133,7 @@ class MemoryAgents:
         db = self.database
         del db.topics[topic_id]
         db.config_versions.pop(topic_id, None)
-        # Kept after the topic: its successor's partitions let older producers begin in the middle of their sequence.
+        # Outlives the topic: on the next one of this name, older producers may begin in the middle of their sequence.
         now_ms = db.deleted_topics[topic.name] = self._clock.wall_ms()
         for partition_id in topic.partition_ids:
             db.kill_extents([row.extent_id for row in db.leveled(partition_id)], now_ms=now_ms)

@@ -46,7 +46,7 @@ class MemoryDeletion:
         for taken in sorted(due, key=lambda each: each[0].max_timestamp_ms):  # partitions with the oldest extents first
             if taken := taken[: limit - len(killed)]:
                 killed += [extent.extent_id for extent in taken]
-                # The end of the last one that went: nothing above it may be left in L1 and up.
+                # The log start moves to the end of the last one that went: nothing above it may be left in L1 and up.
                 moved[db.extents[taken[0].extent_id].row.partition_id] = taken[-1].last_offset + 1
         killed_bytes = db.kill_extents(killed, now_ms=now_ms)
         for partition_id, offset in moved.items():

@@ -40,7 +40,7 @@ class SchemaState:
         if self.revision is None or self.revision == program:
             return self.revision == program
         present, wanted = version_of(self.revision), version_of(program)
-        # Unknown is no: a program that should not write must not start.
+        # If one of them is unknown the answer is no: a program that should not write must not start.
         if present is None or wanted is None or self.oldest_program is None:
             return False
         return self.oldest_program <= wanted < present

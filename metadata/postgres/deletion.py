@@ -173,7 +173,7 @@ class PostgresDeletion:
             await begin_killing(connection)
             at_ms = await now_ms(connection)
             policies = await _expiring(connection, at_ms)
-            # Then everything is decided again: a merge or DeleteRecords may have come before the lock.
+            # Everything is decided again under the locks, because a merge or DeleteRecords may have come first.
             starts = await lock_partitions(connection, policies)
             killed, moved = await _expired(connection, policies, starts, at_ms=at_ms, limit=limit)
             killed_bytes = await kill_extents(connection, killed, at_ms=at_ms)

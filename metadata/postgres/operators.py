@@ -151,7 +151,7 @@ class PostgresOperators:
             )
             ends = {mark["partition_id"]: watermarks_of(mark).last_stable_offset for mark in marks.mappings()}
             min_lag_ms = as_int(resolve(topic.configs), "min.compaction.lag.ms")
-            # Reads every live L0 index, so only if a lag makes it necessary.
+            # This reads every live L0 index, so it is done only where a lag makes it necessary.
             stretches = await _stretches(connection, starts) if min_lag_ms > 0 else {}
             at_ms = await now_ms(connection)
             through = {

@@ -55,7 +55,7 @@ def check_spark(settings: SparkSettings) -> None:
     """Raises SettingsError. Settings of a submitter that is not chosen need not be there, but must be well formed."""
     _check_values(settings)
     submitter = settings.spark_submitter
-    # Well formed, but unused: nothing below can go wrong without Spark.
+    # The other settings must be well formed, but nothing uses them.
     if submitter == "none":
         return
     scheme = settings.object_store_url.partition(":")[0].lower()

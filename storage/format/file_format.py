@@ -249,7 +249,7 @@ def read_trailer(tail: Body, file_size: int) -> Trailer:
     if actual != crc:
         raise CorruptFileError(f"the trailer says CRC-32C {crc:08x}, but its bytes have {actual:08x}")
     position, length, index_crc, version, flags = _TRAILER.unpack_from(end)
-    # Only now that the CRC is right: before it, a strange version is damage, not news.
+    # Checked after the CRC: in damaged bytes a strange version means nothing.
     if version != FORMAT_VERSION or flags:
         raise UnknownFormatError(
             f"format version {version} with flags {flags:#06x}; this release reads version {FORMAT_VERSION}, no flags",
@@ -318,7 +318,7 @@ def _check_places(extents: Sequence[ExtentRow], sections: Sequence[Section], end
     """Raise unless everything the index points at lies before the index itself."""
     previous_end = 0
     for number, row in enumerate(extents):
-        # In order and apart: bytes that belong to two extents would be two partitions' records.
+        # Extents lie in order and apart: bytes of two extents would be the records of two partitions.
         if row.position < previous_end or row.position + row.length > end:
             raise CorruptFileError(
                 f"extent {number} says {row.length} bytes at {row.position}; they must lie from {previous_end} to {end}"

@@ -146,7 +146,7 @@ class Retrying(WrappedStore):
         try:
             stat = await self.retry(lambda: self._inner.head(key), tries)
             stored_crc32c = stat.crc32c
-            # Of another length it cannot be ours: no need to read it.
+            # An object of another length cannot be ours, so it is not read.
             if stored_crc32c is None and stat.size_bytes == size_bytes:
                 stored_crc32c = await self._stored_crc32c(key, size_bytes, tries)
         except ObjectNotFoundError:

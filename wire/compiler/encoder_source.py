@@ -172,7 +172,7 @@ class EncoderSource(SourceText):
             self.line(f"{self._out} += {content}")
             return
         with self.block(f"if {length} > 0:"):
-            # What was written so far goes out before the records, which are not copied; then a new buffer begins.
+            # The bytes so far go out before the records, which are not copied; then a new buffer begins.
             self.line("parts.append(out)")
             self.line(f"parts += octets_parts({content})")
             self.line("out = bytearray()")

@@ -149,7 +149,7 @@ def _count(address: int, length: int) -> tuple[int, int]:
 def _fill(address: int, check_crc: bool, table: NDArray[np.int64]) -> int:
     """Fill the columns from the batches that `_count` found; returns the number of good ones before the first bad one.
 
-    Of the bad one it fills in only the position.
+    It fills in only the position of the bad one.
     """
     position = 0
     for row in range(table.shape[1]):

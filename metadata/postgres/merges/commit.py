@@ -185,7 +185,7 @@ class MergeCommitter:
 
         async def work(connection: AsyncConnection) -> None:
             ours = sa.select(MERGE_JOBS.c.job_id).where(*running(commit.job_id, commit.epoch)).with_for_update()
-            # By now another claim may hold the job; then its fate is not ours to decide.
+            # Another claim may hold the job by now; then only that claim may end it.
             if (await connection.execute(ours)).first() is not None:
                 await end_failed(connection, commit.job_id, error, retry_after_ms=retry_after_ms)
 
