@@ -1,4 +1,4 @@
-# What a person runs against this cluster, with the names that it got. Outputs give them (outputs.tf).
+# Commands for the operator, with the names of this cluster filled in. outputs.tf shows them.
 
 locals {
   region   = data.aws_region.current.region
@@ -12,8 +12,9 @@ locals {
   ])
   admin_groups = [module.network.task_security_group_id, module.agents.admin_security_group_id]
 
-  # A function of the shell: the words of a command become JSON, the task is waited for, what it said is shown, and its
-  # exit code is ours. Memory can be raised for one run, since `rebuild` holds the catalogue whole.
+  # A shell function that runs one `siltstone` command as a task. It passes the words of the command as JSON, waits for
+  # the task, prints its log, and returns its exit code. ADMIN_CPU and ADMIN_MIB make one run larger, because `rebuild`
+  # holds the whole catalogue in memory.
   admin_function = <<-EOT
     ecs_siltstone() (
       words=$(printf '"%s",' "$@")
@@ -27,7 +28,8 @@ locals {
     )
   EOT
 
-  # Autoscaling first: it would start agents again. Suspended, it lets the number be below its minimum.
+  # Suspend autoscaling before the agents are stopped, or it starts them again. While it is suspended, the number of
+  # agents may be below its minimum.
   scalable_target = join(" ", [
     "aws application-autoscaling register-scalable-target --region ${local.region} --service-namespace ecs",
     "--scalable-dimension ecs:service:DesiredCount --resource-id service/${module.cluster.name}/${module.agents.service_name}",
@@ -39,7 +41,7 @@ locals {
   set_count = "aws ecs update-service ${local.of_ecs} --service"
   wait      = "aws ecs wait services-stable ${local.of_ecs} --services ${join(" ", local.services)}"
 
-  # Merges on EMR go on without a compactor, and write into the bucket.
+  # Stopping the compactors does not stop their merges on EMR: these would go on writing into the bucket.
   cancel_merges = [for submission in module.spark[*].submission : join(" ", [
     "for job in $(aws emr-serverless list-job-runs --region ${local.region} --application-id ${submission.application_id}",
     "--states SUBMITTED PENDING SCHEDULED RUNNING QUEUED --query 'jobRuns[].id' --output text);",

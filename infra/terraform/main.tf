@@ -1,9 +1,9 @@
-# Siltstone on AWS: the modules, and what passes between them.
+# Siltstone on AWS: calls every module, and passes the outputs of one to the others.
 
 locals {
-  code_prefix = "${var.prefix}-code" # beside the records, never below their prefix
+  code_prefix = "${var.prefix}-code" # beside the prefix of the records, because nothing else may be below it
 
-  # APIs that tasks and ECS itself reach from a VPC without a way out
+  # APIs that tasks, and ECS itself, need: in a VPC without internet access each is reached through an endpoint
   endpoint_services = toset(concat(
     ["ecr.api", "ecr.dkr", "logs", "secretsmanager"],
     var.launch_type == "EC2" ? ["ecs", "ecs-agent", "ecs-telemetry"] : [],
@@ -11,7 +11,8 @@ locals {
     var.collector_image == null ? [] : ["aps-workspaces"],
   ))
 
-  # of what lies in ECR, by the names of its hosts: ACCOUNT.dkr.ecr.REGION.amazonaws.com, ACCOUNT.dkr-ecr.REGION.on.aws
+  # The regions of images in ECR, read from the host name of the registry: ACCOUNT.dkr.ecr.REGION.amazonaws.com, or
+  # ACCOUNT.dkr-ecr.REGION.on.aws.
   registry_regions = flatten([
     for image in compact([var.image, var.collector_image]) : try(regex("^[0-9]{12}\\.dkr[.-]ecr(?:-fips)?\\.([a-z0-9-]+)\\.", image), [])
   ])
@@ -21,7 +22,8 @@ locals {
     {
       SILTSTONE_OBJECT_STORE_URL = "s3://${module.storage.bucket}/${var.prefix}?region=${data.aws_region.current.region}"
       SILTSTONE_METADATA_URL     = module.metadata.url
-      # nobody is authenticated yet, so other addresses than loopback must be asked for; the network keeps others out
+      # Siltstone does not authenticate clients yet, so it listens on more than loopback only when this is set. Here the
+      # security groups decide who can connect.
       SILTSTONE_INSECURE       = "true"
       SILTSTONE_METRICS_LISTEN = "0.0.0.0:9644"
       SILTSTONE_LOG_FORMAT     = "json"
@@ -52,7 +54,7 @@ locals {
 
 data "aws_region" "current" {
   lifecycle {
-    # a region that is misspelt, or an image of another one, else only shows when no task starts
+    # without this check, an image in another region (or a misspelt region) shows only when no task starts
     postcondition {
       condition     = var.network == null || alltrue([for region in local.registry_regions : region == self.region])
       error_message = "image and collector_image must lie in ECR of the provider's region (${self.region}): the VPC made here can reach no other registry."
@@ -102,7 +104,7 @@ module "cluster" {
   name              = var.name
   launch_type       = var.launch_type
   instance_type     = var.instance_type
-  hosts_max         = var.agents.count_max + var.compactors + 1 # two tasks each, and a deployment doubles the tasks
+  hosts_max         = var.agents.count_max + var.compactors + 1 # a host runs two tasks, but a deployment runs twice the tasks
   cpu_architecture  = var.cpu_architecture
   vpc_id            = module.network.vpc_id
   subnet_ids        = module.network.subnet_ids

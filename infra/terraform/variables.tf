@@ -134,7 +134,7 @@ variable "spark" {
   }
 }
 
-# ---- where
+# ---- the network
 
 variable "network" {
   description = "The VPC to make, without a route to the internet: its zones (one subnet each) and its addresses. Null if existing_network is given."
@@ -304,7 +304,7 @@ variable "postgres_ca_path" {
   }
 }
 
-# ---- watching, and care
+# ---- monitoring, and protection against deletion
 
 variable "collector_image" {
   description = "Image of the AWS Distro for OpenTelemetry, in a registry that the VPC can reach. It runs beside each task and writes metrics to a managed Prometheus. Null: neither is made."

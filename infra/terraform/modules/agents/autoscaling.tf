@@ -1,4 +1,4 @@
-# By processor time: an agent is one core, and everything else it has is bounded by settings.
+# Scales by processor time: an agent can use only one core, and settings limit everything else that it uses.
 
 resource "aws_appautoscaling_target" "this" {
   service_namespace  = "ecs"
@@ -18,7 +18,7 @@ resource "aws_appautoscaling_policy" "cpu" {
   target_tracking_scaling_policy_configuration {
     target_value       = var.size.cpu_percent
     scale_out_cooldown = 120
-    # clients that were moved once should not be moved again soon
+    # long, because an agent that is taken away moves its clients, and they should not be moved again soon
     scale_in_cooldown = 1800
 
     predefined_metric_specification {

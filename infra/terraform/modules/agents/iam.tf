@@ -1,6 +1,6 @@
-# What an agent does in the bucket: it reads files of all levels, writes L0 files and, where it is the first process of
-# all, cluster.json, and tries at its start whether the store refuses to overwrite (keys below probe/, which it deletes).
-# It cannot delete a record: only the janitor in the compactor can.
+# What an agent does in the bucket: it reads files of all levels, writes L0 files, and writes cluster.json if it is the
+# very first process of the cluster. When it starts, it tests whether the store refuses to overwrite an object (below
+# probe/, where it also deletes). It cannot delete records: only the janitor in the compactor can.
 
 data "aws_caller_identity" "current" {}
 
@@ -40,8 +40,9 @@ data "aws_iam_policy_document" "task" {
     resources = ["${var.bucket.objects_arn}/probe/*"]
   }
 
-  # On the bucket and without a condition on s3:prefix: S3 says 403 and not 404 of a key that is not there to those who
-  # may not list, and a file that a merge has replaced must be told from one that is forbidden.
+  # For a missing key, S3 answers 404 only to those who may list the bucket; others get 403. An agent must tell a file
+  # that a merge has replaced (404) from one that it may not read (403). This needs the right on the whole bucket,
+  # without a condition on s3:prefix.
   statement {
     sid       = "TellGoneFromForbidden"
     actions   = ["s3:ListBucket"]

@@ -1,4 +1,4 @@
-# For bootstrap alone.
+# For bootstrap alone: clients then connect to each agent at its own address.
 
 resource "aws_lb" "bootstrap" {
   name                             = "${var.name}-bootstrap"
@@ -7,7 +7,7 @@ resource "aws_lb" "bootstrap" {
   subnets                          = var.task.subnet_ids
   security_groups                  = [aws_security_group.load_balancer.id]
   enable_deletion_protection       = var.deletion_protection
-  enable_cross_zone_load_balancing = true # a zone without an agent still answers
+  enable_cross_zone_load_balancing = true # so that the address of a zone without an agent still answers
 }
 
 resource "aws_lb_target_group" "bootstrap" {
@@ -17,7 +17,7 @@ resource "aws_lb_target_group" "bootstrap" {
   protocol    = "TCP"
   port        = local.kafka_port
 
-  # the first connection of a client is short; ECS sends SIGTERM after this delay
+  # Short, because bootstrap connections are short, and because ECS sends SIGTERM only after this delay.
   deregistration_delay   = 15
   connection_termination = true
 

@@ -1,14 +1,14 @@
-# Agents: one a task, each of one vCPU (a Python process uses one core) and with an address of its own.
+# Agents: one per task, each with one vCPU (a Python process uses one core) and its own address.
 #
-# Clients find the first agent through the load balancer, which is internal, and every other one by the address that it
-# advertises; so no record passes through the load balancer. On SIGTERM an agent drains: it is left out of answers to
-# Metadata, stores what it was sent, answers, and goes.
+# Clients connect first through the internal load balancer, then to each agent at the address that it advertises. So no
+# record passes through the load balancer. On SIGTERM an agent drains: Metadata answers no longer name it, and it stores
+# and acknowledges the records that it has received before it ends.
 
 locals {
   cpu_units  = 1024
   kafka_port = 9092
   http_port  = 9644
-  # Fargate kills after 120 s at most; the agent must give up before
+  # Fargate kills a task 120 s after SIGTERM at the latest: the agent must give up draining before that
   stop_timeout_s   = 120
   drain_timeout_ms = 100000
 
@@ -33,7 +33,8 @@ locals {
       { containerPort = local.http_port, hostPort = local.http_port, protocol = "tcp" },
     ]
     logConfiguration = var.log_configuration
-    # is it alive? Whether it is ready the load balancer asks
+    # Asks only whether the agent is alive; the load balancer asks whether it is ready. An agent that waits for Postgres
+    # must not be killed for it.
     healthCheck = {
       command     = ["CMD", "/opt/siltstone/bin/python", "-m", "siltstone.health"]
       interval    = 10
@@ -67,7 +68,7 @@ resource "aws_ecs_service" "this" {
   desired_count   = var.size.count_min
   propagate_tags  = "SERVICE"
 
-  # zones stay even when one was away
+  # after an outage of one zone, spread the agents over all zones again
   availability_zone_rebalancing = "ENABLED"
 
   # new agents serve before old ones drain
@@ -75,7 +76,7 @@ resource "aws_ecs_service" "this" {
   deployment_maximum_percent         = 200
   health_check_grace_period_seconds  = 120
 
-  # an image that does not start, or wants another schema, is taken back: the old agents go on
+  # Roll back an image that does not start or needs another schema. The old agents keep running meanwhile.
   deployment_circuit_breaker {
     enable   = true
     rollback = true
@@ -99,7 +100,7 @@ resource "aws_ecs_service" "this" {
   }
 
   lifecycle {
-    # belongs to the autoscaling
+    # autoscaling sets it
     ignore_changes = [desired_count]
   }
 

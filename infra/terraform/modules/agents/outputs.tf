@@ -24,7 +24,7 @@ output "role_arn" {
 }
 
 output "load_balancer" {
-  description = "The load balancer's name in CloudWatch."
+  description = "Names in CloudWatch of the load balancer and of its target group."
   value = {
     load_balancer = aws_lb.bootstrap.arn_suffix
     target_group  = aws_lb_target_group.bootstrap.arn_suffix

@@ -47,7 +47,7 @@ resource "aws_vpc_security_group_ingress_rule" "agents_bootstrap" {
   referenced_security_group_id = aws_security_group.load_balancer.id
 }
 
-# After bootstrap clients connect to each agent itself.
+# After bootstrap, clients connect to the agents directly.
 resource "aws_vpc_security_group_ingress_rule" "agents_clients" {
   for_each = toset(var.client_cidrs)
 
@@ -70,8 +70,8 @@ resource "aws_vpc_security_group_ingress_rule" "agents_metrics" {
   cidr_ipv4         = each.key
 }
 
-# Commands run by hand that ask an agent (`topics`, `groups`): the admin task has this group beside that of all tasks,
-# which itself reaches no agent.
+# For commands run by hand that connect to an agent (`topics`, `groups`). The admin task has this group in addition to
+# the group of all tasks, which allows no connection to an agent.
 resource "aws_security_group" "admin" {
   name        = "${var.name}-admin"
   description = "Commands run by hand: agents"

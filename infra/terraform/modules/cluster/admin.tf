@@ -1,7 +1,7 @@
-# A task that is run by hand: `siltstone migrate` before the first start and before an upgrade, and with another command
-# whatever looks at the cluster (`doctor`, `fsck`, `files list`) or mends its metadata (`fsck --adopt`, `rebuild`). It reads
-# the bucket; it writes below l1/, where `rebuild` puts files of empty extents for offsets that are lost; it deletes only
-# what its own probe of the store wrote.
+# A task that the operator runs by hand. Its command is `siltstone migrate`, for before the first start and before an
+# upgrade. It can be replaced by commands that inspect the cluster (`doctor`, `fsck`, `files list`) or repair its
+# metadata (`fsck --adopt`, `rebuild`). The task may read the whole bucket, and write below l1/, where `rebuild` puts
+# files with empty extents in place of lost offsets. It may delete only what its own test of the store wrote.
 
 locals {
   admin_container = {

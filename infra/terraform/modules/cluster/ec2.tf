@@ -1,5 +1,5 @@
-# Hosts for `launch_type = "EC2"`. Every task has a network interface of its own, so a host takes as many tasks as it has
-# interfaces beside its first: two on most .large types, which is also their number of vCPUs.
+# Hosts for `launch_type = "EC2"`. Every task needs a network interface of its own, and the host keeps one for itself.
+# So most .large types, which have three interfaces, run two tasks; that is also their number of vCPUs.
 
 locals {
   ami_architecture = var.cpu_architecture == "ARM64" ? "arm64/" : ""
@@ -74,7 +74,7 @@ resource "aws_autoscaling_group" "hosts" {
   min_size            = 0
   max_size            = var.hosts_max
   vpc_zone_identifier = var.subnet_ids
-  # ECS decides which host goes: one without tasks
+  # otherwise the autoscaling group could end a host that runs tasks; ECS chooses an empty one
   protect_from_scale_in = true
 
   launch_template {
@@ -88,7 +88,7 @@ resource "aws_autoscaling_group" "hosts" {
     propagate_at_launch = true
   }
 
-  # ECS sets it, to know the group as its own
+  # ECS adds this tag to a group that it manages; declared here, because Terraform would remove it again
   tag {
     key                 = "AmazonECSManaged"
     value               = "true"

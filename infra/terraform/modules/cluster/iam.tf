@@ -1,4 +1,5 @@
-# The execution role: what ECS itself does before a task runs. The tasks' own roles are beside the tasks.
+# The execution role: what ECS itself may do to start a task and to write its log. The roles of the tasks are defined
+# next to the tasks.
 
 data "aws_iam_policy_document" "tasks_trust" {
   statement {
@@ -18,14 +19,14 @@ data "aws_iam_policy_document" "tasks_trust" {
 }
 
 data "aws_iam_policy_document" "execution" {
-  # takes no resource: it gives a token, and the next statement says for what
+  # This action cannot be limited to a resource. The token alone gives no access: the next statement says to what.
   statement {
     sid       = "RegistryToken"
     actions   = ["ecr:GetAuthorizationToken"]
     resources = ["*"]
   }
 
-  # The image may lie in the registry of another account or region, whose own policy decides.
+  # Any account and region, because the image may be in a registry of another account; its own policy decides then.
   statement {
     sid       = "PullImage"
     actions   = ["ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"]

@@ -1,4 +1,4 @@
-# The ECS cluster, and where its tasks run: Fargate, or hosts of our own (ec2.tf).
+# The ECS cluster, and where its tasks run: on Fargate, or on EC2 hosts of this account (ec2.tf).
 
 locals {
   on_ec2            = var.launch_type == "EC2"
@@ -14,7 +14,7 @@ data "aws_caller_identity" "current" {}
 resource "aws_ecs_cluster" "this" {
   name = var.name
 
-  # our own metrics say more, and cost nothing
+  # Siltstone's own metrics say more, and Container Insights are charged for
   setting {
     name  = "containerInsights"
     value = "disabled"

@@ -5,7 +5,7 @@ output "arn" {
 
 output "name" {
   description = "Name of the cluster."
-  value       = aws_ecs_cluster_capacity_providers.this.cluster_name # a service needs the provider to be there
+  value       = aws_ecs_cluster_capacity_providers.this.cluster_name # not aws_ecs_cluster: services must wait until the capacity provider is attached
 }
 
 output "capacity_provider" {

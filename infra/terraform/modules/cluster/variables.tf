@@ -14,7 +14,7 @@ variable "instance_type" {
 }
 
 variable "hosts_max" {
-  description = "Most instances if launch_type is EC2."
+  description = "Largest number of instances if launch_type is EC2."
   type        = number
 }
 
@@ -44,17 +44,17 @@ variable "environment" {
 }
 
 variable "secrets" {
-  description = "Variables of every task that ECS fills from Secrets Manager, as a map of name to valueFrom."
+  description = "Environment variables of every task that ECS fills from Secrets Manager: a map of name to valueFrom."
   type        = map(string)
 }
 
 variable "secret_arn" {
-  description = "The secret that holds these."
+  description = "ARN of the secret that holds their values."
   type        = string
 }
 
 variable "log_group_arns" {
-  description = "Log groups of all tasks."
+  description = "ARNs of the log groups of all tasks."
   type        = list(string)
 }
 
@@ -67,7 +67,7 @@ variable "log_configuration" {
 }
 
 variable "bucket" {
-  description = "ARNs of the records' place: the bucket, everything below the prefix, and the KMS key or null."
+  description = "ARNs of where the records are: the bucket, all objects below the prefix, and the KMS key (or null)."
   type = object({
     arn         = string
     objects_arn = string

@@ -1,4 +1,4 @@
-# The only role that may delete records. Nobody may delete cluster.json.
+# The only role that may delete records. No role may delete cluster.json.
 
 data "aws_caller_identity" "current" {}
 
@@ -50,7 +50,7 @@ data "aws_iam_policy_document" "task" {
     resources = concat(local.written, [local.l0])
   }
 
-  # ListBucket also makes S3 say 404 of a key that is not there, and not 403.
+  # ListBucket also makes S3 answer 404 for a missing key, and not 403.
   statement {
     sid       = "FindOrphans"
     actions   = ["s3:ListBucket", "s3:ListBucketMultipartUploads"]

@@ -1,5 +1,6 @@
-# Compactors merge files and, as the only ones, delete. Any number may run; one is enough until merges lag behind. They
-# need no load balancer: each takes its work from Postgres. SIGTERM gives a merge back.
+# Compactors merge files, and only they delete files. Any number may run; one is enough until merges lag behind. They
+# need no load balancer, because each takes its work from Postgres. On SIGTERM a compactor gives its merges back, so
+# that another one can take them at once.
 
 locals {
   http_port = 9644

@@ -21,7 +21,7 @@ variable "task" {
 }
 
 variable "bucket" {
-  description = "ARNs of the records' place: the bucket, everything below the prefix, and the KMS key or null."
+  description = "ARNs of where the records are: the bucket, all objects below the prefix, and the KMS key (or null)."
   type = object({
     arn         = string
     objects_arn = string
@@ -30,12 +30,12 @@ variable "bucket" {
 }
 
 variable "metrics_workspace_arns" {
-  description = "Workspace of managed Prometheus that a sidecar writes to; empty without one."
+  description = "ARNs of the managed Prometheus that the collector writes to; empty without a collector."
   type        = list(string)
 }
 
 variable "sidecars" {
-  description = "Definitions of containers that run beside ours."
+  description = "Definitions of containers that run beside Siltstone's in a task."
   type        = list(any)
 }
 

@@ -1,7 +1,8 @@
-# The Postgres that says what lies where, or the network rules for somebody else's.
+# The Postgres for the metadata, or the network rules for an existing Postgres.
 #
-# What was acknowledged must survive a failover: RDS copies every write to a standby in another zone before it answers
-# (Multi-AZ instance). The password is made and kept by RDS in Secrets Manager; it is in no state of Terraform.
+# Acknowledged records must survive a failover. So RDS copies every write to a standby in another zone before it answers
+# (Multi-AZ instance). RDS makes the password and keeps it in Secrets Manager, so the password is not in Terraform's
+# state.
 
 locals {
   creates = var.existing == null
@@ -29,7 +30,7 @@ resource "aws_db_instance" "this" {
 
   identifier     = "${var.name}-metadata"
   engine         = "postgres"
-  engine_version = var.instance.engine_version # the major version; minor ones come in the maintenance window
+  engine_version = var.instance.engine_version # the major version; RDS installs minor versions in the maintenance window
   instance_class = var.instance.instance_class
   db_name        = "siltstone"
   username       = "siltstone"
@@ -63,9 +64,9 @@ resource "aws_db_instance" "this" {
   final_snapshot_identifier = var.deletion_protection ? "${var.name}-metadata-final" : null
 }
 
-# RDS changes the password of its master user every seven days, and a task reads it once, when it starts: after that a
-# connection that breaks could not be made again. So it is changed once a year at most, and by hand before that:
-# see "The password of Postgres" in the README.
+# RDS would change the password of its master user every seven days. But a task reads the password only when it starts:
+# after a change it could not reconnect. So rotation is set to once a year, and the operator changes the password before
+# that: see "The password of Postgres" in the README.
 resource "aws_secretsmanager_secret_rotation" "this" {
   count = local.creates ? 1 : 0
 

@@ -1,22 +1,22 @@
-# Why each: a few narrow tables take thousands of updates a second (watermarks, leases, producers). Vacuum must come
-# early and finish quickly, and no session may hold an old snapshot, which makes these updates many times dearer. Tables
-# that are hotter still carry thresholds of their own, in the schema.
+# A few narrow tables (watermarks, leases, producers) get thousands of updates a second. So vacuum must run early and
+# finish quickly. And no session may hold an old snapshot: vacuum cannot remove the rows that died after it, and updates
+# become many times slower. The schema sets its own thresholds for the busiest tables.
 
 locals {
   parameters = {
-    # the default, a fifth of a table of 1e9 rows, is 2e8 dead rows and a dozen passes over every index
+    # with the default (0.2) a table of 1e9 rows collects 2e8 dead rows, which take a dozen passes over every index
     autovacuum_vacuum_scale_factor = "0.02"
     autovacuum_vacuum_threshold    = "10000"
     autovacuum_vacuum_cost_limit   = "2000"
-    # kB: a sixteenth of the memory, at most 1 GiB a worker. More memory is fewer passes over the indexes.
+    # In kB: a sixteenth of the memory, at most 1 GiB per worker. More memory means fewer passes over the indexes.
     autovacuum_work_mem = "LEAST({DBInstanceClassMemory/16384},1048576)"
     autovacuum_naptime  = "10"
-    # of people and tools: our own sessions set 10 s
+    # for sessions of people and tools; Siltstone's own sessions set 10 s
     idle_in_transaction_session_timeout = "60000"
-    # a commit counts when the standby has it, too
+    # with less, a commit could be acknowledged and then lost
     synchronous_commit = "on"
     "rds.force_ssl"    = "1"
-    # what to look at first when commits are slow
+    # for finding out why commits are slow
     log_lock_waits              = "1"
     log_min_duration_statement  = "1000"
     log_autovacuum_min_duration = "10000"
@@ -26,7 +26,7 @@ locals {
 resource "aws_db_parameter_group" "this" {
   count = local.creates ? 1 : 0
 
-  # a family cannot be changed in place
+  # The family of a parameter group cannot change: a new major version needs a new group, so its name has the version.
   name        = "${var.name}-metadata-postgres${var.instance.engine_version}"
   family      = "postgres${var.instance.engine_version}"
   description = "Metadata of Siltstone"

@@ -1,7 +1,7 @@
-# A VPC without any way to the internet, or somebody else's; and the security group of all our tasks.
+# A VPC without internet access, or an existing VPC; and the security group of all Siltstone tasks.
 #
-# There is no internet gateway and no NAT: clients are not authenticated yet, so nothing here may be reachable from
-# outside, and what tasks need of AWS they reach by endpoints (S3's lies in modules/storage).
+# The VPC has no internet gateway and no NAT gateway. Clients are not authenticated yet, so nothing here may be
+# reachable from outside. Tasks reach the APIs of AWS through endpoints (the one for S3 is in modules/storage).
 
 locals {
   creates = var.existing == null
@@ -18,14 +18,14 @@ resource "aws_vpc" "this" {
   count = local.creates ? 1 : 0
 
   cidr_block = var.vpc_cidr
-  # interface endpoints take the place of AWS's public names
+  # needed for the endpoints' private DNS: AWS's public names then resolve to addresses in this VPC
   enable_dns_support   = true
   enable_dns_hostnames = true
 
   tags = { Name = var.name }
 }
 
-# The group that things get which name none: it lets nothing through.
+# Takes all rules out of the VPC's default security group, which applies to whatever names no group.
 resource "aws_default_security_group" "this" {
   count = local.creates ? 1 : 0
 
@@ -45,7 +45,7 @@ resource "aws_subnet" "private" {
   tags = { Name = "${var.name}-${each.key}" }
 }
 
-# One table for all zones: it holds the route to S3's endpoint, and no route out.
+# One table for all zones. Its only route beside the local one goes to S3's endpoint.
 resource "aws_route_table" "private" {
   count = local.creates ? 1 : 0
 

@@ -10,7 +10,8 @@ resource "aws_security_group" "tasks" {
   }
 }
 
-# S3 has public addresses also behind its gateway endpoint. Postgres is added by modules/metadata.
+# To any address, because S3 has public addresses even through its gateway endpoint. modules/metadata adds the rule for
+# Postgres.
 resource "aws_vpc_security_group_egress_rule" "tasks_https" {
   security_group_id = aws_security_group.tasks.id
   description       = "S3 and the APIs of AWS"

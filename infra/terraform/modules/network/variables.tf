@@ -28,6 +28,6 @@ variable "vpc_cidr" {
 }
 
 variable "endpoint_services" {
-  description = "Services that get an interface endpoint in the VPC made here, as in com.amazonaws.REGION.SERVICE."
+  description = "AWS services that get an interface endpoint in the VPC made here: each is the SERVICE of com.amazonaws.REGION.SERVICE."
   type        = set(string)
 }

@@ -1,8 +1,8 @@
-# A collector (AWS Distro for OpenTelemetry) beside each agent and compactor, which reads its /metrics and writes them to
-# managed Prometheus. A collector that fails takes no agent with it.
+# Each agent and compactor has a collector (AWS Distro for OpenTelemetry) beside it, which reads /metrics and writes to
+# managed Prometheus. It is not essential: if it fails, the task keeps running.
 
 locals {
-  # as in infra/prometheus/prometheus.yml: rules and dashboard go by these
+  # the job names of infra/prometheus/prometheus.yml, which the alert rules and the dashboard select by
   scrape_jobs = { agent = "siltstone-agents", compactor = "siltstone-compactors" }
 
   collector_configs = { for process, job in local.scrape_jobs : process => {
@@ -13,14 +13,14 @@ locals {
             job_name        = job
             scrape_interval = "15s"
             static_configs  = [{ targets = ["localhost:9644"] }]
-            # every target is called localhost: the task's own name tells them apart
+            # otherwise every instance would be called localhost
             relabel_configs = [{ target_label = "instance", replacement = "$${env:HOSTNAME}" }]
           }]
         }
       }
     }
     processors = {
-      # the task's ARN and zone, which become labels
+      # adds the task's ARN and zone, which become labels
       resourcedetection = { detectors = ["ecs"] }
       batch             = {}
     }

@@ -5,7 +5,7 @@ locals {
       awslogs-group         = aws_cloudwatch_log_group.this[process].name
       awslogs-region        = data.aws_region.current.region
       awslogs-stream-prefix = "siltstone"
-      # an agent does not wait for CloudWatch
+      # An agent must not block on CloudWatch. If the buffer below is full, log lines are lost instead.
       mode            = "non-blocking"
       max-buffer-size = "8m"
     }

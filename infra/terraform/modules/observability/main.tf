@@ -1,5 +1,5 @@
-# Logs of all tasks, alarms of what only CloudWatch sees, and managed Prometheus where it is wanted. Everything else is
-# in our own metrics.
+# Logs of all tasks, and a managed Prometheus if there is a collector. Alarms only for what CloudWatch alone can see:
+# Siltstone's own metrics and infra/prometheus/alerts.yml cover the rest.
 
 locals {
   log_groups = toset(["agent", "compactor", "admin"])

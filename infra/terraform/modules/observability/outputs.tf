@@ -1,5 +1,5 @@
 output "log_group_arns" {
-  description = "Log groups of all tasks."
+  description = "ARNs of the log groups of all tasks."
   value       = [for process in sort(tolist(local.log_groups)) : aws_cloudwatch_log_group.this[process].arn]
 }
 
@@ -9,12 +9,12 @@ output "log_configurations" {
 }
 
 output "log_group_names" {
-  description = "Log groups by process."
+  description = "Names of the log groups, by process."
   value       = { for process in local.log_groups : process => aws_cloudwatch_log_group.this[process].name }
 }
 
 output "collectors" {
-  description = "Containers that run beside ours, by process."
+  description = "Definitions of containers that run beside Siltstone's, by process."
   value       = local.collectors
 }
 

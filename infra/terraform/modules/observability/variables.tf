@@ -27,7 +27,7 @@ variable "database" {
 }
 
 variable "load_balancer" {
-  description = "The agents' load balancer, by its name in CloudWatch."
+  description = "Names in CloudWatch of the agents' load balancer and of its target group."
   type = object({
     load_balancer = string
     target_group  = string
@@ -35,6 +35,6 @@ variable "load_balancer" {
 }
 
 variable "agents_min" {
-  description = "The least number of agents that should be ready."
+  description = "The alarm rings when fewer agents are ready."
   type        = number
 }

@@ -1,5 +1,5 @@
-# What a merge does in the bucket: it reads files and its plan, and writes files and manifests. It cannot delete: what
-# attempts leave behind that lost, the janitor removes. Aborting an upload of its own deletes no object.
+# What a merge does in the bucket: it reads files and its plan, and writes files and manifests. It cannot delete
+# objects: the janitor removes the files of attempts that failed. Aborting its own uploads deletes no object.
 
 data "aws_caller_identity" "current" {}
 
@@ -42,7 +42,7 @@ data "aws_iam_policy_document" "job" {
     resources = [for key in ["l1/*", "l2/*"] : "${var.bucket.objects_arn}/${key}"]
   }
 
-  # Without it S3 says 403 and not 404 of a manifest that is not there yet.
+  # Without this right, S3 answers 403 and not 404 for a manifest that does not exist yet.
   statement {
     sid       = "TellGoneFromForbidden"
     actions   = ["s3:ListBucket"]

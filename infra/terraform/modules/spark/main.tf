@@ -1,6 +1,6 @@
-# Merges that outgrow a compactor run here. Nothing runs, and nothing is paid for, while there is none.
+# Merges that are too large for a compactor run here. While there is none, nothing runs and nothing is charged.
 #
-# The application is in no VPC: jobs need S3 of their own region and nothing else, neither Postgres nor agents.
+# The application is in no VPC, because a job needs only S3 in its own region: no Postgres, and no agents.
 
 resource "aws_emrserverless_application" "this" {
   name          = "${var.name}-merges"

@@ -4,7 +4,7 @@ variable "name" {
 }
 
 variable "bucket" {
-  description = "ARNs of the records' place: the bucket, everything below the prefix, and the KMS key or null."
+  description = "ARNs of where the records are: the bucket, all objects below the prefix, and the KMS key (or null)."
   type = object({
     arn         = string
     objects_arn = string

@@ -1,7 +1,7 @@
-# The bucket that holds the records, and the way to it that costs nothing.
+# The bucket that holds the records, and a gateway endpoint, through which traffic to the bucket is free.
 #
-# What the janitor deletes must be gone: deleted topics and overwritten keys stay readable in a versioned bucket. So
-# noncurrent versions always expire, also where versioning is switched on by somebody else.
+# In a versioned bucket, deleted topics and overwritten keys would stay readable after the janitor has deleted them. So
+# noncurrent versions always expire, even if versioning is switched on only later, by somebody else.
 
 locals {
   creates    = var.existing_bucket == null
@@ -18,7 +18,7 @@ data "aws_caller_identity" "current" {}
 resource "aws_s3_bucket" "this" {
   count = local.creates ? 1 : 0
 
-  # names of buckets are shared by all accounts
+  # the name of a bucket must be unique among all AWS accounts
   bucket        = "${var.name}-${data.aws_caller_identity.current.account_id}-${data.aws_region.current.region}"
   force_destroy = !var.deletion_protection
 }
@@ -53,7 +53,7 @@ resource "aws_s3_bucket_server_side_encryption_configuration" "this" {
       sse_algorithm     = var.kms_key_arn == null ? "AES256" : "aws:kms"
       kms_master_key_id = var.kms_key_arn
     }
-    # without it every PUT and GET is a request to KMS, too
+    # without a bucket key, every PUT and GET causes a request to KMS, which is charged for
     bucket_key_enabled = var.kms_key_arn != null
   }
 }
@@ -88,8 +88,8 @@ resource "aws_s3_bucket_lifecycle_configuration" "this" {
     }
   }
 
-  # The janitor aborts uploads that are a day old. This is for a cluster whose janitor is gone; it must be longer than
-  # the longest merge, whose upload would be cut off.
+  # The janitor aborts uploads that are a day old; this rule is for a cluster whose janitor no longer runs. The time
+  # must be longer than the longest merge: a shorter one would abort its upload.
   rule {
     id     = "abandoned-uploads"
     status = "Enabled"
@@ -113,7 +113,7 @@ resource "aws_s3_bucket_policy" "this" {
   depends_on = [aws_s3_bucket_public_access_block.this]
 }
 
-# Through it, traffic between tasks and S3 is free; without it, it pays for a NAT gateway by the byte.
+# Traffic between tasks and S3 is free through this endpoint. Without it, a NAT gateway charges for every byte.
 resource "aws_vpc_endpoint" "s3" {
   count = length(var.route_table_ids) > 0 ? 1 : 0
 

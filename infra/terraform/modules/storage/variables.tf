@@ -9,7 +9,7 @@ variable "existing_bucket" {
 }
 
 variable "kms_key_arn" {
-  description = "KMS key for objects. Null: keys of S3 (SSE-S3)."
+  description = "KMS key for objects. Null: keys that S3 manages (SSE-S3)."
   type        = string
 }
 
@@ -29,6 +29,6 @@ variable "vpc_id" {
 }
 
 variable "route_table_ids" {
-  description = "Route tables that get the route to it. Empty: no endpoint is made, because the VPC has one."
+  description = "Route tables that get a route to this endpoint. Empty: no endpoint is made, because the VPC already has one."
   type        = list(string)
 }
