@@ -14,7 +14,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end }}
 
-{{/* Settings and credentials, as every program takes them. */}}
+{{/* Settings and credentials of agents and compactors. */}}
 {{- define "siltstone.envFrom" -}}
 envFrom:
   - configMapRef: {name: {{ .Release.Name }}-settings}
@@ -25,7 +25,7 @@ envFrom:
 
 {{- define "siltstone.podSecurity" -}}
 automountServiceAccountToken: false
-{{/* In a release named `siltstone` the variables of its services would look like settings, and be refused. */}}
+{{/* In a release named `siltstone`, the variables of service links would look like settings, and be refused. */}}
 enableServiceLinks: false
 {{- with .Values.image.pullSecrets }}
 imagePullSecrets: {{ toYaml . | nindent 2 }}

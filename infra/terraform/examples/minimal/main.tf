@@ -1,5 +1,5 @@
-# The smallest cluster that keeps what it acknowledged: two zones, two agents on Fargate, a small Postgres with its
-# standby. For trying it out; `terraform destroy` takes everything, records too.
+# The smallest cluster that keeps acknowledged records when a zone fails: two zones, two agents on Fargate, a small
+# Postgres with its standby. For trying it out: `terraform destroy` deletes everything, records included.
 
 terraform {
   required_version = ">= 1.9"

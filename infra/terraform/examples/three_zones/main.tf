@@ -1,5 +1,5 @@
-# A cluster for work: three zones, agents on hosts of our own, several compactors, large merges on EMR Serverless, metrics
-# in managed Prometheus, a KMS key of yours, and nothing that is deleted by accident.
+# A cluster for production: three zones, agents on EC2 hosts, several compactors, large merges on EMR Serverless, metrics
+# in managed Prometheus, your own KMS key, and protection against accidental deletion.
 
 terraform {
   required_version = ">= 1.9"
