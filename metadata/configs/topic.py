@@ -242,6 +242,7 @@ def validate_overrides(
             raise unknown_config("topic", name, TOPIC_CONFIGS)
         check_value(config, value)
     before = present or {}
+    # Only a change of the lags is judged: an old contradiction must not block the change of another config.
     if any(overrides.get(name) != before.get(name) for name in LAGS):
         check_lags({**(defaults or {}), **overrides})
 

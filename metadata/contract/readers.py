@@ -102,6 +102,7 @@ def partition_snapshots(
     for file in files:
         found = rows_of(file.packed_index, wanted)
         for row in iter_index(found) if found else ():
+            # An L0 extent has no state of its own: the log start decides whether its records still live.
             if row.last_offset >= log_starts[row.partition_id]:
                 stretches[row.partition_id].append(
                     L0Extent(

@@ -191,6 +191,7 @@ class MemoryDatabase:
         killed_bytes = 0
         for extent_id in extent_ids:
             extent = self.extents[extent_id]
+            # Killed already, by retention or another merge: it must not be counted down twice.
             if extent.dead_ms is not None:
                 continue
             extent.dead_ms = now_ms

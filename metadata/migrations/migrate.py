@@ -331,6 +331,7 @@ async def _plan(connection: Connection, scripts: ScriptDirectory) -> MigrationPl
         raise BugError("this release has no migrations")
     if state.is_newer_than(target):
         return MigrationPlan(state, target, [], await read_running(connection))
+    # Alembic goes from the newest down; they run from the oldest up.
     missing = reversed(list(scripts.iterate_revisions(target, state.revision or "base")))
     steps = [_step(script) for script in missing]
     running: Sequence[Running] = [] if state.revision is None else await read_running(connection)

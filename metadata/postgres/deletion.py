@@ -54,6 +54,7 @@ PARTITIONS_MAX = 1_000
 PRODUCERS_MAX = 10_000
 """Producer states that one transaction drops."""
 
+# Judged by the first extent alone: retention takes a prefix, so a partition whose first extent stays loses nothing.
 _EXPIRING = statement(
     """SELECT p.partition_id, p.topic_id FROM (
         SELECT e.partition_id, min(e.base_offset) AS base_offset, sum(e.length) AS bytes,
@@ -83,6 +84,7 @@ _AGED = statement(
     partition_ids=INTS,
 )
 
+# SKIP LOCKED: a row that a commit holds was used a moment ago, and the commit must not wait for us.
 _EXPIRE_PRODUCERS = statement(
     """WITH silent AS (
         SELECT partition_id, producer_id FROM producers WHERE last_seen_ms < clock_ms() - :expiration_ms
@@ -94,6 +96,8 @@ _EXPIRE_PRODUCERS = statement(
     limit=sa.BigInteger,
 )
 
+# One statement, so that the marks of what was forgotten become visible together with its absence: a cursor, a key
+# or a writer that is older than a mark is refused or starts cold.
 _FORGET = """
 WITH old_files AS (
     DELETE FROM files WHERE state IN ('deleted', 'aborted') AND created_ms < :before_ms
@@ -133,6 +137,8 @@ SELECT (SELECT count(*) FROM old_files) + (SELECT count(*) FROM old_changes) + (
     + (SELECT count(*) FROM old_pins)
 """
 
+# A file that died at or after the creation of a running pin may be in that reader's snapshot. The inputs of a live job
+# stay too: its compactor may be reading them.
 _DEAD_FILES = statement(
     """SELECT f.file_id, f.key, f.size_bytes, f.dead_ms FROM files f
     WHERE f.state = 'dead' AND f.dead_ms <= clock_ms() - :grace_ms
@@ -148,6 +154,7 @@ _DEAD_FILES = statement(
     limit=sa.BigInteger,
 )
 
+# The row of a deleted file stays until it is forgotten: it refuses its key, and answers a repeat of its commit.
 _FILES_DELETED = statement(
     """WITH gone AS (
         SELECT file_id FROM files WHERE file_id = ANY (:file_ids) AND state = 'dead' ORDER BY file_id FOR UPDATE
@@ -172,6 +179,7 @@ class PostgresDeletion:
         async def work(connection: AsyncConnection) -> Expired:
             await begin_killing(connection)
             at_ms = await now_ms(connection)
+            # Without a lock: most partitions have nothing to lose, and need not be held up for the question.
             policies = await _expiring(connection, at_ms)
             # Everything is decided again under the locks, because a merge or DeleteRecords may have come first.
             starts = await lock_partitions(connection, policies)

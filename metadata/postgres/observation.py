@@ -43,6 +43,7 @@ _LIVE = statement(
         WHERE lease_until_ms > clock_ms() AND lease_until_ms <= clock_ms() + {LEASE_SLACK * JOB_LEASE_MS})
         AS compactors"""  # noqa: S608 - numbers of ours
 )
+# Sessions of other roles may be hidden from ours (`hidden`): they count, but say nothing of their state.
 _FIGURES = statement(
     """WITH sessions AS (
         SELECT pid, datname, state, backend_xmin, xact_start,

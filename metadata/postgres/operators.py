@@ -76,6 +76,7 @@ _STRAY_OFFSETS = statement(
 
 _ALL_LIVE = sa.text(f"{LEVELED} WHERE e.state = 'live' ORDER BY e.partition_id, e.base_offset")
 
+# Only where a pass can change something: new records, an overflowed buffer, or tombstones that may go.
 _REQUEST = statement(
     """UPDATE log_starts l SET requested_through_offset = greatest(l.requested_through_offset, r.through)
     FROM unnest(:partition_ids, :through) AS r (partition_id, through)

@@ -52,6 +52,7 @@ _L0_FILES = (
     .order_by(FILES.c.file_id)
 )
 
+# By last offset, as the index `extents_live` is: the first row is the extent that holds the offset, or the next one.
 _FROM_OFFSET = statement(
     f"""{LEVELED} WHERE e.partition_id = :partition_id AND e.state = 'live' AND e.last_offset >= :from_offset
     ORDER BY e.last_offset LIMIT :limit""",
@@ -176,6 +177,7 @@ async def _files(connection: AsyncConnection, partition_ids: frozenset[int]) -> 
     found = await connection.stream(_L0_FILES, execution_options={"yield_per": FILES_AT_A_TIME})
     async for some in found.partitions():
         for file_id, key, size_bytes, created_ms, index in some:
+            # At once: kept whole, the indexes of all live L0 files may take a GiB.
             rows = rows_of(index, partition_ids)
             if rows:
                 files.append(L0FileRow(file_id, key, size_bytes, created_ms, rows))

@@ -101,6 +101,7 @@ async def _check_may_create(connection: AsyncConnection) -> None:
 _EMPTY_REMEDY = "name an empty database: `createdb` makes one; this one was not changed"
 
 
+# A rebuild writes no lease and no change, so any of these shows a program at work since.
 _USED = sa.text("SELECT EXISTS (SELECT FROM agents) OR EXISTS (SELECT FROM compactors) OR EXISTS (SELECT FROM changes)")
 
 

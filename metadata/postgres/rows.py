@@ -76,6 +76,7 @@ _LOCK_FILES = statement(
     file_ids=LONGS,
     extent_ids=LONGS,
 )
+# One statement counts down and kills: a file dies with its last live extent, whoever kills that.
 _KILL_EXTENTS = statement(
     """WITH died AS (
         UPDATE extents SET state = 'dead', dead_ms = :now_ms
@@ -92,6 +93,7 @@ _KILL_EXTENTS = statement(
     extent_ids=LONGS,
     now_ms=sa.BigInteger,
 )
+# `greatest`: a log start never goes back, even if retention and DeleteRecords cross.
 _MOVE_LOG_STARTS = statement(
     """UPDATE log_starts l SET log_start_offset = greatest(l.log_start_offset, m.start),
         requested_through_offset = CASE WHEN l.requested_through_offset > m.start THEN l.requested_through_offset END

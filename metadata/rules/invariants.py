@@ -111,6 +111,7 @@ def check_log_1(
                 by_partition[row.partition_id].append((file.file_id, row))
     for partition_id, mark in watermarks.items():
         end = 0
+        # By file id: ids are drawn under the locks, so their order is that of the offsets (LOG-1).
         for file_id, row in sorted(by_partition[partition_id]):
             if row.base_offset < end:
                 violations.append(_violation("LOG-1", partition_id, f"file {file_id} repeats {row.base_offset}"))

@@ -53,6 +53,7 @@ def check_grp_3(view: GroupsView) -> list[Violation]:
 
 def _contradictions(summary: GroupSummary, record: GroupRecord) -> Iterator[str]:
     members = record.members
+    # The count is a column of its own, for lists: it must agree with the packed members.
     if summary.members != len(members):
         yield f"counts {summary.members} members but has {len(members)}"
     if (summary.empty_since_ms is None) != bool(members):

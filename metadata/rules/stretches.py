@@ -15,6 +15,7 @@ def stretches(batches: Sequence[L0Batch], results: Iterable[BatchResult]) -> Ite
     """
     row: IndexRow | None = None
     for batch, result in zip(batches, results, strict=True):
+        # Its bytes lie in the file but belong to no offset.
         if result.error or result.duplicate:
             continue
         new = IndexRow(

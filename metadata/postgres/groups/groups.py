@@ -53,6 +53,7 @@ _IS_EXPIRED = """CASE
 _IS_NOTHING = """g.empty_since_ms <= :idle_before_ms
     AND NOT EXISTS (SELECT FROM group_offsets o WHERE o.group_id = g.group_id)"""
 _BEFORE = {"before_ms": sa.BigInteger, "idle_before_ms": sa.BigInteger, "limit": sa.BigInteger}
+# The same conditions as in the deletes below: this one only finds and locks the groups.
 _LOCK_EXPIRING = statement(
     f"""SELECT g.group_id FROM groups g
     WHERE ({_IS_NOTHING})

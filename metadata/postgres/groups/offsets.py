@@ -113,6 +113,7 @@ class OffsetCommitter:
         connection = await self._line.get()
         try:
             if connection is not self._connection:
+                # Known before anything is written: once an answer is lost, the connection cannot be asked any more.
                 row = await connection.fetchrow(_SESSION)
                 if row is None:
                     raise BugError("a session is missing from its own pg_stat_activity")

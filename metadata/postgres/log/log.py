@@ -34,6 +34,8 @@ from metadata.postgres.tables import (
 TAIL_FILES_MAX = 1000
 """Files per writer and call. A follower that is further behind calls again."""
 
+# Dead files too: a follower that never saw one alive must still move the end of its partitions. Only writers that are
+# ahead of the cursor are looked at, so a caught-up follower reads no row of `files`.
 _TAIL = f"""
 WITH seen AS (SELECT * FROM unnest($1::integer[], $2::integer[], $3::bigint[]) AS s (writer_id, epoch, seq)),
 behind AS (

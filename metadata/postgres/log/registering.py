@@ -59,6 +59,7 @@ async def begin_registering(connection: AsyncConnection) -> None:
             "a schema migration is running, and no program can register until it has ended",
             remedy="try again when it has ended",
         ) from error
+    # Under the lock, which a migration holds alone: what is read here stays true until we commit.
     check_takes(await read_state(await driver_of(connection)), SCHEMA_REVISION)
 
 

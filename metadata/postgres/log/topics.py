@@ -38,6 +38,7 @@ from metadata.postgres.tables import (
 )
 
 _BROKER_CONFIGS = sa.select(CLUSTER.c.broker_configs)
+# Copies the time at which a predecessor of the same name was deleted: the commit then reads nothing more for it.
 _INSERT_PARTITIONS = sa.text(
     """INSERT INTO partitions (topic_id, partition, created_ms, predecessor_deleted_ms)
     SELECT t.topic_id, n, clock_ms(), d.deleted_ms
@@ -65,6 +66,7 @@ class Topics:
             )
             try:
                 created_ms = (await connection.execute(made.returning(TOPICS.c.created_ms))).scalar_one()
+            # Not looked up before: two creators at once would both find the name free. The unique index decides.
             except IntegrityError as error:
                 raise TopicExistsError(f"topic {name!r} exists already") from error
             partition_ids = await _add_partitions(connection, topic_id, range(partitions))

@@ -206,6 +206,7 @@ async def _commit(connection: AsyncConnection, commit: CommitMerge) -> MergeComm
     inputs = await _inputs(connection, commit.job_id)
     extent_ids, l0_files = sorted(inputs.extents), sorted(inputs.l0_files)
     written = {extent.partition_id for output in commit.outputs for extent in output.extents}
+    # Every partition that anything below reads or moves is locked now, in one order.
     written |= {*commit.covered, *(pass_.partition_id for pass_ in commit.cleaned)}
     log_starts = await lock_partitions(connection, inputs.partition_ids | written)
     await lock_extents(connection, extent_ids)

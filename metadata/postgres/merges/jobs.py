@@ -44,6 +44,7 @@ _LEASE_END = sa.literal_column(f"clock_ms() + {JOB_LEASE_MS}", sa.BigInteger)
 
 _LEASED_MS_MAX = job_rules.LEASE_SLACK * JOB_LEASE_MS
 
+# FOR SHARE, in the order of ids: none of them may die before `merge_inputs` says who holds it.
 _LIVE_EXTENTS = statement(
     """SELECT extent_id, file_id FROM extents
     WHERE state = 'live' AND (extent_id = ANY (:extent_ids) OR file_id = ANY (:file_ids))
@@ -69,6 +70,7 @@ _INSERT_INPUTS = statement(
 _NOT_HELD = f"""(state = 'ready' OR state = 'running'
     AND NOT (lease_until_ms > clock_ms() AND lease_until_ms <= clock_ms() + {_LEASED_MS_MAX}))"""
 
+# Upper bounds in both: a lease or a rest that seems longer than one can be dates from before the clock went back.
 _CLAIMABLE = f"""state IN ('ready', 'running') AND CASE state
     WHEN 'running' THEN NOT (lease_until_ms > clock_ms() AND lease_until_ms <= clock_ms() + {_LEASED_MS_MAX})
     ELSE NOT (not_before_ms > clock_ms() AND not_before_ms <= clock_ms() + {job_rules.REST_MS_MAX}) END"""
@@ -95,6 +97,7 @@ _INPUT_PARTITIONS = statement(
     partition_ids=INTS,
 ).columns(topic_id=sa.Uuid, configs=JSONB)
 
+# Locked in the order of ids first: an UPDATE alone takes its rows in any order and could deadlock with a merge.
 _TROUBLE = statement(
     """UPDATE files f SET trouble = :error, trouble_until_ms = clock_ms()
         + CASE WHEN f.trouble_until_ms > clock_ms() - :within_ms THEN :again_after_ms ELSE :retry_after_ms END
@@ -132,6 +135,7 @@ class Jobs:
             wanted = {"extent_ids": list(set(job.extent_ids)), "file_ids": list(set(job.file_ids))}
             live = {row.extent_id: row.file_id for row in await connection.execute(_LIVE_EXTENTS, wanted)}
             found = (await connection.execute(_LIVE_L0, {"file_ids": l0_files})).scalars().all()
+            # An input that is not live means that the plan is out of date.
             missing = {*job.extent_ids} - {*live} or {*job.file_ids} - {*live.values()} or {*l0_files} - {*found}
             if missing:
                 raise InputsBusyError(f"some of the wanted inputs are not live: {sorted(missing)[:5]}")

@@ -24,6 +24,7 @@ from metadata.postgres.rows import LEVELED, LONGS, UUIDS, any_of, now_ms, statem
 from metadata.postgres.tables import LOG_STARTS, PARTITIONS, TOPICS, WATERMARKS
 from metadata.rules.retention import TIMESTAMP_MS_MAX, retention_policy
 
+# A file expires when the last of its live extents does, and never if one of them never does.
 _FILES = statement(
     f"""SELECT f.file_id, f.level, f.class, f.lo, f.hi, f.job_id, f.size_bytes, f.created_ms, f.max_ts_ms,
         f.trouble_until_ms, f.trouble, x.live_bytes, x.oldest_dead_ms, x.expires_ms
