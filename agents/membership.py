@@ -32,6 +32,7 @@ _log = get_logger(__name__)
 NOTICE_MS = BEAT_MS + 500
 """How long a draining agent goes on serving. By then every other agent has read the list of agents again."""
 NOTICE_POLL_MS = 100
+"""Pause between two looks at the list while draining: the last agent left need not wait for anybody."""
 LOOK_MS_MIN = 100
 """Least time between two reads of the list that announcements ask for; many announcements come when many agents come
 and go."""

@@ -46,7 +46,9 @@ TEMPORARY = ".tmp"
 DIRECTORY_MODE = 0o700
 THREADS = 8
 LIST_CHUNK = 256
+"""Keys that a listing takes per turn on a thread."""
 LINK_TRIES = 100
+"""Tries at a link whose directory other processes empty and remove each time."""
 KNOWN_DIRECTORIES_MAX = 10_000
 _WRITE_BYTES_MAX = 2**30
 """The most bytes per write(2), which takes at most 2 GiB less a page."""

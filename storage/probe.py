@@ -29,6 +29,7 @@ from wire.crc import crc32c
 CROWD = 8
 ROUNDS = 3
 LEFTOVER_AGE_MS = 600_000
+"""Older keys belong to no probe that still runs."""
 REMEDY = "use a store that honours If-None-Match on PUT (AWS S3, MinIO, versitygw and others do)"
 
 

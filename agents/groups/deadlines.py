@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 
 _SWEEP_SLACK = 64
+"""Stale entries that are tolerated on top, so that a small heap is hardly ever swept."""
 
 
 class Deadlines:

@@ -35,8 +35,10 @@ from metadata.contract.groups import GroupRecord
 from wire.error_codes import ErrorCode
 
 SAVE_AGAIN_AFTER_MS = 5_000
+"""Pause after the record of an emptied group could not be stored."""
 PENDING_MIN = 1_000
 PENDING_PER_MEMBER = 2
+"""Ids that may be out at once: PENDING_MIN, or this many for each member if that is more."""
 PENDING_BYTES = 500
 """Approximate memory of one id that was given out, without its text."""
 

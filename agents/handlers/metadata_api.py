@@ -51,6 +51,7 @@ SLICE_PARTITIONS = 256
 """Entries encoded without looking at the clock: about a millisecond."""
 SLICE_TOPICS = 64
 SLICE_MS = 2.0
+"""The clock is looked at after each of these slices, and the event loop gets a turn after this time."""
 
 
 @dataclass(frozen=True, slots=True)

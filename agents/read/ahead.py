@@ -28,6 +28,7 @@ AHEAD_BYTES = (GET_BLOCKS_MAX // 2 + GET_BLOCKS_MAX + 2) * BLOCK_BYTES
 """How far ahead the plan looks: the part of the last window that may still be here, the next window, and whether the
 file continues after it."""
 AHEAD_RANGES_MAX = 64
+"""Ranges of one look ahead: a partition of very small extents must not make the plan long."""
 IDLE_MS = 30_000.0
 
 

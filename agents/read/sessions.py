@@ -48,6 +48,7 @@ FULL_WITH_SESSION, FULL_WITHOUT = 0, -1
 """Epochs that ask for everything; every other one is an incremental fetch."""
 FIRST_EPOCH, LAST_EPOCH = 1, 0x7FFFFFFF
 EVICT_MS = 120_000
+"""Kafka's MIN_INCREMENTAL_FETCH_SESSION_EVICTION_MS."""
 SESSIONS_MAX = 1_000
 """Sessions of one agent: the default of Kafka's `max.incremental.fetch.session.cache.slots`."""
 PARTITIONS_MAX = 100_000

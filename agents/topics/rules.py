@@ -12,6 +12,7 @@ from runtime.errors import SiltstoneError
 from wire.error_codes import ErrorCode
 
 NAME_CHARACTERS_MAX = 249
+"""Kafka's `Topic.MAX_NAME_LENGTH`."""
 PARTITIONS_MAX = 100_000
 """Partitions of one topic. A request for more is a mistake, and would hold the store's locks for seconds."""
 

@@ -39,6 +39,7 @@ _log = get_logger(__name__)
 
 COMMIT_BACKOFF_MS = 50.0
 COMMIT_BACKOFF_MS_MAX = 2_000.0
+"""First and longest pause between two calls of a commit whose answer is lost. All later commits wait behind it."""
 
 
 @dataclass(frozen=True, slots=True)

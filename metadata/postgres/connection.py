@@ -37,6 +37,7 @@ CLIENT_PATIENCE = 1.5
 """The client waits this many times the server's statement timeout."""
 POOL_TIMEOUT_S = 15.0
 IDLE_IN_TRANSACTION_TIMEOUT_MS = 10_000
+"""Postgres ends the session of a process that stands still inside a transaction: its locks would stop others."""
 POOL_CONNECTIONS = 4
 POSTGRES_VERSION_MIN = 150_000
 ATTEMPTS = 10

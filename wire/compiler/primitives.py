@@ -128,6 +128,7 @@ class NumberLayouts:
 
 
 _READY_COUNTS: Final = 17
+"""Counts 0 to 16 have ready-made functions; a longer array builds its format at each call."""
 NUMBER_LAYOUTS: Final = {code: NumberLayouts.of(code) for code in "?bhHiIqd"}
 
 

@@ -18,6 +18,7 @@ NEWS = "siltstone_news"
 AGENTS = "siltstone_agents"
 INTERVAL_MS = 50.0
 LISTEN_AGAIN_MS = 1000.0
+"""Pause before a lost listening connection is made again; followers poll meanwhile."""
 
 
 class News:

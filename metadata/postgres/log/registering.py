@@ -25,6 +25,8 @@ from metadata.postgres.driver import Connection, driver_of
 from metadata.postgres.tables import SCHEMA_REVISION
 
 MIGRATION_LOCK = 7_310_575_218
+"""An arbitrary number. Advisory locks of a database share one space: the lock of `changes` has the number before this
+one, KILLERS_LOCK and OFFSETS_LOCK have the two after it."""
 _QUERY_CANCELED = "57014"
 
 _LOCK_TOO_OLD = (
