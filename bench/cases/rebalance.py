@@ -28,6 +28,7 @@ DELAY_MS = 1_000
 HEARTBEAT_S = 0.5
 ASSIGNMENT = bytes(300)
 """About the size for thirty partitions of one topic."""
+# Version 0, one topic named "bench", no user data.
 SUBSCRIPTION = b"\x00\x00\x00\x00\x00\x01\x00\x05bench\xff\xff\xff\xff"
 GROUP = "bench"
 COLUMNS = (
@@ -60,6 +61,7 @@ class Member:
             )
             joined = await self._client.call(request, JoinGroupResponse)
             self._member_id = joined.member_id
+            # The first answer only gives a new member its id (KIP-394).
             if ErrorCode(joined.error_code) is ErrorCode.MEMBER_ID_REQUIRED:
                 continue
             _check(joined.error_code)
@@ -78,6 +80,7 @@ class Member:
                 ),
                 SyncGroupResponse,
             )
+            # Somebody joined meanwhile, so a new generation gathers.
             if ErrorCode(synced.error_code) is ErrorCode.REBALANCE_IN_PROGRESS:
                 continue
             _check(synced.error_code)

@@ -87,6 +87,7 @@ def stamped_batches(
     for first in range(0, batches, MADE_AT_ONCE):
         count = min(MADE_AT_ONCE, batches - first)
         rows = np.arange(first * batch_records, (first + count) * batch_records).reshape(count, batch_records)
+        # Keys and values have fixed lengths, so they can be written over the template without moving anything else.
         block = np.tile(template, (count, 1))
         for record, (key_at, value_at) in enumerate(zip(key_positions, value_positions, strict=True)):
             block[:, key_at : key_at + KEY_BYTES] = keys[rows[:, record]]
@@ -101,6 +102,7 @@ def _template(value_bytes: int, batch_records: int) -> tuple[Bytes, Sequence[int
     arena = np.frombuffer(made, dtype=np.uint8)
     start, end, count = (np.array([n], dtype=np.int64) for n in (BATCH_HEADER_BYTES, len(made), batch_records))
     columns = scan_records(arena, start, end, count)
+    # The template's records have no headers: the count 0, one byte, ends each record.
     headers_bytes = 1
     return arena, columns.key_positions.tolist(), (columns.record_ends - headers_bytes - value_bytes).tolist()
 

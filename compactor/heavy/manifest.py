@@ -204,6 +204,7 @@ def _extent(row: Sequence[Any]) -> OutputExtent:
 def _int(value: Any) -> int:
     if type(value) is not int:
         raise TypeError(f"{value!r} is not a whole number")
+    # Offsets and sizes become bigints in Postgres. A larger number must fail here, where the manifest can be named.
     if not -(2**63) <= value < 2**63:
         raise ValueError(f"a whole number of {value.bit_length()} bits")
     return value

@@ -119,6 +119,7 @@ def consume(
 
 
 def _writer(text: str | None, *, as_json: bool, many: bool) -> Written:
+    # Records can hold control sequences: on a terminal these are escaped, and a pipe gets the bytes unchanged.
     on_terminal = sys.stdout.isatty()
     if as_json:
         return lambda record: json.dumps(json_record(record), ensure_ascii=on_terminal).encode() + b"\n"

@@ -59,6 +59,7 @@ class LatestFlights:
             if flight.key is None:
                 self.left_out += 1
             else:
+                # The offset is known before the record is sent, because the topic is new and has no other producer.
                 offset = self._next_offset[flight.partition]
                 self._next_offset[flight.partition] = offset + 1
                 self.by_tail_number[flight.key] = Last(flight.partition, offset, flight.value)

@@ -127,12 +127,14 @@ async def read(
             reach = partitions[fetched.topic, fetched.partition]
             if fetched.error_code == _OUT_OF_RANGE:
                 await _move_to_start(client, fetched, reach, told)
+            # A temporary error of one partition is passed over here: the next round fetches from it again.
             elif fetched.error_code and not is_passing(fetched.error_code):
                 raise KafkaError(fetched.error_code, f"fetch from {fetched.topic}-{fetched.partition}")
             else:
                 for records, following in batches_of(fetched, reach.position):
                     until = reach.until
                     reach.position = following
+                    # An agent answers with whole batches, so the last one may reach past the end.
                     yield records if until is None else [each for each in records if each.offset < until]
         yield ()
 

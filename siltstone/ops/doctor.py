@@ -64,6 +64,7 @@ def judge_python(version: tuple[int, int, int]) -> Check:
 
 def judge_skew(name: str, theirs_ms: int, ours_ms: int, *, resolution_ms: int = 0) -> Check:
     """The distance of another clock from ours; their times are rounded to `resolution_ms`."""
+    # Rounding alone may explain a difference of `resolution_ms`, so that much is forgiven.
     skew_ms = max(0, abs(theirs_ms - ours_ms) - resolution_ms)
     direction = "ahead of" if theirs_ms > ours_ms else "behind"
     detail = f"{skew_ms / 1000:.1f} s {direction} ours" if skew_ms >= 100 else "agrees with ours"
@@ -130,6 +131,7 @@ def _durability(facts: PostgresFacts) -> Check:
     name = "postgres durability"
     if not facts.crash_safe:
         return failure(name, "fsync or full_page_writes is off", "set both to on: a crash would lose commits")
+    # `local` waits for this server's disk only: a failover to the standby could lose the commit.
     if facts.synchronous_commit in ("off", "local"):
         return failure(
             name,
@@ -193,6 +195,7 @@ def _rights(facts: PostgresFacts) -> Check:
         )
     if not facts.may_create:
         remedy = "agents do not need it; `siltstone migrate` does: GRANT CREATE ON SCHEMA public TO the role"
+        # Without a schema nothing can start before `siltstone migrate` has run, and that needs the right to create.
         verdict = failure if facts.schema.revision is None else warning
         return verdict(name, "the role may not create tables", remedy)
     return passed(name, "tables and schema")

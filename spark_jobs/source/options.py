@@ -141,6 +141,7 @@ def _known_options(given: Mapping[str, str]) -> dict[str, str]:
     for name, value in given.items():
         known = _KNOWN.get(name.lower())
         if known is None:
+            # The message would otherwise show a name that the user has not written.
             told = " (Spark hands names on in lower case)" if name.islower() else ""
             raise SourceOptionError(f"there is no option {name!r}{told}", remedy=_meant(name.lower()))
         options[known] = value
@@ -219,7 +220,9 @@ def _offsets(name: str, text: str, topic: str) -> dict[int, int | Edge]:
         raise SourceOptionError(f"{name} does not name topic {topic!r}: {text!r}", remedy=remedy)
     offsets: dict[int, int | Edge] = {}
     for partition, offset in cast(Mapping[str, object], by_topic[topic]).items():
+        # JSON's `true` would otherwise be taken for offset 1, since bool is an int in Python.
         is_offset = isinstance(offset, int) and not isinstance(offset, bool) and -2 <= offset <= _INT64_MAX
+        # re.ASCII here and below, because `\d` and int() also take the digits of other scripts.
         if re.fullmatch(r"\d{1,7}", partition, re.ASCII) is None or not is_offset:
             raise SourceOptionError(f"{name} has {partition!r}: {offset!r}", remedy=remedy)
         offsets[int(partition)] = _KAFKA_EDGES.get(cast(int, offset), cast(int, offset))

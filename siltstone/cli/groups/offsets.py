@@ -137,12 +137,14 @@ async def _reset(
 ) -> Sequence[Reset]:
     client = GroupClient(bootstrap, name, SystemClock(), told=tell)
     group = await client.describe()
+    # The coordinator refuses such a commit anyway. This check says what to do, and without --execute as well.
     _require_no_members(group, hints)
     committed = await client.committed()
     if not group.exists and not committed:
         await _tell_of_new(bootstrap, name, chosen, hints)
     async with connected(bootstrap) as inner:
         partitions = await _partitions(inner, chosen, hints) if chosen else sorted(committed)
+        # A group can have offsets for topics that have been deleted since; those have no log to move in.
         logs = await log_ends(bootstrap, partitions)
         gone = [each for each in partitions if each not in logs]
         for topic, partition in gone:

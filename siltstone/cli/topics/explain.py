@@ -111,6 +111,7 @@ async def _l0_files(metadata: MetadataStore, views: Sequence[PartitionView], vie
     """L0 files: all of them if the topic has a minimum lag, otherwise only the files in trouble."""
     has_lag = any(_min_lags_ms(views).values())
     in_trouble = {file_id for file_id, file in files_in_trouble(view).items() if file.level == 0}
+    # Reading all L0 files is dear in a large cluster, and most topics need none of them.
     if not has_lag and not in_trouble:
         return ()
     return [file for file in (await metadata.agents.snapshot()).files if has_lag or file.file_id in in_trouble]

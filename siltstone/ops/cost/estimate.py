@@ -191,6 +191,7 @@ def flow_of(load: Load) -> Flow:
         plain_mib_max=PLAN.l2_plain_bytes_max / MIB,
         retention_s=load.retention_days * 86_400,
     )
+    # Not the first output: it comes from L0 files, in merges far below the size at which Spark is used.
     on_spark = [size for size in outputs[1:] if load.spark and size >= PLAN.spark_bytes_min / MIB]
     daily_on_spark = load.spark and load.compacted_gib * 1024 >= PLAN.spark_bytes_min / MIB
     daily_mib_per_s = _daily_mib_per_second(load)
@@ -306,6 +307,7 @@ def _get_lines(flow: Flow, prices: Mapping[str, float]) -> Sequence[tuple[str, s
             block_mib=BLOCK_BYTES / MIB,
         )
     replay = load.mib_s * load.replay_share / (BLOCK_BYTES / MIB)
+    # Leveling reads each L0 file with one GET. The last output is left out because no merge reads it again.
     merges = flow.files_per_s + sum(
         formulas.merge_get_requests_per_second(
             load.mib_s, files_per_second=load.mib_s / min(size, object_mib), window_mib=window_mib
@@ -313,6 +315,7 @@ def _get_lines(flow: Flow, prices: Mapping[str, float]) -> Sequence[tuple[str, s
         for size in flow.outputs_mib[:-1]
     )
     daily = _daily_mib_per_second(load)
+    # A dedupe reads its inputs twice: it scans the keys, then rewrites the records.
     merges += 2 * formulas.merge_get_requests_per_second(
         daily, files_per_second=daily / object_mib, window_mib=window_mib
     )
@@ -346,6 +349,7 @@ def _machine_lines(flow: Flow, prices: Mapping[str, float]) -> Sequence[tuple[st
         merge_ms_per_mb=MERGE_MS_PER_MB,
         start_vcpu_s=SPARK_START_VCPU_S,
     )
+    # Executors are paid for as long as they run, busy or not.
     vcpu_hours = vcpu_s / BUSY_SHARE / 3600
     endpoints = INTERFACE_ENDPOINTS * load.zones
     merging = min(1.0, flow.compactor_cores / flow.compactors)
@@ -389,7 +393,9 @@ def kafka_lines(load: Load, prices: Mapping[str, float]) -> Sequence[tuple[str, 
         memory_ms_per_mb=FETCH_MEMORY_MS_PER_MB,
         store_ms_per_mb=0,
     )
+    # A host has 2 vCPU.
     hosts = formulas.processes_needed(cores / 2, busy_share=BUSY_SHARE, least=REPLICAS)
+    # The price of a gp3 volume includes this throughput; only what is above it costs extra.
     over_mib_s = max(0.0, load.mib_s * REPLICAS - KAFKA_VOLUME_MIB_PER_S * hosts)
     volumes = gib * prices["ebs.gp3.gib.month"] + over_mib_s * prices["ebs.gp3.mib.s.month"]
     return [
