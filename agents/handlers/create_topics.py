@@ -10,7 +10,8 @@ from agents.handlers.config_entries import TOPIC_OVERRIDE, topic_entries
 from agents.topics.rules import RequestError, check_configs, check_name, check_partitions, code_of
 from agents.yielding import LoopYielder
 from metadata.configs.broker import topic_defaults
-from metadata.contract.topics import Topic, TopicExistsError
+from metadata.contract.topics import Topic
+from metadata.rules.refusals import topic_exists
 from runtime.errors import SiltstoneError
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
@@ -53,7 +54,7 @@ async def _create(broker: Broker, asked: CreatableTopic, *, validate_only: bool)
     configs = _configs(asked)
     check_configs(configs, topic_defaults(broker.topic_cache.broker_configs))
     if broker.topic_cache.topic(asked.name) is not None:
-        raise TopicExistsError(f"topic {asked.name!r} exists already")
+        raise topic_exists(asked.name)
     if validate_only:
         return _described(broker, asked.name, partitions, None, configs)
     topic = await broker.metadata.agents.create_topic(asked.name, partitions=partitions, configs=configs)

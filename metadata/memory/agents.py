@@ -14,22 +14,19 @@ from typing import Any
 from metadata.configs.broker import topic_defaults
 from metadata.configs.changes import Changes, ClusterDecision, TopicDecision, changed
 from metadata.contract.files import FileInfo, FileState, L0File
-from metadata.contract.l0_commit import BatchResult, CommitL0, CommitRefusedError, Committed, ProducerState
-from metadata.contract.leases import LEASE_MS, AgentAddress, AgentInfo, WriterFencedError, WriterLease
+from metadata.contract.l0_commit import BatchResult, CommitL0, Committed, ProducerState
+from metadata.contract.leases import LEASE_MS, AgentAddress, AgentInfo, WriterLease
 from metadata.contract.tail import ChangeKind, Cursor, Snapshot, Tail
 from metadata.contract.topics import (
-    InvalidOffsetError,
-    InvalidPartitionsError,
     Topic,
-    TopicExistsError,
-    UnknownTopicError,
     Watermarks,
 )
 from metadata.memory.hints import Hint
 from metadata.memory.tables import File, MemoryDatabase, Partition, Writer
 from metadata.memory.views import l0_file, watermarks_of
+from metadata.rules import refusals
 from metadata.rules.jobs import holds
-from metadata.rules.object_keys import KEY_TOO_OLD_HINT, key_hour
+from metadata.rules.object_keys import key_hour, key_too_old
 from metadata.rules.packed_index import decode_index, encode_index
 from metadata.rules.producer_state import is_possible, judge, may_lack_state
 from metadata.rules.stretches import stretches
@@ -80,7 +77,7 @@ class MemoryAgents:
     async def heartbeat(self, lease: WriterLease, *, draining: bool = False) -> int:
         writer = self.database.writers.get(lease.writer_id)
         if writer is None or writer.epoch != lease.epoch or writer.lease_until_ms is None:
-            raise WriterFencedError(f"writer {lease.writer_id} epoch {lease.epoch} has no lease any more")
+            raise refusals.agent_lease_ended(lease)
         now_ms = self._clock.wall_ms()
         writer.lease_until_ms = now_ms + LEASE_MS
         writer.draining = draining
@@ -113,7 +110,7 @@ class MemoryAgents:
 
     async def create_topic(self, name: str, *, partitions: int, configs: Mapping[str, str]) -> Topic:
         if any(topic.name == name for topic in self.database.topics.values()):
-            raise TopicExistsError(f"topic {name!r} exists already")
+            raise refusals.topic_exists(name)
         topic_id = self._ids.uuid4()
         topic = Topic(
             topic_id=topic_id,
@@ -148,7 +145,7 @@ class MemoryAgents:
         topic = self._topic(topic_id)
         present = len(topic.partition_ids)
         if count <= present:
-            raise InvalidPartitionsError(f"topic {topic.name!r} has {present} partitions; {count} is not more")
+            raise refusals.not_more_partitions(topic.name, present, count)
         partition_ids = topic.partition_ids + self._new_partitions(topic_id, topic.name, count - present)
         topic = self.database.topics[topic_id] = replace(topic, partition_ids=partition_ids)
         self._changed(ChangeKind.PARTITIONS_ADDED, topic, partition_ids=list(partition_ids))
@@ -254,9 +251,9 @@ class MemoryAgents:
         db = self.database
         partition = db.partitions.get(partition_id)
         if partition is None:
-            raise UnknownTopicError(f"there is no partition {partition_id}")
+            raise refusals.unknown_partition(partition_id)
         if offset < -1 or offset > partition.next_offset:
-            raise InvalidOffsetError(f"offset {offset} is outside [0, {partition.next_offset}]")
+            raise refusals.offset_outside(offset, partition.next_offset)
         wanted = partition.next_offset if offset == -1 else offset
         if wanted <= partition.log_start_offset:
             return partition.log_start_offset
@@ -324,7 +321,7 @@ class MemoryAgents:
     def _topic(self, topic_id: uuid.UUID) -> Topic:
         topic = self.database.topics.get(topic_id)
         if topic is None:
-            raise UnknownTopicError(f"there is no topic with id {topic_id}")
+            raise refusals.unknown_topic_id(topic_id)
         return topic
 
     def _new_partitions(self, topic_id: uuid.UUID, name: str, count: int) -> tuple[int, ...]:
@@ -346,12 +343,13 @@ class MemoryAgents:
         lease = request.lease
         writer = self.database.writers.get(lease.writer_id)
         if writer is None or writer.epoch != lease.epoch:
-            raise WriterFencedError(f"writer {lease.writer_id} epoch {lease.epoch} is not the present one")
+            present_epoch = None if writer is None else writer.epoch
+            raise refusals.commit_fenced(request.key, refusals.other_epoch(lease, present_epoch))
         if request.seq <= writer.last_seq:
-            raise CommitRefusedError(f"seq {request.seq} is not above the writer's last ({writer.last_seq})")
+            raise refusals.commit_refused(request.key, refusals.seq_used(request, writer.last_seq))
         hour = key_hour(request.key)
         if hour is not None and hour <= self.database.forgotten_key_hour:
-            raise CommitRefusedError(f"key {request.key!r} is as old as forgotten rows: {KEY_TOO_OLD_HINT}")
+            raise refusals.commit_refused(request.key, key_too_old(request.key))
         return writer
 
     def _insert_file(self, request: CommitL0, index: bytes, results: tuple[BatchResult, ...], now_ms: int) -> File:
@@ -383,7 +381,7 @@ class MemoryAgents:
 def _repeated(file: File) -> Committed:
     """The answer of the first call. Raises CommitRefusedError for an aborted key."""
     if file.info.state is FileState.ABORTED:
-        raise CommitRefusedError(f"key {file.info.key!r} was aborted")
+        raise refusals.commit_refused(file.info.key, refusals.key_aborted(file.info.key))
     return Committed(
         file_id=file.info.file_id, results=file.results, index=file.info.index, created_ms=file.info.created_ms
     )

@@ -15,8 +15,6 @@ from metadata.contract.jobs import (
     ClaimedJob,
     CommitMerge,
     InputPartition,
-    InputsBusyError,
-    JobLostError,
     JobState,
     L0Input,
     MergeCommitted,
@@ -26,7 +24,7 @@ from metadata.contract.jobs import (
     OutputExtent,
     OutputFile,
 )
-from metadata.contract.leases import JOB_LEASE_MS, WriterFencedError, WriterLease
+from metadata.contract.leases import JOB_LEASE_MS, WriterLease
 from metadata.contract.leveled import LeveledExtent
 from metadata.contract.tail import ChangeKind
 from metadata.contract.topics import (
@@ -35,9 +33,9 @@ from metadata.contract.topics import (
 from metadata.memory.tables import Compactor, Extent, File, Job, MemoryDatabase
 from metadata.memory.views import file_view, live_jobs, partition_views_of
 from metadata.rules import jobs as job_rules
-from metadata.rules.jobs import PAST_LIMIT
 from metadata.rules.merge_commit import InputRange, check_output_keys, cleaned, decide_commit, merged_detail
 from metadata.rules.packed_index import encode_index, iter_index
+from metadata.rules.refusals import compactor_lease_ended
 from metadata.rules.retention import (
     retention_policy,
 )
@@ -62,7 +60,7 @@ class MemoryCompactors:
     async def beat_compactor(self, lease: WriterLease) -> None:
         compactor = self.database.compactors.get(lease.writer_id)
         if compactor is None:
-            raise WriterFencedError(f"compactor {lease.writer_id} has no lease any more")
+            raise compactor_lease_ended(lease)
         compactor.lease_until_ms = self._clock.wall_ms() + JOB_LEASE_MS
 
     async def unregister_compactor(self, lease: WriterLease) -> None:
@@ -118,22 +116,20 @@ class MemoryCompactors:
 
     async def create_job(self, job: NewJob) -> int:
         db = self.database
-        l0_files, extents = sorted(set(job.l0_file_ids)), set(job.extent_ids)
-        for file_id in job.file_ids:
-            file = db.files.get(file_id)
-            if file is None or not file.is_live or file.info.level == 0:
-                raise InputsBusyError(f"file {file_id} is not a live file of L1 or above")
-            extents |= {id_ for id_ in file.extents if db.extents[id_].dead_ms is None}
-        busy_l0, busy_extents = db.busy()
-        for file_id in l0_files:
-            file = db.files.get(file_id)
-            if file is None or not file.is_live or file.info.level != 0 or file_id in busy_l0:
-                raise InputsBusyError(f"L0 file {file_id} is not live, or is an input of a live job")
+        l0_files = sorted(set(job.l0_file_ids))
         # All checks before the first change: a refusal must leave nothing behind.
-        for extent_id in extents:
-            extent = db.extents.get(extent_id)
-            if extent is None or extent.dead_ms is not None or extent_id in busy_extents:
-                raise InputsBusyError(f"extent {extent_id} is not live, or is an input of a live job")
+        of_files = {file_id: self._live_extents(file_id) for file_id in job.file_ids}
+        missing = (
+            {id_ for id_ in job.extent_ids if id_ not in db.extents or db.extents[id_].dead_ms is not None}
+            or {file_id for file_id, extents in of_files.items() if not extents}
+            or {file_id for file_id in l0_files if not self._is_live_l0(file_id)}
+        )
+        if missing:
+            raise job_rules.inputs_not_live(missing)
+        extents = set(job.extent_ids).union(*of_files.values())
+        busy_l0, busy_extents = db.busy()
+        if not busy_l0.isdisjoint(l0_files) or not busy_extents.isdisjoint(extents):
+            raise job_rules.inputs_held()
         now_ms = self._clock.wall_ms()
         for partition_id in job.forced_partition_ids:
             if partition_id in db.partitions:
@@ -182,10 +178,9 @@ class MemoryCompactors:
             if is_held or (rests and job_id is None) or not asked:
                 continue
             if row.attempts >= JOB_ATTEMPTS_MAX:
-                error = f"given up: {row.attempts} compactors took this job and vanished"
                 self._fail(
                     job,
-                    error,
+                    job_rules.given_up(row.attempts),
                     self._input_files(job),
                     job_rules.EXHAUSTED_RETRY_MS,
                     again_after_ms=job_rules.EXHAUSTED_AGAIN_RETRY_MS,
@@ -320,6 +315,15 @@ class MemoryCompactors:
                 db.partitions[extent.partition_id].extents.append(extent_id)
         return file_id
 
+    def _live_extents(self, file_id: int) -> Sequence[int]:
+        """The live extents of a file of L1 or above."""
+        file = self.database.files.get(file_id)
+        return [] if file is None else [id_ for id_ in file.extents if self.database.extents[id_].dead_ms is None]
+
+    def _is_live_l0(self, file_id: int) -> bool:
+        file = self.database.files.get(file_id)
+        return file is not None and file.is_live and file.info.level == 0
+
     def _running(
         self, job_id: int, epoch: int, *, by_ms: int | None = None, progress: Mapping[str, object] | None = None
     ) -> Job:
@@ -329,11 +333,11 @@ class MemoryCompactors:
         """
         job = self.database.jobs.get(job_id)
         if job is None or job.row.epoch != epoch or job.row.state is not JobState.RUNNING:
-            raise JobLostError(f"job {job_id} is no longer held under epoch {epoch}")
+            raise job_rules.job_lost(job_id, epoch)
         deadline_ms = job.row.deadline_ms or 0
         if self._clock.wall_ms() > (deadline_ms if by_ms is None else min(deadline_ms, by_ms)):
             self._fail(job, job_rules.past_limit(progress), (), 0)
-            raise JobLostError(f"job {job_id}: {PAST_LIMIT}")
+            raise job_rules.job_late(job_id)
         return job
 
     def _fail(

@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping, Sequence
 from metadata.contract.groups import (
     CommittedOffset,
     ExpiredGroups,
-    GroupFencedError,
     GroupLease,
     GroupRecord,
     GroupSummary,
@@ -17,8 +16,9 @@ from metadata.contract.groups import (
     TakenGroup,
     check_group_id,
 )
-from metadata.contract.leases import WriterFencedError, WriterLease
+from metadata.contract.leases import WriterLease
 from metadata.memory.tables import MemoryDatabase, StoredGroup
+from metadata.rules.refusals import group_fenced, owner_not_live
 from runtime.clock import Clock
 
 EXPIRED_MAX = 10_000
@@ -44,7 +44,7 @@ class MemoryGroups:
             or writer.lease_until_ms <= now_ms
             or writer.draining
         ):
-            raise WriterFencedError(f"writer {owner.writer_id} epoch {owner.epoch} has no running lease, or drains")
+            raise owner_not_live(owner)
         group = db.groups.get(group_id)
         if group is None:
             if not create:
@@ -154,7 +154,7 @@ class MemoryGroups:
     def _held(self, lease: GroupLease) -> StoredGroup:
         group = self.database.groups.get(lease.group_id)
         if group is None or group.epoch != lease.epoch:
-            raise GroupFencedError(f"group {lease.group_id!r} is no longer at epoch {lease.epoch}")
+            raise group_fenced(lease)
         return group
 
 

@@ -16,16 +16,15 @@ from metadata.contract.jobs import (
 from metadata.contract.leases import JOB_LEASE_MS, LEASE_MS
 from metadata.contract.operators import GroupLag, GroupLags, GroupsView, Observation, StrayOffset, SystemView
 from metadata.contract.topics import (
-    NotCompactedError,
     Topic,
-    UnknownTopicError,
 )
 from metadata.memory.groups import summary_of
 from metadata.memory.tables import Job, MemoryDatabase
 from metadata.memory.views import l0_file, partition_views_of, watermarks_of
-from metadata.rules.history import HistoryMovedError, ServerHistory
+from metadata.rules.history import ServerHistory, history_moved
 from metadata.rules.jobs import holds
 from metadata.rules.packed_index import iter_index
+from metadata.rules.refusals import not_compacted, unknown_topic_id
 from metadata.rules.retention import cleanable_through, retention_policy
 from runtime.clock import Clock
 
@@ -65,7 +64,7 @@ class MemoryOperators:
         topic = self._known_topic(topic_id)
         configs = self.database.in_force(topic)
         if not retention_policy(configs).compacts:
-            raise NotCompactedError(f"topic {topic.name!r} is not compacted", remedy="set cleanup.policy=compact")
+            raise not_compacted(topic.name)
         min_lag_ms = as_int(resolve(configs), "min.compaction.lag.ms")
         through: dict[int, int] = {}
         for partition_id in topic.partition_ids:
@@ -144,7 +143,7 @@ class MemoryOperators:
 
     async def adopt_history(self, present: ServerHistory) -> None:
         if present != self.database.server:
-            raise HistoryMovedError(f"{present} was checked, but the server is at {self.database.server} now")
+            raise history_moved(present, self.database.server)
         self.database.adopted = present
 
     # -- inside
@@ -158,7 +157,7 @@ class MemoryOperators:
     def _known_topic(self, topic_id: uuid.UUID) -> Topic:
         topic = self.database.topics.get(topic_id)
         if topic is None:
-            raise UnknownTopicError(f"there is no topic with id {topic_id}")
+            raise unknown_topic_id(topic_id)
         return topic
 
     def _stretches(self, partition_id: int) -> Iterable[tuple[int, int]]:

@@ -7,7 +7,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from metadata.contract.errors import MetadataUnavailableError
 from metadata.postgres.tables import CLUSTER
-from metadata.rules.history import History, HistoryMovedError, ServerHistory
+from metadata.rules.history import History, ServerHistory, history_moved
 
 SYSTEM_IDENTIFIER = "(SELECT system_identifier FROM pg_control_system())"
 TIMELINE = """CASE WHEN pg_is_in_recovery() THEN '00000000'
@@ -50,10 +50,7 @@ async def adopt_history(connection: AsyncConnection, present: ServerHistory) -> 
     """
     found = (await read_history(connection)).present
     if found != present:
-        raise HistoryMovedError(
-            f"the metadata Postgres was {present} when it was checked and is {found} now; nothing was adopted",
-            remedy="run `siltstone fsck --adopt` again",
-        )
+        raise history_moved(present, found)
     await connection.execute(sa.update(CLUSTER).values(adopted_columns(present)))
 
 

@@ -25,10 +25,6 @@ from metadata.contract.operators import (
     StrayOffset,
     SystemView,
 )
-from metadata.contract.topics import (
-    NotCompactedError,
-    UnknownTopicError,
-)
 from metadata.postgres import history as postgres_history
 from metadata.postgres.connection import Database
 from metadata.postgres.groups.groups import SUMMARY, record_of, summary_of
@@ -57,6 +53,7 @@ from metadata.postgres.tables import (
 )
 from metadata.rules.history import ServerHistory
 from metadata.rules.packed_index import iter_index
+from metadata.rules.refusals import not_compacted, unknown_topic_id
 from metadata.rules.retention import (
     cleanable_through,
     retention_policy,
@@ -136,7 +133,7 @@ class PostgresOperators:
         async def work(connection: AsyncConnection) -> Mapping[int, int]:
             topic = await _topic(connection, topic_id)
             if not retention_policy(topic.configs).compacts:
-                raise NotCompactedError(f"topic {topic.name!r} is not compacted", remedy="set cleanup.policy=compact")
+                raise not_compacted(topic.name)
             ids = (
                 await connection.execute(
                     sa.select(PARTITIONS.c.partition_id)
@@ -249,7 +246,7 @@ async def _topic(connection: AsyncConnection, topic_id: uuid.UUID) -> Any:
     """The topic's row, with its configs in force. Raises UnknownTopicError."""
     topic = (await connection.execute(TOPICS_IN_FORCE.where(TOPICS.c.topic_id == topic_id))).one_or_none()
     if topic is None:
-        raise UnknownTopicError(f"there is no topic with id {topic_id}")
+        raise unknown_topic_id(topic_id)
     return topic
 
 

@@ -40,6 +40,13 @@ class ServerHistory(NamedTuple):
     database_oid: int
 
 
+def history_moved(checked: ServerHistory, found: ServerHistory) -> HistoryMovedError:
+    return HistoryMovedError(
+        f"the metadata Postgres was {checked} when it was checked and is {found} now; nothing was adopted",
+        remedy="run `siltstone fsck --adopt` again",
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
     """The adopted and the present history, read at one instant."""

@@ -1,4 +1,5 @@
-"""How long a merge job and its inputs rest after trouble, and when a lease holds. Pure; both metadata stores use it.
+"""How long a merge job and its inputs rest after trouble, when a lease holds, and the errors of lost jobs and of inputs
+that cannot be taken. Pure; both metadata stores use it.
 
 When a compactor gives a job back because of trouble with a store, the job rests, each time for longer, and compactors
 claim other jobs meanwhile. After several times the job fails. The planner then leaves the unreadable files alone and
@@ -11,7 +12,9 @@ next heartbeat restores the lease. `LEASE_SLACK` makes sure that a small step ba
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+
+from metadata.contract.jobs import InputsBusyError, JobLostError
 
 EXHAUSTED_RETRY_MS, EXHAUSTED_AGAIN_RETRY_MS, AGAIN_WITHIN_MS = 60_000, 600_000, 3_600_000
 """After a job failed because all its holders vanished: how long the planner leaves its inputs alone, how long those
@@ -35,6 +38,7 @@ REST_MS_MAX = 3_600_000
 """The longest rest that a caller may request: one hour."""
 
 
+INPUTS_NAMED_MAX = 5
 LEASE_SLACK = 2
 """A lease holds while it seems at most this many times as long as a lease can be."""
 
@@ -60,3 +64,26 @@ def past_limit(progress: Mapping[str, object] | None) -> str:
     cluster that never started."""
     step = "" if progress is None else str(progress.get("step", ""))
     return PAST_LIMIT + (f"; its last step: {step[:STEP_CHARS_MAX]}" if step else "")
+
+
+def job_lost(job_id: int, epoch: int) -> JobLostError:
+    return JobLostError(f"job {job_id} is no longer held under epoch {epoch}")
+
+
+def job_late(job_id: int) -> JobLostError:
+    """For the holder of a job past its time limit; the job has failed."""
+    return JobLostError(f"job {job_id}: {PAST_LIMIT}")
+
+
+def given_up(attempts: int) -> str:
+    """The error of a job whose holders all vanished."""
+    return f"given up: {attempts} compactors took this job and vanished"
+
+
+def inputs_not_live(ids: Iterable[int]) -> InputsBusyError:
+    """`ids`: of extents or of files. The error names at most INPUTS_NAMED_MAX of them."""
+    return InputsBusyError(f"some of the wanted inputs are not live: {sorted(ids)[:INPUTS_NAMED_MAX]}")
+
+
+def inputs_held() -> InputsBusyError:
+    return InputsBusyError("another live job holds one of these inputs")

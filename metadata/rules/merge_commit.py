@@ -20,7 +20,7 @@ from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 from metadata.contract.jobs import CleanedPartition, CommitMerge, MergeRefusedError
-from metadata.rules.object_keys import KEY_TOO_OLD_HINT, key_hour
+from metadata.rules.object_keys import key_hour, key_too_old
 
 DEDUPED_TOLD_MAX = 1_000
 """Deduped partitions in one MERGED change; if there are more, the change names none of them."""
@@ -152,7 +152,7 @@ def check_output_keys(keys: Sequence[str], *, known: Iterable[str], forgotten_ke
     for key in keys:
         hour = key_hour(key)
         if hour is not None and hour <= forgotten_key_hour:
-            raise MergeRefusedError(f"key {key!r} is as old as forgotten rows: {KEY_TOO_OLD_HINT}")
+            raise MergeRefusedError(key_too_old(key))
 
 
 def cleaned(before: CleanedState, pass_: CleanedPartition, *, now_ms: int) -> CleanedState:

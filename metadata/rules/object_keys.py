@@ -15,7 +15,6 @@ import re
 from datetime import UTC, datetime
 
 _HOUR = re.compile(r"/([0-9]{10})/")
-KEY_TOO_OLD_HINT = "the clock of the process that made it is behind"
 _MS_MAX = 253_402_300_799_000
 """The last second of the year 9999, the latest that datetime can hold."""
 _LEVEL = re.compile(r"l([0-2])/")
@@ -25,6 +24,11 @@ def key_hour(key: str) -> int | None:
     """The hour in the key as a number, yyyymmddhh; None if the key carries no hour."""
     found = _HOUR.search(key)
     return int(found[1]) if found else None
+
+
+def key_too_old(key: str) -> str:
+    """The reason to refuse a key of a forgotten hour, in the words of `commit_l0_v1.sql`."""
+    return f"key {key} is as old as rows that were forgotten: the clock by which it was made is behind"
 
 
 def hour_at(ms: int) -> int:

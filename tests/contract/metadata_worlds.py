@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
+
+import pytest
 
 from metadata.contract.files import FileState
 from metadata.contract.l0_commit import BatchResult, CommitL0, Committed, L0Batch
@@ -16,6 +19,7 @@ from metadata.memory.store import MemoryDatabase, MemoryMetadata
 from metadata.postgres.store import PostgresMetadata
 from metadata.rules.packed_index import IndexRow, decode_index
 from runtime.clock import SystemClock
+from runtime.errors import SiltstoneError
 from tests.fixtures.postgres import run_sql
 
 DAY_MS = 86_400_000
@@ -315,3 +319,8 @@ def rows(committed: Committed) -> list[IndexRow]:
 
 async def new_topic(service: MetadataStore, name: str = "orders", partitions: int = 1) -> Topic:
     return await service.agents.create_topic(name, partitions=partitions, configs={})
+
+
+def raises_exactly(error: SiltstoneError) -> pytest.RaisesExc[SiltstoneError]:
+    """The block must raise an error of this type with this text, on every store."""
+    return pytest.raises(type(error), match=f"^{re.escape(str(error))}$")

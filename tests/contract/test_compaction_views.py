@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from metadata.contract.topics import NotCompactedError, UnknownTopicError
+from metadata.rules.refusals import not_compacted, unknown_topic_id
 from tests.contract.merges import (
     claim,
     commit_of,
@@ -16,7 +16,7 @@ from tests.contract.merges import (
     outputs_of,
     read_ranges,
 )
-from tests.contract.metadata_worlds import World, Writer, batch, new_topic
+from tests.contract.metadata_worlds import World, Writer, batch, new_topic, raises_exactly
 
 DAY_MS = 86_400_000
 
@@ -150,12 +150,12 @@ async def test_a_request_reaches_no_further_than_the_compaction_lag_allows(world
 
 async def test_a_request_for_what_cannot_be_compacted_is_refused(world: World) -> None:
     plain = await new_topic(world.service)
-    with pytest.raises(NotCompactedError):
+    with raises_exactly(not_compacted("orders")):
         await world.service.operators.request_compaction(plain.topic_id)
     await world.service.agents.delete_topic(plain.topic_id)
-    with pytest.raises(UnknownTopicError):
+    with raises_exactly(unknown_topic_id(plain.topic_id)):
         await world.service.operators.request_compaction(plain.topic_id)
-    with pytest.raises(UnknownTopicError):
+    with raises_exactly(unknown_topic_id(plain.topic_id)):
         await world.service.operators.partition_views(plain.topic_id)
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
-from metadata.contract.leases import AgentAddress, WriterFencedError
-from tests.contract.metadata_worlds import World
+from metadata.contract.leases import AgentAddress
+from metadata.rules.refusals import compactor_lease_ended
+from tests.contract.metadata_worlds import World, raises_exactly
 
 
 async def test_compactors_draw_node_ids_from_the_agents_sequence_and_are_alive_while_they_beat(world: World) -> None:
@@ -23,7 +22,7 @@ async def test_compactors_draw_node_ids_from_the_agents_sequence_and_are_alive_w
     await world.service.compactors.beat_compactor(first)
     await world.service.compactors.unregister_compactor(second)
     assert list(await world.service.compactors.live_compactors()) == [(first.writer_id, "here")]
-    with pytest.raises(WriterFencedError):
+    with raises_exactly(compactor_lease_ended(second)):
         await world.service.compactors.beat_compactor(second)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from metadata.contract.groups import GROUP_ID_BYTES_MAX, GroupFencedError, GroupIdTooLongError, GroupLease, GroupRecord
-from metadata.contract.leases import WriterFencedError
+from metadata.contract.groups import GROUP_ID_BYTES_MAX, GroupIdTooLongError, GroupLease, GroupRecord
+from metadata.rules.refusals import group_fenced, owner_not_live
 from tests.contract.groups import (
     STRANGE,
     Owner,
@@ -17,7 +17,7 @@ from tests.contract.groups import (
     registered,
     violations,
 )
-from tests.contract.metadata_worlds import World, new_topic
+from tests.contract.metadata_worlds import World, new_topic, raises_exactly
 
 MINUTE_MS = 60_000
 
@@ -83,11 +83,11 @@ async def test_an_owner_whose_group_was_taken_changes_nothing_more(world: World)
     )
 
     (result,) = await world.service.groups.commit_offsets([batch_of(old, {place: 9, at(topic.topic_id, 8): 9})])
-    with pytest.raises(GroupFencedError):
+    with raises_exactly(group_fenced(old)):
         await world.service.groups.save_group(old, record())
-    with pytest.raises(GroupFencedError):
+    with raises_exactly(group_fenced(old)):
         await world.service.groups.delete_offsets(old, [place])
-    with pytest.raises(GroupFencedError):
+    with raises_exactly(group_fenced(old)):
         await world.service.groups.delete_group(old)
 
     assert (result.fenced, result.unknown) == (True, frozenset())
@@ -123,9 +123,9 @@ async def test_the_owner_of_a_deleted_group_is_fenced(world: World, made_anew: b
         await owner.take()
 
     (result,) = await world.service.groups.commit_offsets([batch_of(lease, {at(topic.topic_id): 1})])
-    with pytest.raises(GroupFencedError):
+    with raises_exactly(group_fenced(lease)):
         await world.service.groups.save_group(lease, record(member()))
-    with pytest.raises(GroupFencedError):
+    with raises_exactly(group_fenced(lease)):
         await world.service.groups.delete_group(lease)
 
     assert result.fenced
@@ -144,7 +144,7 @@ async def test_only_an_agent_with_a_running_lease_takes_groups(world: World) -> 
 
     for owner in (late, older, ended):
         for create in (False, True):
-            with pytest.raises(WriterFencedError):
+            with raises_exactly(owner_not_live(owner)):
                 await service.groups.take_group("g", owner=owner, create=create)
 
     assert list(await service.groups.list_groups()) == []
@@ -157,7 +157,7 @@ async def test_an_agent_that_was_refused_fences_nobody(world: World) -> None:
     await world.service.agents.unregister_agent(late)
     lease = await owner.lease_of()
 
-    with pytest.raises(WriterFencedError):
+    with raises_exactly(owner_not_live(late)):
         await world.service.groups.take_group("g", owner=late, create=False)
 
     await world.service.groups.save_group(lease, record(member()))
@@ -169,7 +169,7 @@ async def test_an_agent_that_drains_takes_nothing_but_finishes_what_it_holds(wor
     lease = await owner.lease_of()
     await world.service.agents.heartbeat(owner.lease, draining=True)
 
-    with pytest.raises(WriterFencedError):
+    with raises_exactly(owner_not_live(owner.lease)):
         await owner.take()
     await world.service.groups.save_group(lease, record(member()))
     await owner.commit(lease, {at(topic.topic_id): 3})

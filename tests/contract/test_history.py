@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
-from metadata.rules.history import HistoryMovedError
-from tests.contract.metadata_worlds import World
+from metadata.rules.history import history_moved
+from tests.contract.metadata_worlds import World, raises_exactly
 
 
 async def test_a_new_database_is_adopted_by_who_made_it(world: World) -> None:
@@ -33,6 +31,6 @@ async def test_what_was_not_checked_is_not_adopted(world: World) -> None:
     await world.another_server()
     history = await world.service.deletion.history()
     checked = history.present._replace(timeline=history.present.timeline + 1)
-    with pytest.raises(HistoryMovedError):
+    with raises_exactly(history_moved(checked, history.present)):
         await world.service.operators.adopt_history(checked)
     assert await world.service.deletion.history() == history

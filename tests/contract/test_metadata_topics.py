@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
-from metadata.contract.leases import AgentAddress, WriterFencedError
+from metadata.contract.leases import AgentAddress
 from metadata.contract.tail import ChangeKind, Cursor
-from metadata.contract.topics import InvalidPartitionsError, TopicExistsError, UnknownTopicError
-from tests.contract.metadata_worlds import World, new_topic
+from metadata.rules.refusals import agent_lease_ended, not_more_partitions, topic_exists, unknown_topic_id
+from tests.contract.metadata_worlds import World, new_topic, raises_exactly
 
 # ---- topics ----------------------------------------------------------------------------------------------------------
 
@@ -49,7 +47,7 @@ async def test_a_topic_is_made_described_changed_and_deleted(world: World) -> No
 
 async def test_a_name_is_taken_until_its_topic_is_deleted(world: World) -> None:
     first = await new_topic(world.service)
-    with pytest.raises(TopicExistsError):
+    with raises_exactly(topic_exists("orders")):
         await new_topic(world.service)
     await world.service.agents.delete_topic(first.topic_id)
 
@@ -63,11 +61,11 @@ async def test_a_topic_that_does_not_exist_is_said_so(world: World) -> None:
     gone = await new_topic(world.service)
     await world.service.agents.delete_topic(gone.topic_id)
 
-    with pytest.raises(UnknownTopicError):
+    with raises_exactly(unknown_topic_id(gone.topic_id)):
         await world.service.agents.delete_topic(gone.topic_id)
-    with pytest.raises(UnknownTopicError):
+    with raises_exactly(unknown_topic_id(gone.topic_id)):
         await world.service.agents.alter_configs(gone.topic_id, {"retention.ms": "1"})
-    with pytest.raises(UnknownTopicError):
+    with raises_exactly(unknown_topic_id(gone.topic_id)):
         await world.service.agents.create_partitions(gone.topic_id, 9)
 
 
@@ -75,7 +73,7 @@ async def test_partitions_are_only_added(world: World) -> None:
     topic = await new_topic(world.service, partitions=3)
 
     for count in (0, 2, 3):
-        with pytest.raises(InvalidPartitionsError):
+        with raises_exactly(not_more_partitions("orders", 3, count)):
             await world.service.agents.create_partitions(topic.topic_id, count)
 
 
@@ -95,7 +93,7 @@ async def test_an_address_keeps_its_node_id_under_a_new_epoch(world: World) -> N
         (again.writer_id, again.epoch, here),
         (second.writer_id, second.epoch, there),
     ]
-    with pytest.raises(WriterFencedError):
+    with raises_exactly(agent_lease_ended(first)):
         await world.service.agents.heartbeat(first)
     await world.service.agents.heartbeat(again)
 
@@ -125,7 +123,7 @@ async def test_draining_ended_and_expired_agents_are_not_alive(world: World) -> 
 
     await world.service.agents.heartbeat(expired)
     assert [agent.writer_id for agent in await world.service.agents.live_agents()] == [expired.writer_id]
-    with pytest.raises(WriterFencedError):
+    with raises_exactly(agent_lease_ended(ended)):
         await world.service.agents.heartbeat(ended)
 
 

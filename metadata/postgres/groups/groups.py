@@ -17,7 +17,6 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from metadata.contract.groups import (
     CommittedOffset,
     ExpiredGroups,
-    GroupFencedError,
     GroupLease,
     GroupRecord,
     GroupSummary,
@@ -27,12 +26,13 @@ from metadata.contract.groups import (
     TakenGroup,
     check_group_id,
 )
-from metadata.contract.leases import WriterFencedError, WriterLease
+from metadata.contract.leases import WriterLease
 from metadata.postgres.connection import Database
 from metadata.postgres.groups.offsets import OffsetCommitter, begin_writing_offsets, delete_places, read_offsets
 from metadata.postgres.rows import LONGS, now_ms, statement
 from metadata.postgres.tables import AGENTS, GROUP_OFFSETS, GROUPS, Utf8
 from metadata.rules.group_members import decode_members, encode_members
+from metadata.rules.refusals import group_fenced, owner_not_live
 
 NOW_MS = sa.text("clock_ms()")
 NEXT_EPOCH = sa.text("nextval('group_epochs')")
@@ -163,7 +163,7 @@ class PostgresGroups:
             saved = await connection.execute(sa.update(GROUPS).where(*_held(lease)).values(values))
             # The epoch is part of the WHERE, so nothing was written by an owner that is fenced.
             if saved.rowcount == 0:
-                raise _fenced(lease)
+                raise group_fenced(lease)
 
         await self._database.write(work)
 
@@ -262,23 +262,19 @@ async def _check_alive(connection: AsyncConnection, owner: WriterLease) -> None:
     mine = (AGENTS.c.writer_id == owner.writer_id, AGENTS.c.epoch == owner.epoch)
     alive = sa.select(AGENTS.c.writer_id).where(*mine, AGENTS.c.lease_until_ms > NOW_MS, sa.not_(AGENTS.c.draining))
     if (await connection.execute(alive)).first() is None:
-        raise WriterFencedError(f"writer {owner.writer_id} epoch {owner.epoch} has no running lease, or drains")
+        raise owner_not_live(owner)
 
 
 async def _lock(connection: AsyncConnection, lease: GroupLease) -> None:
     """Lock the group's row. Raises GroupFencedError."""
     lock = sa.select(GROUPS.c.group_id).where(*_held(lease)).with_for_update(key_share=True)
     if (await connection.execute(lock)).first() is None:
-        raise _fenced(lease)
+        raise group_fenced(lease)
 
 
 def _held(lease: GroupLease) -> tuple[sa.ColumnElement[bool], ...]:
     """The lease still holds the group. Postgres checks this again on the new row after a wait for the row's lock."""
     return GROUPS.c.group_id == lease.group_id, GROUPS.c.epoch == lease.epoch
-
-
-def _fenced(lease: GroupLease) -> GroupFencedError:
-    return GroupFencedError(f"group {lease.group_id!r} is no longer at epoch {lease.epoch}")
 
 
 def summary_of(row: Any) -> GroupSummary:

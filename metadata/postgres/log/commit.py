@@ -24,7 +24,6 @@ from metadata.contract.l0_commit import (
     Committed,
     L0Batch,
 )
-from metadata.contract.leases import WriterFencedError
 from metadata.postgres.connection import (
     ATTEMPTS,
     CONNECTION_ERRORS,
@@ -35,6 +34,7 @@ from metadata.postgres.connection import (
     sqlstate_of,
 )
 from metadata.postgres.driver import Connection, is_refused_by_driver
+from metadata.rules.refusals import commit_fenced, commit_refused
 from metadata.rules.results import decode_results
 from runtime.errors import BugError
 from wire.error_codes import ErrorCode
@@ -154,9 +154,9 @@ class Committer:
     def _meaning(self, error: BaseException, request: CommitL0) -> Exception:
         state = sqlstate_of(error)
         if state == WRITER_FENCED:
-            return WriterFencedError(f"commit of {request.key!r} refused: {error}")
+            return commit_fenced(request.key, error)
         if state in REFUSED:
-            return CommitRefusedError(f"commit of {request.key!r} refused: {error}")
+            return commit_refused(request.key, error)
         if state[:2] in DEFINITE_CLASSES or is_refused_by_driver(error):
             return _DefiniteRefusalError(f"{state}: {error}")
         self._line.drop()

@@ -7,10 +7,6 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from metadata.contract.tail import ChangeKind
-from metadata.contract.topics import (
-    InvalidOffsetError,
-    UnknownTopicError,
-)
 from metadata.postgres.connection import Database
 from metadata.postgres.rows import (
     append_change,
@@ -25,6 +21,7 @@ from metadata.postgres.tables import (
     PARTITIONS,
     WATERMARKS,
 )
+from metadata.rules.refusals import offset_outside, unknown_partition
 
 
 async def delete_records(database: Database, partition_id: int, offset: int) -> int:
@@ -36,9 +33,9 @@ async def delete_records(database: Database, partition_id: int, offset: int) -> 
         )
         row = (await connection.execute(query.where(WATERMARKS.c.partition_id == partition_id))).one_or_none()
         if row is None or partition_id not in starts:
-            raise UnknownTopicError(f"there is no partition {partition_id}")
+            raise unknown_partition(partition_id)
         if offset < -1 or offset > row.next_offset:
-            raise InvalidOffsetError(f"offset {offset} is outside [0, {row.next_offset}]")
+            raise offset_outside(offset, row.next_offset)
         wanted: int = row.next_offset if offset == -1 else offset
         # Not an error in Kafka, and no change: agents need no news of it.
         if wanted <= starts[partition_id]:

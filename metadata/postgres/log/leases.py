@@ -12,13 +12,14 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from metadata.contract.leases import LEASE_MS, AgentAddress, AgentInfo, WriterFencedError, WriterLease
+from metadata.contract.leases import LEASE_MS, AgentAddress, AgentInfo, WriterLease
 from metadata.migrations.schema_versions import version_of
 from metadata.postgres.connection import Database
 from metadata.postgres.log.registering import begin_registering
 from metadata.postgres.rows import between_now_and
 from metadata.postgres.tables import AGENTS, SCHEMA_REVISION, WRITERS
 from metadata.rules.jobs import LEASE_SLACK
+from metadata.rules.refusals import agent_lease_ended
 
 
 class AgentLeases:
@@ -56,7 +57,7 @@ class AgentLeases:
             beat = beat.values(lease_until_ms=_lease_end(), draining=draining)
             done = (await connection.execute(beat.returning(AGENTS.c.lease_until_ms))).scalar_one_or_none()
             if done is None:
-                raise WriterFencedError(f"writer {lease.writer_id} epoch {lease.epoch} has no lease any more")
+                raise agent_lease_ended(lease)
             return done - LEASE_MS
 
         return await self._database.write(work)

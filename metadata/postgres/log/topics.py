@@ -22,7 +22,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from metadata.configs.changes import Changes, TopicDecision, changed
 from metadata.contract.tail import ChangeKind
-from metadata.contract.topics import InvalidPartitionsError, Topic, TopicExistsError, UnknownTopicError
+from metadata.contract.topics import Topic
 from metadata.postgres.connection import Database
 from metadata.postgres.groups.offsets import delete_offsets_of_topic
 from metadata.postgres.rows import append_change, begin_killing, kill_extents, lock_partitions, now_ms
@@ -36,6 +36,7 @@ from metadata.postgres.tables import (
     TOPICS,
     WATERMARKS,
 )
+from metadata.rules.refusals import not_more_partitions, topic_exists, unknown_topic_id
 
 _BROKER_CONFIGS = sa.select(CLUSTER.c.broker_configs)
 # Copies the time at which a predecessor of the same name was deleted: the commit then reads nothing more for it.
@@ -68,7 +69,7 @@ class Topics:
                 created_ms = (await connection.execute(made.returning(TOPICS.c.created_ms))).scalar_one()
             # Not looked up before: two creators at once would both find the name free. The unique index decides.
             except IntegrityError as error:
-                raise TopicExistsError(f"topic {name!r} exists already") from error
+                raise topic_exists(name) from error
             partition_ids = await _add_partitions(connection, topic_id, range(partitions))
             topic = Topic(
                 topic_id=topic_id,
@@ -131,7 +132,7 @@ class Topics:
             topic = await _locked(connection, topic_id)
             present = len(topic.partition_ids)
             if count <= present:
-                raise InvalidPartitionsError(f"topic {topic.name!r} has {present} partitions; {count} is not more")
+                raise not_more_partitions(topic.name, present, count)
             added = await _add_partitions(connection, topic_id, range(present, count))
             partition_ids = topic.partition_ids + added
             detail = {"partition_ids": list(partition_ids)}
@@ -171,7 +172,7 @@ async def _locked(connection: AsyncConnection, topic_id: uuid.UUID) -> Topic:
     # A second statement, because the locking one does not see what committed while it waited.
     found = await read_topics(connection, topic_id)
     if not found:
-        raise UnknownTopicError(f"there is no topic with id {topic_id}")
+        raise unknown_topic_id(topic_id)
     return found[0]
 
 

@@ -44,7 +44,7 @@ from metadata.postgres.rows import (
     statement,
 )
 from metadata.postgres.tables import CLUSTER, FILES, LOG_STARTS, MERGE_INPUTS, MERGE_JOBS
-from metadata.rules.jobs import PAST_LIMIT, REFUSED_RETRY_MS
+from metadata.rules.jobs import PAST_LIMIT, REFUSED_RETRY_MS, job_late, job_lost
 from metadata.rules.merge_commit import (
     CleanedState,
     InputRange,
@@ -175,7 +175,7 @@ class MergeCommitter:
             raise
         except _PastLimitError as error:
             await self._fail(commit, PAST_LIMIT, None)
-            raise JobLostError(str(error)) from error
+            raise job_late(commit.job_id) from error
         for file_id in committed.file_ids:
             self._database.saw_file(file_id)
         return committed
@@ -213,7 +213,7 @@ async def _commit(connection: AsyncConnection, commit: CommitMerge) -> MergeComm
     await lock_files(connection, extent_ids=extent_ids, file_ids=l0_files)
     at_ms = await now_ms(connection)  # only now: the waits for the locks count towards the limit
     if at_ms > (job.deadline_ms if commit.commit_by_ms is None else min(job.deadline_ms, commit.commit_by_ms)):
-        raise _PastLimitError(f"job {commit.job_id}: {PAST_LIMIT}")
+        raise _PastLimitError(PAST_LIMIT)
     live_files = set((await connection.execute(_LIVE_L0, {"file_ids": l0_files})).scalars())
     live_extents = set((await connection.execute(_LIVE_EXTENTS, {"extent_ids": extent_ids})).scalars())
     decision = decide_commit(commit, inputs.ranges(live_files, live_extents), log_starts)
@@ -244,7 +244,7 @@ async def _locked_job(connection: AsyncConnection, commit: CommitMerge) -> Any:
     query = sa.select(MERGE_JOBS).where(MERGE_JOBS.c.job_id == commit.job_id).with_for_update()
     job = (await connection.execute(query)).one_or_none()
     if job is None or job.epoch != commit.epoch or job.state not in {"running", "done"}:
-        raise JobLostError(f"job {commit.job_id} is no longer held under epoch {commit.epoch}")
+        raise job_lost(commit.job_id, commit.epoch)
     return job
 
 

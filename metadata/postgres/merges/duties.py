@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from metadata.contract.leases import JOB_LEASE_MS, WriterFencedError, WriterLease
+from metadata.contract.leases import JOB_LEASE_MS, WriterLease
 from metadata.migrations.schema_versions import version_of
 from metadata.postgres.connection import Database
 from metadata.postgres.log.registering import begin_registering
@@ -23,6 +23,7 @@ from metadata.postgres.tables import (
     SCHEMA_REVISION,
 )
 from metadata.rules import jobs as job_rules
+from metadata.rules.refusals import compactor_lease_ended
 
 NOW_MS = sa.text("clock_ms()")
 
@@ -54,7 +55,7 @@ class CompactorLeases:
         async def work(connection: AsyncConnection) -> None:
             beat = sa.update(COMPACTORS).where(COMPACTORS.c.node_id == lease.writer_id)
             if (await connection.execute(beat.values(lease_until_ms=_LEASE_END))).rowcount == 0:
-                raise WriterFencedError(f"compactor {lease.writer_id} has no lease any more")
+                raise compactor_lease_ended(lease)
 
         await self._database.write(work)
 

@@ -19,7 +19,6 @@ from metadata.contract.jobs import (
     JOB_ATTEMPTS_MAX,
     ClaimedJob,
     InputPartition,
-    InputsBusyError,
     JobLostError,
     JobState,
     L0Input,
@@ -35,7 +34,6 @@ from metadata.postgres.tables import (
     MERGE_JOBS,
 )
 from metadata.rules import jobs as job_rules
-from metadata.rules.jobs import PAST_LIMIT
 from metadata.rules.packed_index import iter_index
 
 NOW_MS = sa.text("clock_ms()")
@@ -138,7 +136,7 @@ class Jobs:
             # An input that is not live means that the plan is out of date.
             missing = {*job.extent_ids} - {*live} or {*job.file_ids} - {*live.values()} or {*l0_files} - {*found}
             if missing:
-                raise InputsBusyError(f"some of the wanted inputs are not live: {sorted(missing)[:5]}")
+                raise job_rules.inputs_not_live(missing)
             row: dict[str, Any] = {
                 "kind": job.kind,
                 "spec": dict(job.spec),
@@ -156,7 +154,7 @@ class Jobs:
                 await connection.execute(_INSERT_INPUTS, inputs)
             # Unique keys over the inputs are the rule MERGE-1: of two planners at once, one fails here.
             except IntegrityError as error:
-                raise InputsBusyError("another live job holds one of these inputs") from error
+                raise job_rules.inputs_held() from error
             return job_id
 
         return await self._database.write(work)
@@ -186,11 +184,10 @@ class Jobs:
             while (found := (await connection.execute(claimable)).one_or_none()) is not None:
                 if found.attempts < JOB_ATTEMPTS_MAX:
                     return await _claimed(connection, found.job_id, lease)
-                error = f"given up: {found.attempts} compactors took this job and vanished"
                 await end_failed(
                     connection,
                     found.job_id,
-                    error,
+                    job_rules.given_up(found.attempts),
                     retry_after_ms=job_rules.EXHAUSTED_RETRY_MS,
                     again_after_ms=job_rules.EXHAUSTED_AGAIN_RETRY_MS,
                 )
@@ -199,22 +196,22 @@ class Jobs:
         return await self._database.write(work)
 
     async def beat_job(self, job_id: int, epoch: int, *, progress: Mapping[str, Any] | None = None) -> None:
-        async def work(connection: AsyncConnection) -> str:
+        async def work(connection: AsyncConnection) -> JobLostError | None:
             values: dict[str, Any] = {"lease_until_ms": _LEASE_END}
             if progress is not None:
                 values["progress"] = dict(progress)
             beat = sa.update(MERGE_JOBS).where(*running(job_id, epoch)).values(values)
             row = (await connection.execute(beat.returning((MERGE_JOBS.c.deadline_ms < NOW_MS).label("late")))).first()
             if row is None:
-                return f"job {job_id} is no longer held under epoch {epoch}"
+                return job_rules.job_lost(job_id, epoch)
             if row.late:  # commit the failure first: an error raised in here would roll it back
                 await end_failed(connection, job_id, job_rules.past_limit(progress), retry_after_ms=None)
-                return f"job {job_id}: {PAST_LIMIT}"
-            return ""
+                return job_rules.job_late(job_id)
+            return None
 
         lost = await self._database.write(work)
-        if lost:
-            raise JobLostError(lost)
+        if lost is not None:
+            raise lost
 
     async def give_back_job(self, job_id: int, epoch: int, *, trouble: str = "", file_ids: Sequence[int] = ()) -> None:
         async def work(connection: AsyncConnection) -> None:

@@ -1,0 +1,100 @@
+"""The errors with which both metadata stores refuse a call: one text each. Pure.
+
+Errors of jobs and of the server's history are in `metadata/rules/jobs.py` and `metadata/rules/history.py`, beside their
+rules; the error for an unknown topic name is in `metadata/contract/readers.py`.
+
+`commit_l0_v1.sql` decides the commit of an L0 file inside Postgres and words its reasons there. The reasons below are
+its texts, for the memory store; the contract tests hold both stores to the same bytes.
+"""
+
+from __future__ import annotations
+
+import uuid
+
+from metadata.contract.groups import GroupFencedError, GroupLease
+from metadata.contract.l0_commit import CommitL0, CommitRefusedError
+from metadata.contract.leases import WriterFencedError, WriterLease
+from metadata.contract.topics import (
+    InvalidOffsetError,
+    InvalidPartitionsError,
+    NotCompactedError,
+    TopicExistsError,
+    UnknownTopicError,
+)
+
+# ---- leases
+
+
+def agent_lease_ended(lease: WriterLease) -> WriterFencedError:
+    """Another agent took the identity, or the lease was ended."""
+    return WriterFencedError(f"writer {lease.writer_id} epoch {lease.epoch} has no lease any more")
+
+
+def compactor_lease_ended(lease: WriterLease) -> WriterFencedError:
+    return WriterFencedError(f"compactor {lease.writer_id} has no lease any more")
+
+
+def owner_not_live(owner: WriterLease) -> WriterFencedError:
+    """Only one of `live_agents` may take a group."""
+    return WriterFencedError(f"writer {owner.writer_id} epoch {owner.epoch} has no running lease, or drains")
+
+
+def group_fenced(lease: GroupLease) -> GroupFencedError:
+    return GroupFencedError(f"group {lease.group_id!r} is no longer at epoch {lease.epoch}")
+
+
+# ---- topics
+
+
+def topic_exists(name: str) -> TopicExistsError:
+    return TopicExistsError(f"topic {name!r} exists already")
+
+
+def unknown_topic_id(topic_id: uuid.UUID) -> UnknownTopicError:
+    return UnknownTopicError(f"there is no topic with id {topic_id}")
+
+
+def unknown_partition(partition_id: int) -> UnknownTopicError:
+    return UnknownTopicError(f"there is no partition {partition_id}")
+
+
+def not_more_partitions(name: str, present: int, count: int) -> InvalidPartitionsError:
+    return InvalidPartitionsError(f"topic {name!r} has {present} partitions; {count} is not more")
+
+
+def offset_outside(offset: int, next_offset: int) -> InvalidOffsetError:
+    return InvalidOffsetError(f"offset {offset} is outside [0, {next_offset}]")
+
+
+def not_compacted(name: str) -> NotCompactedError:
+    return NotCompactedError(f"topic {name!r} is not compacted", remedy="set cleanup.policy=compact")
+
+
+# ---- the commit of an L0 file
+
+
+def commit_fenced(key: str, reason: object) -> WriterFencedError:
+    return WriterFencedError(_refused(key, reason))
+
+
+def commit_refused(key: str, reason: object) -> CommitRefusedError:
+    return CommitRefusedError(_refused(key, reason))
+
+
+def _refused(key: str, reason: object) -> str:
+    return f"commit of {key!r} refused: {reason}"
+
+
+def other_epoch(lease: WriterLease, present_epoch: int | None) -> str:
+    """`present_epoch`: the writer's epoch in the store; None: no such writer was ever registered."""
+    if present_epoch is None:
+        return f"writer {lease.writer_id} does not exist"
+    return f"writer {lease.writer_id} is at epoch {present_epoch}, not {lease.epoch}"
+
+
+def seq_used(request: CommitL0, last_seq: int) -> str:
+    return f"seq {request.seq} of writer {request.lease.writer_id} is not above its last, {last_seq}"
+
+
+def key_aborted(key: str) -> str:
+    return f"key {key} was aborted"
