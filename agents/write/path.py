@@ -291,7 +291,10 @@ class WritePath:
             # Unavailable counts as in doubt: an earlier call of this loop may still be on its way.
             except (CommitInDoubtError, MetadataUnavailableError) as error:
                 self._metrics.commits_total.labels(outcome="in_doubt").inc()
-                _log.warning("commit in doubt, repeating it", error=str(error))
+                if isinstance(error, CommitInDoubtError):
+                    _log.warning("commit in doubt, repeating it", error=str(error))
+                else:
+                    _log.warning("commit did not reach Postgres, repeating it", error=str(error))
                 if span is not None:
                     span.event("in doubt")
                 # Jitter: all agents lose the store at the same moment.

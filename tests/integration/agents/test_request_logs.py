@@ -52,11 +52,15 @@ async def with_topic(dial: Dial, running: RunningAgent) -> tuple[KafkaClient, Ra
 
 
 class LosesAnswers(Part):
-    """Commits are done and the first answers lost."""
+    """The first calls do not reach Postgres. Then commits are done and the first answers lost."""
 
+    calls_to_lose = 0
     answers_to_lose = 0
 
     async def commit_l0(self, request: CommitL0) -> Committed:
+        if self.calls_to_lose:
+            self.calls_to_lose -= 1
+            raise MetadataUnavailableError("no connection")
         committed = await self.inner.commit_l0(request)
         if self.answers_to_lose:
             self.answers_to_lose -= 1
@@ -98,7 +102,7 @@ async def test_the_correlation_id_of_a_produce_leads_to_its_file_and_the_key_of_
 ) -> None:
     metadata = MemoryMetadata()
     metadata.agents = losing = LosesAnswers(metadata.agents)  # type: ignore[assignment]
-    losing.answers_to_lose = 1
+    losing.calls_to_lose = losing.answers_to_lose = 1
     await metadata.open()
     running = await start_agent(metadata=metadata)
     client, raw = await with_topic(dial, running)
@@ -123,6 +127,7 @@ async def test_the_correlation_id_of_a_produce_leads_to_its_file_and_the_key_of_
     assert [line["event"] for line in life] == [
         "file sealed",
         "file put",
+        "commit did not reach Postgres, repeating it",
         "commit in doubt, repeating it",
         "file committed",
     ]
