@@ -21,6 +21,7 @@ from typing import NamedTuple, Protocol
 
 from compactor.merging.kway_merge import InputExtent, InputFile, InputUnavailableError, MergeInputError
 from compactor.planning.spec import MIB
+from metadata.rules.jobs import OBJECT_MISSING
 from storage.format.file_format import TRAILER_BYTES, CorruptFileError, UnknownFormatError, read_trailer
 from storage.objects import Body, ObjectNotFoundError, ObjectStore, StoreUnavailableError
 
@@ -268,7 +269,7 @@ class Cursors:
             data = await self._tasks[number]
         except ObjectNotFoundError as error:
             raise MergeInputError(
-                f"{extent.key!r}, which holds {where}, is not in the object store",
+                f"{extent.key!r}, which holds {where}, {OBJECT_MISSING}",
                 file_ids=[extent.file_id],
                 remedy="`siltstone fsck` lists missing files",
             ) from error

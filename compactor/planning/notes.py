@@ -19,7 +19,7 @@ def count_text(count: int, noun: str) -> str:
 class Blocker(Enum):
     """The thing that stands in the way of a job that a rule asks for.
 
-    The texts for people are in `siltstone/ops/compaction/texts.py`.
+    The texts for people are in `siltstone/ops/compaction/causes.py`.
     """
 
     JOBS = "jobs"

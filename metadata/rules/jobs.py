@@ -31,6 +31,9 @@ blame."""
 UNREADABLE = "unreadable"
 """The key of a job's result that lists batches in its outputs whose records cannot be read. The row of such a job stays
 while a file that it wrote lives."""
+OBJECT_MISSING = "is not in the object store"
+"""Part of the error of a merge whose input object is missing. The error is stored with the job and with the file, and
+`siltstone topics explain` tells a lost object by this part."""
 PAST_LIMIT = "past its time limit: the horizons that it stamped are no longer valid"
 STEP_CHARS_MAX = 500
 """Characters of the last step in the error of a job past its limit."""

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from siltstone.ops.compaction import compact_now
-from siltstone.ops.compaction.report import fraction_of
+from siltstone.ops.compaction.evidence import fraction_of
 
 JOB_KINDS_IN_WORDS = {
     "level": "L0 to L1",

@@ -28,7 +28,7 @@ from siltstone.cli.options.system_options import SystemOptions, Urls, opened_met
 from siltstone.cli.options.usage import WrongUsageError
 from siltstone.cli.topics.explain import print_states, read_explained
 from siltstone.ops.compaction import compact_now
-from siltstone.ops.compaction.shown import states_json
+from siltstone.ops.compaction.report import states_json
 from siltstone.processes.opening import opened_stores
 from siltstone.processes.stopping import unless
 from siltstone.terminal.compaction_progress import shown_progress

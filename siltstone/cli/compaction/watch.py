@@ -17,7 +17,7 @@ from siltstone.cli.options.agent_options import bootstrap_of, bootstrap_option
 from siltstone.cli.options.system_options import SystemOptions, opened_metadata, resolved, system_options
 from siltstone.kafka.client import KafkaClient, connected
 from siltstone.ops.compaction.compact_now import configs_in_force, find_topic, require_compacted
-from siltstone.ops.compaction.frame import Frame, ReadRecord, draw, frame_of
+from siltstone.ops.compaction.frame import Frame, ReadRecord
 from siltstone.ops.hint_options import HintOptions
 from siltstone.terminal.live import draw_until_stopped, quiet_interrupts
 from siltstone.terminal.output import console
@@ -107,7 +107,7 @@ async def _watch(metadata_url: str, bootstrap: str, watched: Watched, *, once: b
     async with opened_metadata(metadata_url) as metadata, connected(bootstrap) as client:
 
         async def drawn() -> RenderableType:
-            return draw(await _frame(metadata, client, watched), latest_lines=watched.lines)
+            return await _frame(metadata, client, watched)
 
         if once:
             console().print(await drawn())
@@ -126,13 +126,13 @@ async def _frame(metadata: MetadataStore, client: KafkaClient, watched: Watched)
     view = _partition(views, watched.topic, watched.partition)
     now_ms = await metadata.now_ms()
     read_from = max(view.log_start_offset, view.high_watermark - watched.window)
-    return frame_of(
-        await read_records(client, watched.topic, watched.partition, read_from, view.high_watermark),
-        view,
+    return Frame(
+        records=await read_records(client, watched.topic, watched.partition, read_from, view.high_watermark),
+        view=view,
         dirty_ratio=measure(view, now_ms=now_ms).ratio,
         now_ms=now_ms,
         read_from=read_from,
-        strip_lines=watched.lines,
+        lines=watched.lines,
     )
 
 

@@ -18,8 +18,8 @@ from siltstone.cli.options.system_options import SystemOptions, resolved, system
 from siltstone.cli.topics.explain import Explained, print_states, read_explained
 from siltstone.kafka.client import EARLIEST, LATEST, ConfigEntry, connected
 from siltstone.ops.compaction.compact_now import configs_in_force
-from siltstone.ops.compaction.report import is_compacted
-from siltstone.ops.compaction.shown import brief_lines, states_json, troubles_json
+from siltstone.ops.compaction.evidence import is_compacted
+from siltstone.ops.compaction.report import brief_lines, states_json, troubles_json
 from siltstone.ops.hint_options import HintOptions, option
 from siltstone.terminal.output import json_option, print_json, print_pairs, print_table
 

@@ -23,11 +23,15 @@ from metadata.rules.packed_index import iter_index
 from runtime.text import age_text, size_text
 from siltstone.cli.options.system_options import SystemOptions, opened_metadata, resolved, system_options
 from siltstone.ops.compaction.compact_now import JOBS_READ, find_topic
-from siltstone.ops.compaction.evidence import Evidence, Reason, joined
-from siltstone.ops.compaction.reasons import explain
-from siltstone.ops.compaction.report import PartitionState, partition_states
-from siltstone.ops.compaction.shown import brief_lines
-from siltstone.ops.compaction.trouble import files_in_trouble, troubled_by_partition
+from siltstone.ops.compaction.evidence import (
+    Evidence,
+    PartitionState,
+    files_in_trouble,
+    partition_states,
+    troubled_by_partition,
+)
+from siltstone.ops.compaction.reasons import Reason, explain
+from siltstone.ops.compaction.report import brief_lines, joined
 from siltstone.terminal.output import json_option, print_json, print_table
 
 FAILED_SHOWN_MS = 3_600_000
@@ -63,10 +67,10 @@ def explain_command(topic: str, given: SystemOptions, as_json: bool) -> None:
     if as_json:
         print_json({"topic": topic, "reasons": [reason.as_json() for reason in explained.reasons]})
         return
-    for line in joined(explained.reasons):
-        click.echo(f"- {line.says}")
-        if line.remedy:
-            click.echo(f"  remedy: {line.remedy}")
+    for text, remedy in joined(explained.reasons):
+        click.echo(f"- {text}")
+        if remedy:
+            click.echo(f"  remedy: {remedy}")
 
 
 async def read_explained(metadata_url: str, name: str, given: SystemOptions) -> Explained:
@@ -90,7 +94,7 @@ async def read_explained(metadata_url: str, name: str, given: SystemOptions) -> 
     young = _young_l0_from(l0_files, partitions, view.now_ms)
     options = plan_options(given.settings)
     evidence = Evidence(
-        now_ms=view.now_ms,
+        topic=name,
         options=options,
         view=view,
         plan=explain_plan(view, options),
@@ -103,8 +107,8 @@ async def read_explained(metadata_url: str, name: str, given: SystemOptions) -> 
         young_l0_from=young,
         hints=given.hints,
     )
-    states = partition_states(partitions, now_ms=view.now_ms, options=options, view=view)
-    return Explained(topic=topic, states=states, evidence=evidence, reasons=explain(name, states, evidence))
+    states = partition_states(partitions, options, view)
+    return Explained(topic=topic, states=states, evidence=evidence, reasons=explain(states, evidence))
 
 
 async def _l0_files(metadata: MetadataStore, views: Sequence[PartitionView], view: CompactionView) -> Sequence[L0File]:
@@ -149,7 +153,7 @@ def print_states(explained: Explained) -> None:
             size_text(each.head_bytes),
             str(each.view.cleaned_through_offset),
             f"{each.l0_offsets:,}",
-            last_pass_text(each.view.last_cleaned_ms, explained.evidence.now_ms),
+            last_pass_text(each.view.last_cleaned_ms, explained.evidence.view.now_ms),
         ]
         for each in explained.states
     ]

@@ -24,7 +24,7 @@ from metadata.contract.topics import NotCompactedError, Topic, UnknownTopicError
 from metadata.rules.packed_index import iter_index
 from runtime.clock import Clock
 from runtime.errors import BadInputError, SiltstoneError
-from siltstone.ops.compaction.report import deduped_partitions, is_compacted
+from siltstone.ops.compaction.evidence import deduped_partitions, is_compacted
 from siltstone.ops.hint_options import NO_HINT_OPTIONS, HintOptions
 
 POLL_MS = 200

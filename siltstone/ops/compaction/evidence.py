@@ -1,37 +1,80 @@
-"""The facts from which a topic's compaction is explained, and the reasons that an explanation consists of. Pure."""
+"""The facts from which a topic's compaction is explained. Pure.
+
+The planner's own functions measure here which records are dirty and which pass is due, so that figures and reasons
+agree with the next plan.
+
+After a merge failed on a file, the file rests (`metadata/rules/jobs.py`), then the planner tries it again. An L0 file
+stays in trouble until a merge of it succeeds, because only that ends its life. An L1 or L2 file may live on for other
+reasons, so it is in trouble only while it rests.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
+from compactor.planning.dirtiness import Dirtiness, config_int, due_reason, measure
 from compactor.planning.plan import Plan
 from compactor.planning.spec import PlanOptions
-from metadata.contract.compactors import CompactionView
+from metadata.configs.topic import InvalidConfigError, as_list, resolve
+from metadata.contract.compactors import CompactionView, FileView, PartitionView
+from metadata.contract.files import L0File
 from metadata.contract.jobs import MergeJob
-from runtime.text import age_text, numbers_text
-from siltstone.ops.compaction.report import PartitionState
-from siltstone.ops.compaction.texts import Text
-from siltstone.ops.compaction.trouble import Troubled
+from metadata.rules.jobs import rests
+from metadata.rules.packed_index import iter_index
 from siltstone.ops.hint_options import NO_HINT_OPTIONS, HintOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionState:
+    """One partition of a topic."""
+
+    view: PartitionView
+    dirtiness: Dirtiness
+    due: str
+    """Why the planner would take it now; empty when it would not."""
+
+    @property
+    def head_offsets(self) -> int:
+        """Offsets that no pass from the log start has seen yet."""
+        return self.view.high_watermark - self.dirtiness.cleaned_through_offset
+
+    @property
+    def head_bytes(self) -> int:
+        """The bytes of these in L1 and L2."""
+        return self.dirtiness.dirty_bytes + self.dirtiness.head_bytes
+
+    @property
+    def l0_offsets(self) -> int:
+        """Offsets above the unbroken stretch of L1 and L2 extents."""
+        return self.view.high_watermark - self.dirtiness.leveled_through_offset
+
+
+class Troubled(NamedTuple):
+    """Records of one partition in one file that merges fail to read. Offsets are inclusive."""
+
+    file: FileView
+    key: str
+    base_offset: int
+    last_offset: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """The state of the system beside the topic's partitions."""
 
-    now_ms: int
+    topic: str
     options: PlanOptions
-    view: CompactionView | None = None
-    plan: Plan | None = None
+    view: CompactionView
+    plan: Plan
     """The planner's answer to `view` and `options`."""
     jobs: Sequence[MergeJob] = ()
     """Live and recently failed jobs, newest first."""
     unreadable_jobs: Sequence[MergeJob] = ()
     """Done jobs whose result has `UNREADABLE`, newest first; the store keeps them as long as their output lives."""
     troubled: Mapping[int, Sequence[Troubled]] = field(default_factory=dict[int, Sequence[Troubled]])
-    """By partition id: records in files that merges fail to read."""
+    """By partition id, in offset order."""
     compactors: Sequence[tuple[int, str]] = ()
     stall_files: int = 0
     """Live L0 files above which producers are slowed down (`l0.stall.files`); 0 = never."""
@@ -40,115 +83,85 @@ class Evidence:
     young_l0_from: Mapping[int, int] = field(default_factory=dict[int, int])
     """Partition id -> the first offset in L0 that is younger than `min.compaction.lag.ms`, if there is one."""
     hints: HintOptions = NO_HINT_OPTIONS
-    """Options that printed commands repeat."""
+
+    def jobs_of(self, view: PartitionView) -> Sequence[MergeJob]:
+        """The jobs that dedupe the partition, or merge some of it."""
+        held = {"extent_ids": {each.extent_id for each in view.extents}}
+        held["file_ids"] = {each.file_id for each in view.extents}
+        held["l0_file_ids"] = {each.file.file_id for each in self.troubled.get(view.partition_id, ())}
+        return [
+            job
+            for job in self.jobs
+            if view.partition_id in deduped_partitions(job)
+            or any(not ids.isdisjoint(job.spec.get(name, ())) for name, ids in held.items())
+        ]
+
+    def ago_ms(self, at_ms: int | None) -> int:
+        """0 if the time is not known."""
+        return 0 if at_ms is None else self.view.now_ms - at_ms
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reason:
-    """One sentence of an explanation, and its remedy (empty: nothing has to be done)."""
-
-    code: str
-    partition: int | None
-    """None: the whole topic."""
-    says: str
-    """Begins with "partition N " unless it is about the whole topic."""
-    remedy: str = ""
-    brief: bool = False
-    """As in `Text`."""
-
-    def as_json(self) -> dict[str, Any]:
-        return {"code": self.code, "partition": self.partition, "says": self.says, "remedy": self.remedy}
+def is_compacted(configs: Mapping[str, str]) -> bool:
+    """Whether `cleanup.policy` (overrides alone, or resolved) holds `compact`."""
+    return "compact" in as_list(resolve(configs), "cleanup.policy")
 
 
-def reason_of(text: Text, topic: str, evidence: Evidence, partition: int | None = None, **fields: Any) -> Reason:
-    """A row of `texts.py` with its fields filled in."""
-    hints = evidence.hints
-    known = {
-        "topic": topic,
-        "places": hints.places,
-        "agents": hints.agents,
-        "compactor": hints.compactor,
-        "now": f"`siltstone compact {topic} --now{hints.places}`",
-        "options": evidence.options,
-        **fields,
+def partition_states(
+    views: Sequence[PartitionView], options: PlanOptions, system: CompactionView
+) -> Sequence[PartitionState]:
+    """By partition number. The planner leaves a topic with an unreadable config alone; such a topic is shown with the
+    defaults of all configs but the policy."""
+    now_ms, states = system.now_ms, list[PartitionState]()
+    for each in sorted(views, key=lambda each: each.partition):
+        try:
+            config_int(each, "delete.retention.ms")  # `measure` reads the others
+            dirty = measure(each, now_ms=now_ms)
+            due = due_reason(each, dirty, options, now_ms=now_ms, busy=system.busy_extents)
+        except InvalidConfigError:
+            each = replace(
+                each, configs={name: each.configs[name] for name in each.configs if name == "cleanup.policy"}
+            )
+            dirty, due = measure(each, now_ms=now_ms), ""
+        states.append(PartitionState(view=each, dirtiness=dirty, due=due))
+    return states
+
+
+def files_in_trouble(view: CompactionView) -> Mapping[int, FileView]:
+    """By file id."""
+    return {
+        file.file_id: file
+        for file in view.files
+        if rests(file.trouble_until_ms, view.now_ms) or (file.level == 0 and file.trouble_until_ms)
     }
-    says = text.says.format_map(known)
-    if partition is not None:
-        says = f"partition {partition} {says}"
-    return Reason(
-        code=text.code, partition=partition, says=says, remedy=text.remedy.format_map(known), brief=text.brief
-    )
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One partition, as the rules of an explanation see it."""
-
-    state: PartitionState
-    evidence: Evidence
-    configs: Mapping[str, str]
-    topic: str
-    jobs: Sequence[MergeJob]
-    """The jobs of the evidence that concern it."""
-
-    @property
-    def held_from(self) -> int | None:
-        """The first offset that `min.compaction.lag.ms` keeps from being cleaned; None if there is none."""
-        view, dirty = self.state.view, self.state.dirtiness
-        if dirty.held_by_lag:
-            return dirty.first_uncleanable_offset
-        return self.evidence.young_l0_from.get(view.partition_id)
-
-    @property
-    def is_all_held(self) -> bool:
-        """Whether all records that no pass has seen are too young to be cleaned."""
-        held_from = self.held_from
-        return held_from is not None and held_from <= self.state.dirtiness.cleaned_through_offset
-
-    @property
-    def troubled(self) -> Sequence[Troubled]:
-        return self.evidence.troubled.get(self.state.view.partition_id, ())
-
-    def reason(self, text: Text, **fields: Any) -> Reason:
-        return reason_of(text, self.topic, self.evidence, self.state.view.partition, **fields)
+def troubled_by_partition(
+    view: CompactionView, partitions: Sequence[PartitionView], l0_files: Iterable[L0File]
+) -> Mapping[int, Sequence[Troubled]]:
+    """`l0_files` must hold the L0 files in trouble, and may hold others."""
+    files = files_in_trouble(view)
+    starts = {each.partition_id: each.log_start_offset for each in partitions}
+    found: dict[int, list[Troubled]] = {each: [] for each in starts}
+    for l0 in l0_files:
+        for row in iter_index(l0.index) if l0.file_id in files else ():
+            # only the topic's own partitions, and nothing that is deleted already
+            if row.partition_id in starts and row.last_offset >= starts[row.partition_id]:
+                found[row.partition_id].append(Troubled(files[l0.file_id], l0.key, row.base_offset, row.last_offset))
+    for each in partitions:
+        found[each.partition_id] += [
+            Troubled(files[extent.file_id], extent.key, extent.base_offset, extent.last_offset)
+            for extent in each.extents
+            if extent.file_id in files
+        ]
+    return {key: sorted(each, key=lambda one: one.base_offset) for key, each in found.items()}
 
 
-# ---- words that several rules use
+def deduped_partitions(job: MergeJob) -> frozenset[int]:
+    """Ids of the partitions that the job's spec, as `MergeSpec.to_json` wrote it, dedupes."""
+    return frozenset(row[0] for row in job.spec.get("partitions", ()) if row)
 
 
-def job_name(job: MergeJob) -> str:
-    """ "job 12 (forced)" """
-    return f"job {job.job_id} ({job.kind})"
-
-
-def ago_text(job: MergeJob, now_ms: int) -> str:
-    """ " 2m00s ago", since the job ended; empty if that is not known."""
-    return "" if job.finished_ms is None else f" {age_text(now_ms - job.finished_ms)} ago"
-
-
-# ---- many partitions with the same reason
-
-
-class Line(NamedTuple):
-    says: str
-    remedy: str
-
-
-def joined(reasons: Iterable[Reason]) -> Sequence[Line]:
-    """For people: a sentence that holds for several partitions word for word appears once, at the first of them."""
-    numbers: dict[tuple[str, str], list[int]] = {}
-    lines: list[tuple[str, str] | Line] = []
-    for reason in reasons:
-        if reason.partition is None:
-            lines.append(Line(reason.says, reason.remedy))
-            continue
-        key = (reason.says.removeprefix(f"partition {reason.partition} "), reason.remedy)
-        if key not in numbers:
-            lines.append(key)
-        numbers.setdefault(key, []).append(reason.partition)
-    return [each if isinstance(each, Line) else _line(numbers[each], *each) for each in lines]
-
-
-def _line(partitions: Sequence[int], says: str, remedy: str) -> Line:
-    who = f"Partition {partitions[0]}" if len(partitions) == 1 else f"Each of partitions {numbers_text(partitions)}"
-    return Line(f"{who} {says}", remedy)
+def fraction_of(job: MergeJob) -> float:
+    """0 to 1, by the last report of its compactor."""
+    value = job.progress.get("fraction", 0.0)
+    return min(1.0, max(0.0, float(value))) if isinstance(value, int | float) else 0.0

@@ -8,11 +8,12 @@ log start has seen the records above it; the head is below. Without a terminal o
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import NamedTuple
 
-from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
@@ -24,10 +25,11 @@ TEXT_MAX = 28
 """Characters shown of a key or a value, at most."""
 TEXT_MIN = 6
 """Characters shown at least, even on a narrow terminal."""
-GAP = 2
+GAP = "  "
 BETWEEN = 4
 """Columns between the log and the table."""
 SUPERSEDED, TOMBSTONE, LATEST = "x", "∅", " "
+_STYLES = {SUPERSEDED: "strike dim", TOMBSTONE: "red", LATEST: ""}
 
 
 class ReadRecord(NamedTuple):
@@ -38,156 +40,85 @@ class ReadRecord(NamedTuple):
     value: bytes | None
 
 
-class StripRecord(NamedTuple):
+class StripLine(NamedTuple):
+    """A record, a stretch of offsets without one, or the border of cleaned-through."""
+
+    level: str
     offset: int
-    level: int
-    """0, 1 or 2."""
     mark: str
-    key: bytes | None
-    value: bytes | None
-
-
-class Removed(NamedTuple):
-    """Offsets without a record, inclusive."""
-
-    first: int
-    last: int
-
-
-class Boundary(NamedTuple):
-    """Cleaned-through. The records above the line have lower offsets."""
-
-    offset: int
-
-
-StripLine = StripRecord | Removed | Boundary
+    text: str
+    style: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    view: PartitionView
-    dirty_ratio: float
-    now_ms: int
-    strip: Sequence[StripLine]
-    """In offset order."""
-    latest: Mapping[bytes, tuple[int, bytes]]
-    """Key -> (offset, value) of each key with a live value, ordered by key."""
-    read_from: int
-    """First offset that was read; keys last written before it are not in `latest`."""
-
-
-def frame_of(
-    records: Sequence[ReadRecord],
-    view: PartitionView,
-    *,
-    dirty_ratio: float,
-    now_ms: int,
-    read_from: int,
-    strip_lines: int,
-) -> Frame:
-    """`records` are all those from `read_from` to the high watermark, in offset order. The strip shows the last
-    ones."""
-    newest: dict[bytes, ReadRecord] = {}
-    for record in records:
-        if record.key is not None:
-            newest[record.key] = record
-    lines = list(_strip(records, newest, view, read_from))
-    latest = {key: (record.offset, record.value) for key, record in sorted(newest.items()) if record.value is not None}
-    return Frame(
-        view=view,
-        dirty_ratio=dirty_ratio,
-        now_ms=now_ms,
-        strip=lines[-strip_lines:],
-        latest=latest,
-        read_from=read_from,
-    )
-
-
-def _strip(
-    records: Sequence[ReadRecord], newest: Mapping[bytes, ReadRecord], view: PartitionView, read_from: int
-) -> Iterator[StripLine]:
-    following, boundary = read_from, view.cleaned_through_offset
-    is_drawn = boundary <= read_from
-    for record in records:
-        if not is_drawn and record.offset >= boundary:
-            if following < boundary:
-                yield Removed(following, boundary - 1)
-                following = boundary
-            yield Boundary(boundary)
-            is_drawn = True
-        if record.offset > following:
-            yield Removed(following, record.offset - 1)
-        is_latest = record.key is None or newest[record.key].offset == record.offset
-        mark = SUPERSEDED if not is_latest else TOMBSTONE if record.value is None else LATEST
-        yield StripRecord(record.offset, level_of(record.offset, view.extents), mark, record.key, record.value)
-        following = record.offset + 1
-    if following < view.high_watermark:
-        yield Removed(following, view.high_watermark - 1)
-    if not is_drawn:
-        yield Boundary(boundary)
-
-
-def level_of(offset: int, extents: Sequence[LeveledExtent]) -> int:
-    """The level of the extent that holds the offset; 0 if no extent does."""
-    low, high = 0, len(extents)
-    while low < high:
-        middle = (low + high) // 2
-        if extents[middle].last_offset < offset:
-            low = middle + 1
-        else:
-            high = middle
-    return extents[low].level if low < len(extents) and extents[low].base_offset <= offset else 0
-
-
-# ---- drawing -------------------------------------------------------------------------------------------------------
-
-
-def draw(frame: Frame, *, latest_lines: int) -> Picture:
-    """The frame for rich."""
-    return Picture(frame, latest_lines)
-
-
-@dataclass(frozen=True, slots=True)
-class Picture:
     """A heading, and below it the strip beside the table, each in half of the width.
 
     Levels, offsets and marks are never cut; keys and values share the rest of the width and are cut.
     """
 
-    frame: Frame
-    latest_lines: int
+    records: Sequence[ReadRecord]
+    """All those from `read_from` to the high watermark, in offset order."""
+    view: PartitionView
+    dirty_ratio: float
+    now_ms: int
+    read_from: int
+    """First offset that was read; keys last written before it are not in `latest`."""
+    lines: int
+    """Lines of the strip (its last ones), and keys of the table (its first ones)."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        width = options.max_width
-        for line in heading(self.frame):
+        for line in _heading(self):
             yield Text(line)  # wraps
         yield Text("")
-        left = _drawn_strip(self.frame, (width - BETWEEN) // 2)
-        left_width = max(map(_cells, left))
-        right = _drawn_latest(self.frame, self.latest_lines, width - BETWEEN - left_width)
-        for number in range(max(len(left), len(right))):
-            line = left[number].copy() if number < len(left) else Text("")
-            if number < len(right):
-                line.append(" " * (left_width - _cells(line) + BETWEEN))
-                line.append_text(right[number])
-            line.no_wrap = True
-            line.overflow = "ignore"
-            yield line
+        left = _drawn_strip(strip(self)[-self.lines :], (options.max_width - BETWEEN) // 2)
+        left_cells = max(line.cell_len for line in left)
+        right = _drawn_latest(self, options.max_width - BETWEEN - left_cells)
+        for line, beside in zip_longest(left, right):
+            drawn = Text() if line is None else line
+            if beside is not None:
+                drawn.append(" " * (left_cells - drawn.cell_len + BETWEEN)).append_text(beside)
+            drawn.no_wrap, drawn.overflow = True, "ignore"
+            yield drawn
 
 
-def heading(frame: Frame) -> Sequence[str]:
-    view = frame.view
-    ago = "never" if view.last_cleaned_ms is None else f"{age_text(frame.now_ms - view.last_cleaned_ms)} ago"
-    lines = [
-        f"{view.topic_name}-{view.partition}  log start {view.log_start_offset}  "
-        f"cleaned through {view.cleaned_through_offset}  high watermark {view.high_watermark}",
-        f"dirty {frame.dirty_ratio:.2f}  last pass {ago}  {levels_text(view)}",
-    ]
-    if view.requested_through_offset is not None and view.requested_through_offset > view.cleaned_through_offset:
-        lines.append(f"compaction is requested up to {view.requested_through_offset}")
-    if frame.read_from > view.log_start_offset:
-        lines.append(f"latest values: only of records from offset {frame.read_from} on")
+def latest(records: Sequence[ReadRecord]) -> Mapping[bytes, tuple[int, bytes]]:
+    """Key -> (offset, value) of each key with a live value, ordered by key."""
+    newest = {record.key: record for record in records if record.key is not None}
+    return {key: (record.offset, record.value) for key, record in sorted(newest.items()) if record.value is not None}
+
+
+def strip(frame: Frame) -> Sequence[StripLine]:
+    """All lines, in offset order."""
+    view, boundary, following = frame.view, frame.view.cleaned_through_offset, frame.read_from
+    newest = {record.key: record.offset for record in frame.records}
+    lines: list[StripLine] = []
+
+    def skip_to(offset: int) -> None:
+        if following < offset:
+            lines.append(StripLine("", following, " ", f"… {offset - following:,} removed", "dim"))
+
+    for record in (*frame.records, None):
+        end = view.high_watermark if record is None else record.offset
+        if frame.read_from < boundary and following <= boundary <= end:
+            skip_to(boundary)
+            lines.append(StripLine("──", boundary, "─", "─── clean above, head below ───", "cyan"))
+            following = boundary
+        skip_to(end)
+        if record is not None:
+            is_latest = record.key is None or newest[record.key] == end
+            mark = SUPERSEDED if not is_latest else TOMBSTONE if record.value is None else LATEST
+            key = "(no key)" if record.key is None else shown(record.key)
+            text = f"{key} = {'∅' if record.value is None else shown(record.value)}"
+            lines.append(StripLine(f"L{level_of(end, view.extents)}", end, mark, text, _STYLES[mark]))
+            following = end + 1
     return lines
+
+
+def level_of(offset: int, extents: Sequence[LeveledExtent]) -> int:
+    """The level of the extent that holds the offset; 0 if no extent does."""
+    at = bisect_left(extents, offset, key=lambda each: each.last_offset)
+    return extents[at].level if at < len(extents) and extents[at].base_offset <= offset else 0
 
 
 def levels_text(view: PartitionView) -> str:
@@ -201,61 +132,50 @@ def levels_text(view: PartitionView) -> str:
     reached = parts[-1][2] + 1 if parts else view.log_start_offset
     if reached < view.high_watermark:
         parts.append((0, reached, view.high_watermark - 1))
-    return "  ".join(f"L{level} {first}..{last}" for level, first, last in parts)
+    return GAP.join(f"L{level} {first}..{last}" for level, first, last in parts)
 
 
-def _drawn_strip(frame: Frame, width: int) -> Sequence[Text]:
-    digits = max((len(str(line[0])) for line in frame.strip), default=1)
-    room = max(TEXT_MIN, width - (2 + GAP + digits + GAP + 1 + GAP))
-    lines = [Text("the log", style="bold")]
-    for line in frame.strip:
-        match line:
-            case Boundary(offset):
-                level, mark, text = "──", "─", Text("─── clean above, head below ───", style="cyan")
-            case Removed(offset, last):
-                level, mark, text = "", " ", Text(f"… {last - offset + 1:,} removed", style="dim")
-            case StripRecord(offset, of_level, mark, key, value):
-                level, text = f"L{of_level}", Text(_pair(key, value), style=_STYLES[mark])
-        lines.append(
-            Text(f"{level:<2}{'':{GAP}}{offset:>{digits}}{'':{GAP}}{mark}{'':{GAP}}").append_text(_cut(text, room))
-        )
-    if not frame.strip:
-        lines.append(Text("no records", style="dim"))
-    return lines
+def _heading(frame: Frame) -> Iterator[str]:
+    view, start, through = frame.view, frame.view.log_start_offset, frame.view.cleaned_through_offset
+    ago = "never" if view.last_cleaned_ms is None else f"{age_text(frame.now_ms - view.last_cleaned_ms)} ago"
+    name = f"{view.topic_name}-{view.partition}"
+    yield f"{name}  log start {start}  cleaned through {through}  high watermark {view.high_watermark}"
+    yield f"dirty {frame.dirty_ratio:.2f}  last pass {ago}  {levels_text(view)}"
+    if view.requested_through_offset is not None and view.requested_through_offset > through:
+        yield f"compaction is requested up to {view.requested_through_offset}"
+    if frame.read_from > start:
+        yield f"latest values: only of records from offset {frame.read_from} on"
 
 
-_STYLES = {SUPERSEDED: "strike dim", TOMBSTONE: "red", LATEST: ""}
+def _drawn_strip(lines: Sequence[StripLine], width: int) -> Sequence[Text]:
+    digits = max((len(str(line.offset)) for line in lines), default=1)
+    starts = [Text(f"{line.level:<2}{GAP}{line.offset:>{digits}}{GAP}{line.mark}{GAP}") for line in lines]
+    drawn = [
+        start.append_text(_cut(Text(line.text, style=line.style), max(TEXT_MIN, width - start.cell_len)))
+        for start, line in zip(starts, lines, strict=True)
+    ]
+    return [Text("the log", style="bold"), *(drawn or [Text("no records", style="dim")])]
 
 
-def _drawn_latest(frame: Frame, lines: int, width: int) -> Sequence[Text]:
-    shown_rows = list(frame.latest.items())[:lines]
-    digits = max((len(str(offset)) for _, (offset, _) in shown_rows), default=1)
-    keys = [Text(shown(key)) for key, _ in shown_rows]
-    values = [Text(shown(value)) for _, (_, value) in shown_rows]
-    room = max(2 * TEXT_MIN, width - 2 * GAP - digits)
-    value_cells = max(map(_cells, values), default=0)
-    key_cells = min(max(map(_cells, keys), default=0), max(TEXT_MIN, room // 2, room - value_cells))
+def _drawn_latest(frame: Frame, width: int) -> Sequence[Text]:
+    found = [(Text(shown(key)), Text(shown(value)), offset) for key, (offset, value) in latest(frame.records).items()]
+    rows = found[: frame.lines]
+    digits = max((len(str(offset)) for _, _, offset in rows), default=1)
+    room = max(2 * TEXT_MIN, width - 2 * len(GAP) - digits)
+    value_cells = max((value.cell_len for _, value, _ in rows), default=0)
+    key_cells = max((key.cell_len for key, _, _ in rows), default=0)
+    key_cells = min(key_cells, max(TEXT_MIN, room // 2, room - value_cells))
     value_cells = min(value_cells, room - key_cells)
-    drawn = [_cut(Text(f"latest value of each key ({len(frame.latest):,})", style="bold"), max(width, TEXT_MIN))]
-    for key, value, (_, (offset, _)) in zip(keys, values, shown_rows, strict=True):
-        line = _cut(key, key_cells, pad=True).append(" " * GAP).append_text(_cut(value, value_cells, pad=True))
-        drawn.append(line.append(f"{'':{GAP}}{offset:>{digits}}"))
-    if len(frame.latest) > lines:
-        drawn.append(Text(f"and {len(frame.latest) - lines:,} more"))
-    return drawn
+    drawn = [_cut(Text(f"latest value of each key ({len(found):,})", style="bold"), max(width, TEXT_MIN))]
+    for key, value, offset in rows:
+        line = _cut(key, key_cells, pad=True).append(GAP).append_text(_cut(value, value_cells, pad=True))
+        drawn.append(line.append(f"{GAP}{offset:>{digits}}"))
+    return drawn if len(found) == len(rows) else [*drawn, Text(f"and {len(found) - len(rows):,} more")]
 
 
 def _cut(text: Text, cells: int, *, pad: bool = False) -> Text:
     text.truncate(cells, overflow="ellipsis", pad=pad)
     return text
-
-
-def _cells(text: Text) -> int:
-    return cell_len(text.plain)
-
-
-def _pair(key: bytes | None, value: bytes | None) -> str:
-    return f"{'(no key)' if key is None else shown(key)} = {'∅' if value is None else shown(value)}"
 
 
 def shown(data: bytes) -> str:

@@ -1,255 +1,262 @@
 """Why a topic is not compacted further, partition by partition, and the remedies. Pure.
 
-The planner's own functions and notes decide here too which records are dirty and which pass is due, so that the
-explanation agrees with the next plan. The rules here and in `damage.py` choose rows of `texts.py`.
+The planner's own functions and notes decide here which records are dirty and which pass is due, so that the
+explanation agrees with the next plan. The rules choose rows of `causes.py` and give their facts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import string
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 from compactor.merging.memory_gate import WAITS_FOR_MEMORY
+from compactor.planning.dirtiness import config_int
 from compactor.planning.notes import Blocker, Note
-from compactor.planning.spec import MergeKind
-from metadata.configs.topic import as_int, resolve
-from metadata.contract.compactors import PartitionView
-from metadata.contract.jobs import JobState, MergeJob
-from metadata.rules.jobs import rests
+from metadata.configs.topic import as_list, resolve
+from metadata.contract.jobs import JobState
+from metadata.rules.jobs import OBJECT_MISSING, UNREADABLE, rests
 from runtime.text import age_text, plural, size_text
-from siltstone.ops.compaction import texts
-from siltstone.ops.compaction.damage import flagged, in_trouble, uncovered_offsets, unreadable
-from siltstone.ops.compaction.evidence import Case, Evidence, Reason, ago_text, reason_of
-from siltstone.ops.compaction.report import PartitionState, deduped_partitions, is_compacted, job_text
+from siltstone.ops.compaction.causes import Cause
+from siltstone.ops.compaction.evidence import Evidence, PartitionState, Troubled, fraction_of, is_compacted
 
 NO_LIMIT_MS = 2**62
 """Lags above this mean "never" (Kafka's default of max.compaction.lag.ms is the largest long)."""
+TROUBLED_SHOWN_MAX = 5
+"""Files in trouble of one partition that get a sentence each; the others are counted."""
 
 
-def explain(topic: str, states: Sequence[PartitionState], evidence: Evidence) -> Sequence[Reason]:
-    """The reasons about the whole topic, then those of each partition in the order of `_RULES`.
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """A row of `causes.py`, filled in."""
 
-    A partition to which no rule applies gets the one reason `clean`.
-    """
-    if not states:
-        return [reason_of(texts.NO_PARTITIONS, topic, evidence)]
-    cases = [
-        Case(state, evidence, resolve(state.view.configs), topic, _jobs_of(state.view, evidence)) for state in states
-    ]
-    if not is_compacted(states[0].view.configs):
-        policy = cases[0].configs["cleanup.policy"] or "empty"
-        plain = reason_of(texts.PLAIN, topic, evidence, policy=policy)
-        return [plain, *(each for case in cases for each in in_trouble(case))]
-    reasons = list(_of_the_system(topic, evidence))
+    cause: Cause
+    partition: int | None
+    """None: the whole topic."""
+    text: str
+    """Follows "partition N ", unless it is about the whole topic."""
+    remedy: str
+    is_about_file: bool = False
+    """The reason is about a file that holds some of the partition, not about the partition's own next pass."""
+
+    @property
+    def says(self) -> str:
+        return self.text if self.partition is None else f"partition {self.partition} {self.text}"
+
+    def as_json(self) -> dict[str, Any]:
+        return {"code": self.cause.code, "partition": self.partition, "says": self.says, "remedy": self.remedy}
+
+
+class _Filler(string.Formatter):
+    """Adds formats: `age` of milliseconds, `size` of bytes, `phrase` without its full stop, `# file` for "2 files"."""
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if format_spec.startswith("# "):
+            return plural(value, format_spec[2:])
+        return _FORMATS[format_spec](value) if format_spec in _FORMATS else format(value, format_spec)
+
+
+_FORMATS: Mapping[str, Callable[[Any], str]] = {"age": age_text, "size": size_text, "phrase": lambda it: it.rstrip(".")}
+
+
+def _filled(cause: Cause, evidence: Evidence, partition: int | None = None, **facts: Any) -> Reason:
+    topic, hints = evidence.topic, evidence.hints
+    now = f"`siltstone compact {topic} --now{hints.places}`"
+    known = {"topic": topic, "hints": hints, "now": now, "options": evidence.options, "evidence": evidence, **facts}
+    text, remedy = (_Filler().vformat(each, (), known) for each in (cause.says, cause.remedy))
+    return Reason(cause, partition, text, remedy)
+
+
+class _Case:
+    """One partition, as the rules see it."""
+
+    def __init__(self, state: PartitionState, evidence: Evidence) -> None:
+        self.state, self.evidence = state, evidence
+        self.view, self.dirty = state.view, state.dirtiness
+        self.troubled = evidence.troubled.get(self.view.partition_id, ())
+        self.jobs = evidence.jobs_of(self.view)
+        young_l0_from = evidence.young_l0_from.get(self.view.partition_id)
+        self.held_from = self.dirty.first_uncleanable_offset if self.dirty.held_by_lag else young_l0_from
+        """The first offset that `min.compaction.lag.ms` keeps from being cleaned; None if there is none."""
+        self.is_all_held = self.held_from is not None and self.held_from <= self.dirty.cleaned_through_offset
+        """Whether all records that no pass has seen are too young to be cleaned."""
+
+    def reason(self, cause: Cause, **facts: Any) -> Reason:
+        facts |= {"state": self.state, "view": self.view, "dirty": self.dirty}
+        return _filled(cause, self.evidence, self.view.partition, **facts)
+
+
+def explain(states: Sequence[PartitionState], evidence: Evidence) -> Sequence[Reason]:
+    """The reasons about the whole topic, then those of each partition."""
+    cases = [_Case(state, evidence) for state in states]
+    if not cases:
+        return [_filled(Cause.NO_PARTITIONS, evidence)]
+    configs = cases[0].view.configs
+    if not is_compacted(configs):
+        plain = _filled(Cause.PLAIN, evidence, policy=resolve(configs)["cleanup.policy"] or "empty")
+        return [plain, *(each for case in cases for each in _in_trouble(case))]
+    l0_files = sum(file.level == 0 for file in evidence.view.files)
+    is_stalled = 0 < evidence.stall_files < l0_files
+    reasons = [] if evidence.compactors else [_filled(Cause.NO_COMPACTOR, evidence)]
+    reasons += [_filled(Cause.WRITE_STALL, evidence, files=l0_files)] if is_stalled else []
     for case in cases:
-        found = [reason for rule in _RULES for reason in rule(case)]
-        reasons += found or [case.reason(texts.CLEAN, cleaned_through=case.state.view.cleaned_through_offset)]
+        reasons += list(_of_partition(case)) or [case.reason(Cause.CLEAN)]
     return reasons
 
 
-def _of_the_system(topic: str, evidence: Evidence) -> Iterator[Reason]:
-    if not evidence.compactors:
-        yield reason_of(texts.NO_COMPACTOR, topic, evidence)
-    l0_files = sum(file.level == 0 for file in evidence.view.files) if evidence.view is not None else 0
-    if evidence.stall_files and l0_files > evidence.stall_files:
-        yield reason_of(texts.WRITE_STALL, topic, evidence, files=l0_files, limit=evidence.stall_files)
-
-
-def _jobs_of(view: PartitionView, evidence: Evidence) -> Sequence[MergeJob]:
-    """The jobs that dedupe the partition, hold one of its extents, or have a troubled L0 file with some of it."""
-    l0_files = {one.file_id for one in evidence.troubled.get(view.partition_id, ()) if one.level == 0}
-    extents = {extent.extent_id for extent in view.extents}
-    files = {extent.file_id for extent in view.extents}
-    return [
-        job
-        for job in evidence.jobs
-        if view.partition_id in deduped_partitions(job)
-        or not extents.isdisjoint(job.spec.get("extent_ids", ()))
-        or not files.isdisjoint(job.spec.get("file_ids", ()))
-        or not l0_files.isdisjoint(job.spec.get("l0_file_ids", ()))
-    ]
-
-
-# ---- rules: each looks at one partition and gives the reasons that it found
-
-
-def _empty(case: Case) -> Iterator[Reason]:
-    view = case.state.view
+def _of_partition(case: _Case) -> Iterator[Reason]:
+    """In this order: of the reasons about the next pass, `report.py` shows the last."""
+    view, dirty, state = case.view, case.dirty, case.state
+    notes = _notes(case)
+    own_note = next((each for each in notes if each.partition_id == view.partition_id), None)
     if view.high_watermark == view.log_start_offset:
-        yield case.reason(texts.EMPTY)
+        yield case.reason(Cause.EMPTY)
+    yield from _of_jobs(case)
+    yield from _in_trouble(case)
+    yield from _damaged(case)
+    if view.requested_through_offset is not None and view.cleaned_through_offset < view.requested_through_offset:
+        is_next = not (case.is_all_held or case.troubled or own_note)
+        then = "the planner takes it next" if is_next else "it is not planned yet: see the other reasons"
+        yield case.reason(Cause.ASKED_FOR, then=then)
+    if state.l0_offsets and not _is_all_in_trouble(case):
+        in_l0 = case.reason(Cause.IN_L0)
+        # `compact --now` does not help here: no record is old enough to be deduped.
+        yield replace(in_l0, remedy="wait") if case.is_all_held else in_l0
+    if case.held_from is not None:
+        lag_ms, count = config_int(view, "min.compaction.lag.ms"), view.high_watermark - case.held_from
+        yield case.reason(Cause.TOO_YOUNG, count=count, first=case.held_from, lag_ms=lag_ms)
+    elif view.last_stable_offset < view.high_watermark:
+        yield case.reason(Cause.OPEN_TRANSACTION)
+    if own_note is None:
+        yield from _due(case)
+    yield from (_not_planned(case, each) for each in notes)
+    left_ms = dirty.lag_ms_max - case.evidence.ago_ms(dirty.earliest_dirty_ms)
+    if dirty.lag_ms_max < NO_LIMIT_MS and dirty.earliest_dirty_ms is not None and left_ms > 0 and not state.due:
+        yield case.reason(Cause.MAX_LAG, left_ms=left_ms)
+    if view.passes_needed > 1:
+        yield case.reason(Cause.BUFFER_OVERFLOW, reads=view.passes_needed + 1)
+    if any(each.has_tombstones and each.base_offset < view.cleaned_through_offset for each in view.extents):
+        yield case.reason(Cause.TOMBSTONES, wait_ms=config_int(view, "delete.retention.ms"))
 
 
-def _running(case: Case) -> Iterator[Reason]:
-    now_ms = case.evidence.now_ms
+def _of_jobs(case: _Case) -> Iterator[Reason]:
+    """Each live job, and the newest failure unless `_in_trouble` tells it."""
+    now_ms = case.evidence.view.now_ms
     for job in case.jobs:
-        about = {"job_id": job.job_id, "kind": job.kind}
-        if job.state is JobState.RUNNING and job.progress.get("step") == WAITS_FOR_MEMORY:
-            since = f" for {age_text(now_ms - job.started_ms)}" if job.started_ms is not None else ""
-            memory = size_text(case.evidence.memory_bytes)
-            yield case.reason(texts.WAITING_FOR_MEMORY, **about, since=since, memory=memory)
+        since_ms, step = case.evidence.ago_ms(job.started_ms), job.progress.get("step")
+        if job.state is JobState.RUNNING and step == WAITS_FOR_MEMORY:
+            yield case.reason(Cause.WAITING_FOR_MEMORY, job=job, since_ms=since_ms)
         elif job.state is JobState.RUNNING:
-            yield case.reason(texts.RUNNING, job=job_text(job, now_ms))
+            done = f"{fraction_of(job) * 100:.0f} %" + (f" ({step})" if step else "")
+            yield case.reason(Cause.RUNNING, job=job, done=done, since_ms=since_ms)
         elif job.state is JobState.READY and rests(job.not_before_ms, now_ms):
-            rest = age_text(job.not_before_ms - now_ms)
-            yield case.reason(texts.RESTING, **about, rest=rest, error=job.error.rstrip("."))
+            yield case.reason(Cause.RESTING, job=job, rest_ms=job.not_before_ms - now_ms)
         elif job.state is JobState.READY:
             tried = f" after {plural(job.attempts, 'attempt')}" if job.attempts else ""
-            text = texts.WAITING_FOR_COMPACTOR if case.evidence.compactors else texts.WAITING_AND_NONE_RUNS
-            yield case.reason(text, **about, tried=tried)
+            yield case.reason(Cause.WAITING_FOR_COMPACTOR, job=job, tried=tried)
+    told = {each.file.trouble for each in case.troubled}
+    failed = [each for each in case.jobs if each.state is JobState.FAILED and each.error not in told]
+    for job in failed[:1]:
+        yield case.reason(Cause.FAILED, job=job, since_ms=case.evidence.ago_ms(job.finished_ms))
 
 
-def _failed(case: Case) -> Iterator[Reason]:
-    """The newest failure, unless `in_trouble` tells it."""
-    told = {one.trouble for one in case.troubled}
-    for job in case.jobs:
-        if job.state is JobState.FAILED and job.error not in told:
-            ago = ago_text(job, case.evidence.now_ms)
-            yield case.reason(texts.FAILED, job_id=job.job_id, kind=job.kind, ago=ago, error=job.error.rstrip("."))
-            break
-
-
-def _asked_for(case: Case) -> Iterator[Reason]:
-    view = case.state.view
-    target = view.requested_through_offset
-    if target is not None and view.cleaned_through_offset < target:
-        then = "the planner takes it next"
-        if case.is_all_held:
-            then = "the rest is too young yet"
-        elif case.troubled:
-            then = "records that merges cannot read are in the way"
-        elif _pass_note(case) is not None:
-            then = "it is not planned yet, for the reason below"
-        yield case.reason(texts.ASKED_FOR, target=target, cleaned_through=view.cleaned_through_offset, then=then)
-
-
-def _in_l0(case: Case) -> Iterator[Reason]:
-    state, options = case.state, case.evidence.options
-    if state.l0_offsets and uncovered_offsets(case):
-        yield case.reason(
-            texts.IN_L0_AND_YOUNG if case.is_all_held else texts.IN_L0,
-            count=plural(state.l0_offsets, "offset"),
-            first=state.dirtiness.leveled_through_offset,
-            wait=age_text(options.l0_wait_ms),
-            wait_max=age_text(options.l0_wait_ms_max),
-        )
-
-
-def _held_back(case: Case) -> Iterator[Reason]:
-    """By the minimum lag, or by an open transaction."""
-    view, first = case.state.view, case.held_from
-    if first is not None:
-        lag = age_text(as_int(case.configs, "min.compaction.lag.ms"))
-        count = plural(view.high_watermark - first, "offset")
-        yield case.reason(texts.TOO_YOUNG, count=count, first=first, lag=lag)
-    elif view.last_stable_offset < view.high_watermark:
-        yield case.reason(texts.OPEN_TRANSACTION, first=view.last_stable_offset)
-
-
-def _due(case: Case) -> Iterator[Reason]:
+def _due(case: _Case) -> Iterator[Reason]:
     """A pass that is due, or the reason why dirty records do not make one due yet."""
-    state = case.state
-    view, dirty, options = state.view, state.dirtiness, case.evidence.options
-    if _pass_note(case) is not None:
-        return  # `_not_planned` tells it
-    if state.due:
-        yield case.reason(texts.DUE, due=state.due)
-    elif dirty.dirty_bytes and not dirty.is_over_ratio:
-        size = size_text(dirty.dirty_bytes)
-        yield case.reason(texts.BELOW_RATIO, ratio=dirty.ratio, ratio_min=dirty.ratio_min, dirty=size)
-    elif dirty.dirty_bytes:
-        cleaned_ms = view.last_cleaned_ms if view.last_cleaned_ms is not None else dirty.earliest_dirty_ms
-        forced_left_ms = _left_ms(case, view.last_forced_ms, options.forced_interval_ms)
-        dirty_left_ms = _left_ms(case, cleaned_ms, options.forced_dirty_wait_ms)
-        text, left_ms = texts.IN_THE_WAY, 0
-        if forced_left_ms > 0:
-            text, left_ms = texts.FORCED_LATELY, forced_left_ms
-        elif dirty.dirty_bytes < options.forced_dirty_bytes_min and dirty_left_ms > 0:
-            text, left_ms = texts.FEW_DIRTY_BYTES, dirty_left_ms
+    view, dirty, options = case.view, case.dirty, case.evidence.options
+    cleaned_ms = view.last_cleaned_ms or dirty.earliest_dirty_ms or 0
+    forced_left_ms = options.forced_interval_ms - case.evidence.ago_ms(view.last_forced_ms or 0)
+    dirty_left_ms = options.forced_dirty_wait_ms - case.evidence.ago_ms(cleaned_ms)
+    if case.state.due:
+        yield case.reason(Cause.DUE)
+    elif not dirty.dirty_bytes:
+        return
+    elif not dirty.is_over_ratio:
+        yield case.reason(Cause.BELOW_RATIO)
+    elif forced_left_ms > 0:
+        yield case.reason(Cause.FORCED_LATELY, left_ms=forced_left_ms)
+    elif dirty.dirty_bytes < options.forced_dirty_bytes_min and dirty_left_ms > 0:
+        yield case.reason(Cause.FEW_DIRTY_BYTES, left_ms=dirty_left_ms)
+    else:
+        yield case.reason(Cause.IN_THE_WAY)
+
+
+def _notes(case: _Case) -> Sequence[Note]:
+    """The planner's notes about the partition, or about a file that holds some of it. A note that L0 files wait for a
+    place concerns every partition with records in L0."""
+    plan, files = case.evidence.plan, frozenset(each.file_id for each in case.view.extents)
+    of_l0 = [each for each in plan.notes if each.blocker is Blocker.L0_JOBS and case.state.l0_offsets]
+    return [*plan.notes_of(case.view.partition_id, files), *of_l0]
+
+
+def _not_planned(case: _Case, note: Note) -> Reason:
+    is_about_file = note.partition_id is None and note.blocker is not Blocker.L0_JOBS
+    subject = "has records in files that wait for a merge" if is_about_file else "is not planned"
+    text = note.text.removeprefix(f"{case.evidence.topic}-{case.view.partition} ")
+    found = case.reason(Cause[note.blocker.name], subject=subject, note=text)
+    return replace(found, is_about_file=is_about_file)
+
+
+# ---- records that merges cannot read
+
+
+def _in_trouble(case: _Case) -> Iterator[Reason]:
+    """For topics of any policy: a topic that is not compacted has retention to lose."""
+    now_ms = case.evidence.view.now_ms
+    for one in case.troubled[:TROUBLED_SHOWN_MAX]:
+        trouble, until_ms = one.file.trouble, one.file.trouble_until_ms
+        job = next((each for each in case.jobs if each.state is JobState.FAILED and each.error == trouble), None)
         yield case.reason(
-            text,
-            ratio=dirty.ratio,
-            dirty=size_text(dirty.dirty_bytes),
-            dirty_min=size_text(options.forced_dirty_bytes_min),
-            wait=age_text(options.forced_dirty_wait_ms),
-            interval=age_text(options.forced_interval_ms),
-            left=age_text(left_ms),
+            Cause.OBJECT_LOST if OBJECT_MISSING in trouble else Cause.FILE_IN_TROUBLE,
+            one=one,
+            failed="" if job is None else f"job {job.job_id} ({job.kind}) failed on it: ",
+            retry=f"in {age_text(until_ms - now_ms)}" if rests(until_ms, now_ms) else "now",
+            stops=_stopped(case, one),
+            first_kept=one.last_offset + 1,
         )
+    if len(case.troubled) > TROUBLED_SHOWN_MAX:
+        yield case.reason(Cause.MORE_IN_TROUBLE, left=len(case.troubled) - TROUBLED_SHOWN_MAX)
 
 
-def _left_ms(case: Case, since_ms: int | None, wait_ms: int) -> int:
-    return 0 if since_ms is None else since_ms + wait_ms - case.evidence.now_ms
+def _stopped(case: _Case, one: Troubled) -> str:
+    policy = as_list(resolve(case.view.configs), "cleanup.policy")
+    cleaning = ", nothing from there on is cleaned" if "compact" in policy else ""
+    retention = f", retention stops there (the log start is {case.view.log_start_offset})"
+    return f"its records are not merged{cleaning}" + (retention if one.file.level == 0 and "delete" in policy else "")
 
 
-def _notes_of(case: Case) -> Sequence[Note]:
-    """The planner's notes about the partition, or about a file that holds some of it.
+def _is_all_in_trouble(case: _Case) -> bool:
+    """Whether every offset in L0 lies in a file in trouble."""
+    start = case.view.log_start_offset
+    parts = [*case.view.extents, *(each for each in case.troubled if each.file.level == 0)]
+    covered = sum(each.last_offset + 1 - max(each.base_offset, start) for each in parts)
+    return covered >= case.view.high_watermark - start
 
-    Without the notes about L0 files in trouble: `damage.py` names each such file. A note that L0 files wait for a place
-    concerns every partition with records in L0.
+
+def _damaged(case: _Case) -> Iterator[Reason]:
+    """Flagged extents, and batches that could not be read by the merges that wrote the present files.
+
+    Only the results of merges tell about unreadable batches: the metadata keep the row of a merge that met some for as
+    long as a file lives that this merge wrote (`metadata/rules/jobs.py`). So the rows tell the present state.
     """
-    plan = case.evidence.plan
-    if plan is None:
-        return ()
-    view = case.state.view
-    file_ids = frozenset(each.file_id for each in view.extents)
-    found = [each for each in plan.notes_of(view.partition_id, file_ids) if each.rule is not MergeKind.LEVEL]
-    if case.state.l0_offsets:
-        found += [each for each in plan.notes if each.blocker is Blocker.L0_JOBS]
-    return found
-
-
-def _pass_note(case: Case) -> Note | None:
-    """Why a pass over this partition alone is due and not planned."""
-    partition_id = case.state.view.partition_id
-    return next((each for each in _notes_of(case) if each.partition_id == partition_id), None)
-
-
-def _not_planned(case: Case) -> Iterator[Reason]:
-    limit = size_text(case.evidence.options.merge_bytes_max)
-    for note in _notes_of(case):
-        text, subject = texts.BLOCKED[note.blocker], f"is not planned: {note.text}"
-        if note.blocker is Blocker.CONFIG:  # the planner's words begin with the partition's name
-            subject = note.text.removeprefix(f"{case.topic}-{case.state.view.partition} ")
-        elif note.blocker is Blocker.L0_JOBS:
-            subject = f"has records in L0, where {note.text}"
-        elif note.partition_id is None:
-            text, subject = text._replace(brief=False), f"has records in files that wait for a merge: {note.text}"
-        yield case.reason(text, subject=subject, limit=limit)
-
-
-def _max_lag(case: Case) -> Iterator[Reason]:
-    dirty = case.state.dirtiness
-    if dirty.lag_ms_max < NO_LIMIT_MS and dirty.earliest_dirty_ms is not None and not case.state.due:
-        left_ms = dirty.earliest_dirty_ms + dirty.lag_ms_max - case.evidence.now_ms
-        if left_ms > 0:
-            yield case.reason(texts.MAX_LAG, left=age_text(left_ms), lag=age_text(dirty.lag_ms_max))
-
-
-def _deep(case: Case) -> Iterator[Reason]:
-    passes = case.state.view.passes_needed
-    if passes > 1:
-        yield case.reason(texts.BUFFER_OVERFLOW, reads=passes + 1)
-
-
-def _tombstones(case: Case) -> Iterator[Reason]:
-    cleaned_through = case.state.view.cleaned_through_offset
-    if any(each.has_tombstones and each.base_offset < cleaned_through for each in case.state.view.extents):
-        wait = age_text(as_int(case.configs, "delete.retention.ms"))
-        yield case.reason(texts.TOMBSTONES, cleaned_through=cleaned_through, wait=wait)
-
-
-_RULES = (
-    _empty,
-    _running,
-    _failed,
-    in_trouble,
-    flagged,
-    unreadable,
-    _asked_for,
-    _in_l0,
-    _held_back,
-    _due,
-    _not_planned,
-    _max_lag,
-    _deep,
-    _tombstones,
-)
-"""In the order in which their reasons are told."""
+    view = case.view
+    flagged = [extent for extent in view.extents if extent.flagged_reason is not None]
+    if flagged:
+        yield case.reason(Cause.FLAGGED, count=len(flagged), one=flagged[0])
+    runs = {file.file_id: file.run_id for file in case.evidence.view.files}
+    writers = {runs.get(extent.file_id) for extent in view.extents}
+    met = [
+        (row, job)
+        for job in case.evidence.unreadable_jobs
+        for row in cast(Sequence[dict[str, Any]], job.result[UNREADABLE])
+        if job.job_id in writers and row["partition_id"] == view.partition_id
+        # retention may have deleted a single batch; of several it may have left some
+        if row["batches"] > 1 or row["first_offset"] >= view.log_start_offset
+    ]
+    if met:
+        first, job = min(met, key=lambda each: each[0]["first_offset"])
+        key = next(
+            (each.key for each in view.extents if each.last_offset >= first["first_offset"]), view.extents[-1].key
+        )
+        count, ago_ms = sum(row["batches"] for row, _ in met), case.evidence.ago_ms(job.finished_ms)
+        yield case.reason(Cause.UNREADABLE, count=count, first=first, job=job, since_ms=ago_ms, key=key)

@@ -1,112 +1,96 @@
-"""How far compaction is with a topic, partition by partition: the figures of `siltstone topics describe`. Pure.
-
-The planner's own functions decide here too which records are dirty and which pass is due, so that the figures agree
-with the next plan. `reasons.py` explains why it is not further.
-"""
+"""The reasons for people, and the figures and chief reasons of `topics describe` and `compact` without --now. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from compactor.planning.dirtiness import Dirtiness, config_int, due_reason, measure
-from compactor.planning.spec import PlanOptions
-from metadata.configs.topic import InvalidConfigError, as_list, resolve
-from metadata.contract.compactors import CompactionView, PartitionView
-from metadata.contract.jobs import MergeJob
-from runtime.text import age_text
+from compactor.planning.notes import Blocker
+from runtime.text import numbers_text
+from siltstone.ops.compaction.causes import Cause
+from siltstone.ops.compaction.evidence import PartitionState
+from siltstone.ops.compaction.reasons import Reason
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionState:
-    """One partition of a topic. Offsets named `..._through` are exclusive."""
-
-    view: PartitionView
-    dirtiness: Dirtiness
-    due: str
-    """Why the planner would take it now; empty when it would not."""
-
-    @property
-    def head_offsets(self) -> int:
-        """Offsets that no pass from the log start has seen yet."""
-        return self.view.high_watermark - self.dirtiness.cleaned_through_offset
-
-    @property
-    def head_bytes(self) -> int:
-        """The bytes of these in L1 and L2."""
-        return self.dirtiness.dirty_bytes + self.dirtiness.head_bytes
-
-    @property
-    def l0_offsets(self) -> int:
-        """Offsets above the unbroken stretch of L1 and L2 extents."""
-        return self.view.high_watermark - self.dirtiness.leveled_through_offset
+_TROUBLE = frozenset({Cause.OBJECT_LOST, Cause.FILE_IN_TROUBLE})
+_HELD = frozenset(Cause[each.name] for each in Blocker)
+"""A pass is due, but not planned."""
+_WAITS = frozenset(
+    {Cause.IN_L0, Cause.TOO_YOUNG, Cause.OPEN_TRANSACTION}
+    | {Cause.BELOW_RATIO, Cause.FORCED_LATELY, Cause.FEW_DIRTY_BYTES, Cause.IN_THE_WAY}
+)
+_ABOUT_PASS = _WAITS | _HELD | {Cause.DUE}
 
 
-def is_compacted(configs: Mapping[str, str]) -> bool:
-    """Whether `cleanup.policy` (overrides alone, or resolved) holds `compact`."""
-    return "compact" in _policy(configs)
+def joined(reasons: Iterable[Reason]) -> Sequence[tuple[str, str]]:
+    """(sentence, remedy). A sentence that holds for several partitions word for word appears once, at the first."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for each in reasons:
+        numbers = found.setdefault((each.text, each.remedy), [])
+        numbers += [] if each.partition is None else [each.partition]
+    return [(_subject(numbers) + text, remedy) for (text, remedy), numbers in found.items()]
 
 
-def _policy(configs: Mapping[str, str]) -> Sequence[str]:
-    return as_list(resolve(configs), "cleanup.policy")
+def _subject(partitions: Sequence[int]) -> str:
+    if len(partitions) > 1:
+        return f"Each of partitions {numbers_text(partitions)} "
+    return f"Partition {partitions[0]} " if partitions else ""
 
 
-def partition_states(
-    views: Sequence[PartitionView],
-    *,
-    now_ms: int,
-    options: PlanOptions,
-    view: CompactionView | None = None,
-) -> Sequence[PartitionState]:
-    """By partition number. `view`, if given, tells which extents are busy.
+def states_json(states: Sequence[PartitionState], reasons: Sequence[Reason]) -> list[dict[str, Any]]:
+    troubles, chiefs = _chosen(reasons)
+    rows: list[dict[str, Any]] = []
+    for each in states:
+        view, dirty, chief = each.view, each.dirtiness, chiefs.get(each.view.partition)
+        trouble = _trouble_text(troubles.get(view.partition))
+        row = {
+            "partition": view.partition,
+            "log_start_offset": view.log_start_offset,
+            "cleaned_through_offset": view.cleaned_through_offset,
+            "leveled_through_offset": dirty.leveled_through_offset,
+            "high_watermark": view.high_watermark,
+            "dirty_ratio": round(dirty.ratio, 4),
+            "clean_bytes": dirty.clean_bytes,
+            "dirty_bytes": dirty.dirty_bytes,
+            "head_offsets": each.head_offsets,
+            "head_bytes": each.head_bytes,
+            "l0_offsets": each.l0_offsets,
+            "last_cleaned_ms": view.last_cleaned_ms,
+            "passes_needed": view.passes_needed,
+            "requested_through_offset": view.requested_through_offset,
+            "due": each.due,
+            "waits": chief.text if chief and not each.due and not trouble else "",
+            "held": chief.text if chief and each.due and chief.cause in _HELD else "",
+            "trouble": trouble,
+        }
+        rows.append(row)
+    return rows
 
-    If a config of the topic cannot be read, the planner leaves the partition alone; it is shown with the defaults of
-    all configs but the policy.
+
+def brief_lines(reasons: Sequence[Reason]) -> Sequence[str]:
+    """At most two lines per partition: its first trouble, and the pass that is due or the wait for one.
+
+    A partition in trouble gets no line about its wait.
     """
-    busy = view.busy_extents if view is not None else frozenset[int]()
-    states: list[PartitionState] = []
-    for stored in sorted(views, key=lambda each: each.partition):
-        each, broken = _with_readable_configs(stored, now_ms)
-        dirty = measure(each, now_ms=now_ms)
-        due = "" if broken else due_reason(each, dirty, options, now_ms=now_ms, busy=busy)
-        states.append(PartitionState(view=each, dirtiness=dirty, due=due))
-    return states
+    troubles, chiefs = _chosen(reasons)
+    shown = [each for each in chiefs.values() if each.partition not in troubles or each.cause not in _WAITS]
+    chosen = {id(each) for each in (*troubles.values(), *shown)}
+    return [text for text, _ in joined(each for each in reasons if id(each) in chosen)]
 
 
-def _with_readable_configs(view: PartitionView, now_ms: int) -> tuple[PartitionView, str]:
-    """The view and "", or the view without configs but the policy, and the error in one of them."""
-    try:
-        config_int(view, "delete.retention.ms")
-        measure(view, now_ms=now_ms)
-    except InvalidConfigError as error:
-        policy = {name: value for name, value in view.configs.items() if name == "cleanup.policy"}
-        return replace(view, configs=policy), str(error)
-    return view, ""
+def troubles_json(reasons: Sequence[Reason]) -> list[dict[str, Any]]:
+    troubles, _ = _chosen(reasons)
+    return [{"partition": number, "says": _trouble_text(each)} for number, each in troubles.items()]
 
 
-# ---- jobs
+def _trouble_text(trouble: Reason | None) -> str:
+    return "" if trouble is None else trouble.text.removeprefix("has ")
 
 
-def deduped_partitions(job: MergeJob) -> frozenset[int]:
-    """Ids of the partitions that the job's spec, as `MergeSpec.to_json` wrote it, dedupes."""
-    return frozenset(row[0] for row in job.spec.get("partitions", ()) if row)
-
-
-def job_text(job: MergeJob, now_ms: int) -> str:
-    """ "job 12 (forced), 40 % (rewrite), for 3s" """
-    progress = _progress(job)
-    running = f", for {age_text(now_ms - job.started_ms)}" if job.started_ms is not None else ""
-    return f"job {job.job_id} ({job.kind}){progress}{running}"
-
-
-def fraction_of(job: MergeJob) -> float:
-    """0 to 1, by the last report of its compactor."""
-    value = job.progress.get("fraction", 0.0)
-    return min(1.0, max(0.0, float(value))) if isinstance(value, int | float) else 0.0
-
-
-def _progress(job: MergeJob) -> str:
-    if not job.progress:
-        return ""
-    step = job.progress.get("step")
-    return f", {fraction_of(job):.0%}".replace("%", " %") + (f" ({step})" if step else "")
+def _chosen(reasons: Sequence[Reason]) -> tuple[Mapping[int | None, Reason], Mapping[int | None, Reason]]:
+    """By partition: its first trouble, and its last reason about the next pass. (A later rule tells more about it.)"""
+    troubles: dict[int | None, Reason] = {}
+    for each in reasons:
+        if each.cause in _TROUBLE:
+            troubles.setdefault(each.partition, each)
+    chiefs = {each.partition: each for each in reasons if each.cause in _ABOUT_PASS and not each.is_about_file}
+    return troubles, chiefs

@@ -162,11 +162,11 @@ def test_unreadable_batches_are_told_with_the_job_that_met_them(damaged: Damaged
     # then explain says where the batch is, since when, and what to do
     reason = damaged.reason(ODD, "unreadable batches")
     assert "partition 0 has 1 batch whose records cannot be read, the first at offset 2: " in reason["says"]
-    assert any(f"Known since job {each} (forced)" in reason["says"] for each in done["jobs"])
+    assert any(f"Known from job {each} (forced)" in reason["says"] for each in done["jobs"])
     # `siltstone file inspect` can read the named file, and the job says the same
     words = reason["remedy"].split("`")[1].split()[1:]
     assert "2" in run_ok(*words)
-    job_id = reason["says"].split("Known since job ")[1].split()[0]
+    job_id = reason["says"].split("Known from job ")[1].split()[0]
     shown = run_ok("jobs", "show", job_id, "--data", damaged.data)
     assert f"{ODD}-0: 1, the first at offset 2: " in shown
 

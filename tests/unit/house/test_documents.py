@@ -10,7 +10,7 @@ from itertools import product
 from pathlib import Path
 
 from runtime.settings.removed import REMOVED_SETTINGS
-from siltstone.ops.compaction import texts
+from siltstone.ops.compaction.causes import Cause
 
 ROOT = Path(__file__).resolve().parents[3]
 GLOSSARY = ROOT / "docs" / "glossary.md"
@@ -140,8 +140,7 @@ def test_the_guide_to_compaction_explains_every_code_of_explain() -> None:
     explained = {
         code for cell in re.findall(r"^\| (.*?) \|", text, re.MULTILINE) for code in re.findall("`(.+?)`", cell)
     }
-    rows = [*vars(texts).values(), *texts.BLOCKED.values()]
-    assert explained == {row.code for row in rows if isinstance(row, texts.Text)}
+    assert explained == {each.code for each in Cause}
 
 
 def test_every_decision_is_in_their_list() -> None:

@@ -10,19 +10,20 @@ from typing import Any
 
 import pytest
 
+from compactor.merging.cursors import Cursors
+from compactor.merging.kway_merge import InputExtent, InputFile, MergeInputError
 from compactor.planning.plan import explain_plan
-from compactor.planning.spec import PlanOptions
+from compactor.planning.spec import MIB, PlanOptions
 from metadata.contract.compactors import CompactionView, FileView, PartitionView
 from metadata.contract.files import L0File
 from metadata.contract.jobs import JobState, MergeJob
 from metadata.rules.jobs import UNREADABLE
 from metadata.rules.packed_index import IndexRow, encode_index
-from siltstone.ops.compaction.evidence import Evidence, Reason
-from siltstone.ops.compaction.reasons import explain
-from siltstone.ops.compaction.report import PartitionState, partition_states
-from siltstone.ops.compaction.shown import brief_lines, states_json, troubles_json
-from siltstone.ops.compaction.trouble import troubled_by_partition
+from siltstone.ops.compaction.evidence import Evidence, PartitionState, partition_states, troubled_by_partition
+from siltstone.ops.compaction.reasons import Reason, explain
+from siltstone.ops.compaction.report import brief_lines, states_json, troubles_json
 from siltstone.ops.hint_options import HintOptions
+from storage.memory import MemoryStore
 from tests.fixtures.compaction_views import COMPACT, NOW_MS, extent, file, job, partition, view
 
 OPTIONS = PlanOptions()
@@ -49,7 +50,7 @@ def judged(
     plan = explain_plan(seen, OPTIONS)
     troubled = troubled_by_partition(seen, views, l0_files)
     evidence = Evidence(
-        now_ms=NOW_MS,
+        topic="users",
         options=OPTIONS,
         view=seen,
         plan=plan,
@@ -57,13 +58,13 @@ def judged(
         compactors=[(9, "host")],
         **known,
     )
-    states = partition_states(views, now_ms=NOW_MS, options=OPTIONS, view=seen)
-    return states, explain("users", states, evidence)
+    states = partition_states(views, OPTIONS, seen)
+    return states, explain(states, evidence)
 
 
 def only(found: Sequence[Reason], code: str) -> Reason:
-    [reason] = [each for each in found if each.code == code] or [None]
-    assert reason is not None, [each.code for each in found]
+    [reason] = [each for each in found if each.cause.code == code] or [None]
+    assert reason is not None, [each.cause.code for each in found]
     return reason
 
 
@@ -82,16 +83,15 @@ def test_a_lost_l0_object_names_file_offsets_job_and_remedy() -> None:
     failed = job(14, JobState.FAILED, error=GONE, kind="level", spec={"l0_file_ids": [4, 5]})
     states, found = judged([HOLED], view(lost()), [l0(5, (1, 50, 59), (9, 0, 4))], jobs=[failed], hints=hints)
     reason = only(found, "object lost")
-    assert (
-        f"has offsets 50 to 59 in L0 file 5, whose object is lost ({KEY}): job 14 (level) failed on it 2m00s ago: "
-        in (reason.says)
+    assert f"has offsets 50 to 59 in L0 file 5, whose object is lost ({KEY}): job 14 (level) failed on it: " in (
+        reason.says
     )
     assert "is not in the object store" in reason.says and "tried again in 1m00s" in reason.says
     assert "retention stops there (the log start is 0)" in reason.says
     assert "`siltstone fsck --data X` shows what is missing (FILE-1)" in reason.remedy
-    assert "below offset 60" in reason.remedy and "those of the 1 other partition in that file" in reason.remedy
+    assert "below offset 60" in reason.remedy and "those of all other partitions in that file" in reason.remedy
     # and no line promises that lost records go to L1 in a minute, or reports the failure twice
-    assert {each.code for each in found}.isdisjoint({"in L0", "failed", "clean"})
+    assert {each.cause.code for each in found}.isdisjoint({"in L0", "failed", "clean"})
     # describe reports it in one line
     assert brief_lines(found) == [reason.says.replace("partition 0", "Partition 0")]
     [shown] = states_json(states, found)
@@ -120,16 +120,25 @@ def test_what_else_lies_in_l0_is_still_told() -> None:
 def test_a_plain_topic_hears_of_it_too() -> None:
     plain = replace(HOLED, configs={})
     _, found = judged([plain], view(lost()), [l0(5, (1, 50, 59))])
-    assert [each.code for each in found] == ["plain", "object lost"]
+    assert [each.cause.code for each in found] == ["plain", "object lost"]
     assert len(brief_lines(found)) == 1
     _, found = judged([plain], view(file(5, 0)), [l0(5, (1, 50, 59))])
-    assert [each.code for each in found] == ["plain"] and brief_lines(found) == []
+    assert [each.cause.code for each in found] == ["plain"] and brief_lines(found) == []
 
 
 def test_what_is_deleted_of_a_lost_object_is_no_trouble() -> None:
     gone = partition(extent(60, 99), end=100, log_start=60, cleaned_through=100)
     _, found = judged([gone], view(lost()), [l0(5, (1, 50, 59))])
-    assert [each.code for each in found] == ["clean"] and troubles_json(found) == []
+    assert [each.cause.code for each in found] == ["clean"] and troubles_json(found) == []
+
+
+async def test_the_error_of_a_merge_without_its_object_is_known_as_a_lost_object() -> None:
+    asked = InputExtent(1, 50, 59, 5, KEY, 0, 9, True, 10, 0, 0, 0, False, None)
+    files = {5: InputFile(file_id=5, key=KEY, size_bytes=9, is_l0=True)}
+    with pytest.raises(MergeInputError) as raised:
+        await anext(Cursors(MemoryStore(), [asked], files, budget_bytes=MIB).chunks(asked))
+    _, found = judged([HOLED], view(lost(trouble=str(raised.value))), [l0(5, (1, 50, 59))])
+    assert only(found, "object lost") and str(raised.value) == GONE
 
 
 def test_trouble_of_another_kind_is_not_called_lost() -> None:
@@ -142,14 +151,14 @@ def test_trouble_of_another_kind_is_not_called_lost() -> None:
 
 def test_a_request_is_not_called_next_while_a_lost_object_is_in_its_way() -> None:
     _, found = judged([replace(HOLED, requested_through_offset=100)], view(lost()), [l0(5, (1, 50, 59))])
-    assert only(found, "asked for").says.endswith("records that merges cannot read are in the way.")
+    assert only(found, "asked for").says.endswith("it is not planned yet: see the other reasons.")
 
 
 def test_many_files_in_trouble_are_counted() -> None:
     files = [replace(lost(), file_id=each) for each in range(15, 22)]
     rows = [l0(each, (1, each * 10 - 100, each * 10 - 91)) for each in range(15, 22)]
     _, found = judged([partition(extent(0, 49), end=120)], view(*files), rows)
-    assert len([each for each in found if each.code == "object lost"]) == 5
+    assert len([each for each in found if each.cause.code == "object lost"]) == 5
     assert "has records in 2 more places that merges fail to read" in only(found, "file in trouble").says
     assert "file 15, whose object is lost" in troubles_json(found)[0]["says"]
     assert [line.split()[2] for line in brief_lines(found)] == ["has", "is"], "its trouble, and a pass that is due"
@@ -158,43 +167,34 @@ def test_many_files_in_trouble_are_counted() -> None:
 # ---- unreadable batches
 
 
-def told(job_id: int, *, batches: int = 2, first: int = 4, partition_id: int = 1, rows: Any = None) -> MergeJob:
+def told(job_id: int, *, batches: int = 2, first: int = 4, partition_id: int = 1) -> MergeJob:
     row = {"partition_id": partition_id, "batches": batches, "first_offset": first, "reason": "offset deltas"}
-    return replace(job(job_id, JobState.DONE), result={UNREADABLE: [row] if rows is None else rows})
+    return replace(job(job_id, JobState.DONE), result={UNREADABLE: [row]})
 
 
 WRITTEN = partition(extent(0, 99), end=100, cleaned_through=100)
 BY_12 = view(file(7, 2, run_id=12))
 
 
-def test_unreadable_batches_name_the_job_that_met_them_first_and_what_they_mean() -> None:
-    _, found = judged([WRITTEN], BY_12, unreadable_jobs=[told(12), told(11)])
+def test_unreadable_batches_name_the_job_that_met_them_and_what_they_mean() -> None:
+    _, found = judged([WRITTEN], BY_12, unreadable_jobs=[told(12), told(11, first=2)])
     reason = only(found, "unreadable batches")
     assert (
         "partition 0 has 2 batches whose records cannot be read, the first at offset 4: offset deltas." in reason.says
     )
-    assert "Known since job 11 (forced) 2m00s ago" in reason.says and "consumers get" in reason.says
+    assert "Known from job 12 (forced), 2m00s ago" in reason.says and "consumers get" in reason.says
     assert "siltstone file inspect l2/" in reason.remedy and "seek past" in reason.remedy
 
 
-@pytest.mark.parametrize(
-    "job_told",
-    [
-        told(11),
-        told(12, partition_id=2),
-        told(12, rows="of another release"),
-        told(12, rows=[{"partition_id": 1, "batches": "2"}, 7]),
-    ],
-    ids=["written anew since", "of another partition", "no list", "no rows"],
-)
-def test_what_was_written_anew_or_is_not_known_is_not_told(job_told: MergeJob) -> None:
+@pytest.mark.parametrize("job_told", [told(11), told(12, partition_id=2)], ids=["merged since", "of another partition"])
+def test_what_no_present_file_of_the_partition_has_is_not_told(job_told: MergeJob) -> None:
     _, found = judged([WRITTEN], BY_12, unreadable_jobs=[job_told])
-    assert [each.code for each in found] == ["clean"]
+    assert [each.cause.code for each in found] == ["clean"]
 
 
 def test_unreadable_batches_below_the_log_start_are_gone() -> None:
     moved = partition(extent(0, 99), end=100, log_start=50, cleaned_through=100, configs=COMPACT)
     _, found = judged([moved], BY_12, unreadable_jobs=[told(12, batches=1)])
-    assert [each.code for each in found] == ["clean"]
+    assert [each.cause.code for each in found] == ["clean"]
     _, found = judged([moved], BY_12, unreadable_jobs=[told(12)])
     assert "Those below the log start (50) are deleted since" in only(found, "unreadable batches").says

@@ -11,10 +11,10 @@ from compactor.planning.plan import explain_plan
 from compactor.planning.spec import MIB
 from metadata.contract.jobs import JobState, MergeJob
 from runtime.text import numbers_text
-from siltstone.ops.compaction.evidence import Evidence, Reason, joined
-from siltstone.ops.compaction.reasons import explain
-from siltstone.ops.compaction.report import PartitionState, partition_states
-from siltstone.ops.compaction.shown import brief_lines, states_json
+from siltstone.ops.compaction.causes import Cause
+from siltstone.ops.compaction.evidence import Evidence, PartitionState, partition_states
+from siltstone.ops.compaction.reasons import Reason, explain
+from siltstone.ops.compaction.report import brief_lines, joined, states_json
 from tests.fixtures.compaction_views import job
 from tests.fixtures.plan_views import view_of
 
@@ -23,20 +23,20 @@ def judged(text: str, jobs: Sequence[MergeJob] = (), **known: Any) -> tuple[Sequ
     view, options = view_of(text)
     plan = explain_plan(view, options)
     evidence = Evidence(
-        now_ms=view.now_ms, options=options, view=view, plan=plan, jobs=jobs, compactors=[(9, "host")], **known
+        topic="users", options=options, view=view, plan=plan, jobs=jobs, compactors=[(9, "host")], **known
     )
-    states = partition_states(view.partitions, now_ms=view.now_ms, options=options, view=view)
-    return states, explain("users", states, evidence)
+    states = partition_states(view.partitions, options, view)
+    return states, explain(states, evidence)
 
 
 def only(found: Sequence[Reason], code: str) -> Reason:
-    [reason] = [each for each in found if each.code == code] or [None]
-    assert reason is not None, [each.code for each in found]
+    [reason] = [each for each in found if each.cause.code == code] or [None]
+    assert reason is not None, [each.cause.code for each in found]
     return reason
 
 
 def codes(found: Sequence[Reason]) -> set[str]:
-    return {each.code for each in found}
+    return {each.cause.code for each in found}
 
 
 ALL_TAKEN = """
@@ -75,7 +75,7 @@ def test_a_pass_for_spark_without_a_place_names_the_setting_of_those() -> None:
 def test_a_pass_without_a_place_names_the_setting_and_does_not_promise_seconds() -> None:
     states, found = judged(ALL_TAKEN)
     reason = next(each for each in found if each.partition == 2)
-    assert reason.code == "no place for jobs"
+    assert reason.cause.code == "no place for jobs"
     assert "is not planned: due (dirty ratio 1.00 over 0.50, 90 MiB dirty), all jobs are taken" in reason.says
     # the reason names the setting with its value, and the part of it that has no setting of its own
     assert "all jobs are taken: compactor.jobs.max is 8, of which at most 4 may be passes over one" in reason.says
@@ -89,13 +89,13 @@ def test_a_pass_without_a_place_names_the_setting_and_does_not_promise_seconds()
 
 def test_partitions_that_say_the_same_are_joined_and_others_are_not() -> None:
     _, found = judged(ALL_TAKEN)
-    said = [line.says.partition(" is ")[0] for line in joined(found)]
+    said = [text.partition(" is ")[0] for text, _ in joined(found)]
     assert said == ["Each of partitions 0-1", "Partition 2"]
-    whole = Reason(code="x", partition=None, says="orders is small")
-    alike = [Reason(code="y", partition=each, says=f"partition {each} is far") for each in (0, 2)]
-    assert [line.says for line in joined([alike[0], whole, alike[1]])] == ["Each of partitions 0, 2 is far", whole.says]
+    whole = Reason(Cause.PLAIN, None, "orders is small", "")
+    alike = [Reason(Cause.DUE, each, "is far", "") for each in (0, 2)]
+    assert [text for text, _ in joined([alike[0], whole, alike[1]])] == ["Each of partitions 0, 2 is far", whole.says]
     apart = [alike[0], replace(alike[1], remedy="go")]
-    assert [line.says for line in joined(apart)] == ["Partition 0 is far", "Partition 2 is far"]
+    assert [text for text, _ in joined(apart)] == ["Partition 0 is far", "Partition 2 is far"]
 
 
 def test_numbers_are_told_as_ranges_and_counted_beyond_a_dozen() -> None:
@@ -161,7 +161,7 @@ def test_what_a_running_job_holds_names_the_job() -> None:
 
 def test_a_request_behind_something_says_so_instead_of_next() -> None:
     _, found = judged(HELD.replace("hw=200", "hw=200 requested=200"))
-    assert only(found, "asked for").says.endswith("it is not planned yet, for the reason below.")
+    assert only(found, "asked for").says.endswith("it is not planned yet: see the other reasons.")
 
 
 def test_what_waits_for_passes_and_what_is_kept_free_for_it() -> None:
@@ -180,7 +180,7 @@ def test_what_waits_for_passes_and_what_is_kept_free_for_it() -> None:
         """,
         [job(31, JobState.RUNNING, spec={"extent_ids": [1000]})],
     )
-    by_passes = [each for each in found if each.code == "held by passes"]
+    by_passes = [each for each in found if each.cause.code == "held by passes"]
     assert [each.partition for each in by_passes] == [0, 1]
     assert (
         "has records in files that wait for a merge: daily: 2 of 3 compacted L2 runs: due, 1 held" in by_passes[0].says

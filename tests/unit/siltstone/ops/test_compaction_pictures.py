@@ -13,17 +13,7 @@ from rich.console import Console
 from compactor.planning.spec import MIB
 from metadata.contract.compactors import PartitionView
 from metadata.contract.leveled import FileClass
-from siltstone.ops.compaction.frame import (
-    Boundary,
-    ReadRecord,
-    Removed,
-    StripRecord,
-    draw,
-    frame_of,
-    level_of,
-    levels_text,
-    shown,
-)
+from siltstone.ops.compaction.frame import Frame, ReadRecord, latest, level_of, levels_text, shown, strip
 from siltstone.ops.levels_report import bar, levels_json, levels_of, picture, share
 from tests.fixtures.compaction_views import NOW_MS, extent, file, partition, view
 
@@ -112,38 +102,46 @@ WRITTEN = records(
 )
 
 
-def frame(read: Sequence[ReadRecord], seen: PartitionView, *, read_from: int = 0, lines: int = 20) -> Any:
-    return frame_of(read, seen, dirty_ratio=0.5, now_ms=NOW_MS, read_from=read_from, strip_lines=lines)
+def frame(read: Sequence[ReadRecord], seen: PartitionView, *, read_from: int = 0, lines: int = 20) -> Frame:
+    return Frame(records=read, view=seen, dirty_ratio=0.5, now_ms=NOW_MS, read_from=read_from, lines=lines)
+
+
+def strip_of(read: Sequence[ReadRecord], seen: PartitionView) -> list[tuple[int, str]]:
+    """(offset, text) of each line."""
+    return [(line.offset, line.text) for line in strip(frame(read, seen))]
 
 
 def test_superseded_records_are_struck_and_the_latest_values_stand_beside() -> None:
     # given alice, bob and carol, none of them compacted
     before = frame(WRITTEN, partition(end=6))
-    assert [line.mark for line in before.strip if isinstance(line, StripRecord)] == ["x", "x", "x", " ", "∅", " "]
-    assert before.latest == {b"alice": (5, b"3"), b"carol": (3, b"1")}
+    assert [line.mark for line in strip(before)] == ["x", "x", "x", " ", "∅", " "]
+    assert latest(WRITTEN) == {b"alice": (5, b"3"), b"carol": (3, b"1")}
     # when a pass went over them, then one line stands for the removed records, in their place, and the table is the
     # same
-    after = frame(WRITTEN[3:], partition(extent(0, 5), end=6, cleaned_through=6))
-    assert after.strip[0] == Removed(0, 2)
-    assert after.latest == before.latest
+    after = strip_of(WRITTEN[3:], partition(extent(0, 5), end=6, cleaned_through=6))
+    assert after[0] == (0, "… 3 removed")
+    assert latest(WRITTEN[3:]) == latest(WRITTEN)
+
+
+BORDER = "─── clean above, head below ───"
 
 
 def test_the_line_between_clean_and_head_is_drawn_once_where_it_belongs() -> None:
     cleaned = partition(extent(0, 3), end=6, cleaned_through=4)
-    assert [line for line in frame(WRITTEN, cleaned).strip if isinstance(line, Boundary)] == [Boundary(4)]
-    assert frame(WRITTEN, cleaned).strip[4] == Boundary(4)
+    assert [line for line in strip_of(WRITTEN, cleaned) if line[1] == BORDER] == [(4, BORDER)]
+    assert strip_of(WRITTEN, cleaned)[4] == (4, BORDER)
     # in the middle of the removed records
-    gap = frame(WRITTEN[5:], cleaned).strip
-    assert list(gap[:3]) == [Removed(0, 3), Boundary(4), Removed(4, 4)]
+    assert strip_of(WRITTEN[5:], cleaned)[:3] == [(0, "… 4 removed"), (4, BORDER), (4, "… 1 removed")]
+    assert strip_of([], cleaned) == [(0, "… 4 removed"), (4, BORDER), (4, "… 2 removed")]
     # at the very end, and where nothing is read
-    assert frame(WRITTEN, partition(extent(0, 5), end=6, cleaned_through=6)).strip[-1] == Boundary(6)
-    assert list(frame([], partition(end=0)).strip) == []
+    assert strip_of(WRITTEN, partition(extent(0, 5), end=6, cleaned_through=6))[-1] == (6, BORDER)
+    assert strip_of([], partition(end=0)) == []
 
 
 def test_reading_that_begins_late_is_said() -> None:
     late = frame(WRITTEN[4:], partition(end=6), read_from=4)
     assert drawn(late).count("only of records from offset 4") == 1
-    assert late.latest == {b"alice": (5, b"3")}
+    assert latest(WRITTEN[4:]) == {b"alice": (5, b"3")}
 
 
 def test_a_frame_shows_levels_marks_and_values() -> None:
@@ -158,7 +156,7 @@ def test_a_frame_shows_levels_marks_and_values() -> None:
 
 def drawn(what: Any, *, width: int = 140) -> str:
     console = Console(file=StringIO(), width=width)
-    console.print(draw(what, latest_lines=10))
+    console.print(what)
     assert isinstance(console.file, StringIO)
     return console.file.getvalue()
 
@@ -184,7 +182,8 @@ def test_offsets_and_levels_stay_whole_at_80_columns_however_long_keys_and_value
 
 
 def test_the_last_lines_of_the_strip_are_kept() -> None:
-    assert len(frame(WRITTEN, partition(end=6), lines=2).strip) == 2
+    text = drawn(frame(WRITTEN, partition(end=6), lines=2))
+    assert "bob = ∅" in text and "alice = 3" in text and "carol = 1" not in text
 
 
 def test_an_offset_lies_in_the_extent_that_holds_it_or_in_l0() -> None:

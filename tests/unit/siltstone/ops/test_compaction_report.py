@@ -8,20 +8,20 @@ from typing import Any
 
 import pytest
 
+from compactor.planning.plan import Plan
 from compactor.planning.spec import MIB, PlanOptions
 from metadata.contract.compactors import PartitionView
 from metadata.contract.jobs import JobState
 from metadata.contract.leveled import FileClass
-from siltstone.ops.compaction.evidence import Evidence, Reason
-from siltstone.ops.compaction.reasons import explain
-from siltstone.ops.compaction.report import (
+from siltstone.ops.compaction.evidence import (
+    Evidence,
     fraction_of,
     is_compacted,
-    job_text,
     partition_states,
+    troubled_by_partition,
 )
-from siltstone.ops.compaction.shown import states_json
-from siltstone.ops.compaction.trouble import troubled_by_partition
+from siltstone.ops.compaction.reasons import Reason, explain
+from siltstone.ops.compaction.report import states_json
 from siltstone.ops.hint_options import HintOptions
 from tests.fixtures.compaction_views import COMPACT, DAY_MS, HOUR_MS, NOW_MS, extent, file, job, partition, view
 
@@ -32,15 +32,15 @@ NO_FILES = view()
 def reasons(*views: PartitionView, options: PlanOptions = OPTIONS, **known: Any) -> Sequence[Reason]:
     seen = known.get("view", NO_FILES)
     known["troubled"] = troubled_by_partition(seen, views, ())
-    given: dict[str, Any] = {"compactors": [(9, "host")], "view": seen, **known}
-    evidence = Evidence(now_ms=NOW_MS, options=options, **given)
-    states = partition_states(views, now_ms=NOW_MS, options=options, view=evidence.view)
-    return explain("users", states, evidence)
+    given: dict[str, Any] = {"compactors": [(9, "host")], "view": seen, "plan": Plan(specs=(), notes=()), **known}
+    evidence = Evidence(topic="users", options=options, **given)
+    states = partition_states(views, options, evidence.view)
+    return explain(states, evidence)
 
 
 def only(found: Sequence[Reason], code: str) -> Reason:
-    matching = [reason for reason in found if reason.code == code]
-    assert len(matching) == 1, [reason.code for reason in found]
+    matching = [reason for reason in found if reason.cause.code == code]
+    assert len(matching) == 1, [reason.cause.code for reason in found]
     return matching[0]
 
 
@@ -53,9 +53,7 @@ CLEAN = partition(extent(0, 99), end=100, cleaned_through=100, last_cleaned_ms=N
 def test_the_head_is_what_no_pass_has_seen_and_l0_is_what_lies_above_the_unbroken_stretch() -> None:
     # given a log cleaned through 60, leveled through 90, written through 100
     (state,) = partition_states(
-        [partition(extent(0, 59), extent(60, 89, level=1), end=100, cleaned_through=60)],
-        now_ms=NOW_MS,
-        options=OPTIONS,
+        [partition(extent(0, 59), extent(60, 89, level=1), end=100, cleaned_through=60)], OPTIONS, NO_FILES
     )
     assert (state.head_offsets, state.head_bytes, state.l0_offsets) == (40, 3000, 10)
     assert state.dirtiness.ratio == pytest.approx(3000 / 9000)
@@ -66,7 +64,7 @@ def test_the_head_is_what_no_pass_has_seen_and_l0_is_what_lies_above_the_unbroke
 
 def test_partitions_are_shown_in_the_order_of_their_numbers() -> None:
     views = [partition(end=0, number=2), partition(end=0, number=0), partition(end=0, number=1)]
-    assert [state.view.partition for state in partition_states(views, now_ms=NOW_MS, options=OPTIONS)] == [0, 1, 2]
+    assert [state.view.partition for state in partition_states(views, OPTIONS, NO_FILES)] == [0, 1, 2]
 
 
 def test_a_policy_is_compacted_by_override_not_by_default() -> None:
@@ -122,14 +120,14 @@ def test_a_policy_is_compacted_by_override_not_by_default() -> None:
     ],
 )
 def test_what_a_partition_waits_for_is_said_when_it_is_not_due(seen: PartitionView, waits: str) -> None:
-    states = partition_states([seen], now_ms=NOW_MS, options=OPTIONS)
+    states = partition_states([seen], OPTIONS, NO_FILES)
     [shown] = states_json(states, reasons(seen))
     assert (shown["due"], shown["held"], shown["waits"]) == ("", "", waits)
 
 
 def test_one_that_is_due_waits_for_nothing() -> None:
     due = partition(extent(0, 99, level=1, length=99 * MIB), end=100)
-    [shown] = states_json(partition_states([due], now_ms=NOW_MS, options=OPTIONS), reasons(due))
+    [shown] = states_json(partition_states([due], OPTIONS, NO_FILES), reasons(due))
     assert shown["due"] and shown["waits"] == shown["held"] == ""
 
 
@@ -138,7 +136,7 @@ def test_one_that_is_due_waits_for_nothing() -> None:
 
 def test_a_plain_topic_is_told_how_to_become_compacted() -> None:
     (reason,) = reasons(partition(end=5, configs={}))
-    assert (reason.code, reason.partition) == ("plain", None)
+    assert (reason.cause.code, reason.partition) == ("plain", None)
     assert "its cleanup.policy is delete" in reason.says
     assert reason.remedy.startswith("none, if that is intended")  # because the command that follows loses records
     assert reason.remedy.endswith("`siltstone topics alter users --config cleanup.policy=compact`")
@@ -146,25 +144,25 @@ def test_a_plain_topic_is_told_how_to_become_compacted() -> None:
 
 def test_a_clean_partition_has_nothing_to_explain() -> None:
     (reason,) = reasons(CLEAN)
-    assert (reason.code, reason.partition, reason.remedy) == ("clean", 0, "")
+    assert (reason.cause.code, reason.partition, reason.remedy) == ("clean", 0, "")
     assert reason.says == "partition 0 is compacted through offset 100; there is nothing to do."
 
 
 def test_an_empty_partition_is_called_empty() -> None:
-    assert [reason.code for reason in reasons(partition(end=7, log_start=7))] == ["empty"]
+    assert [reason.cause.code for reason in reasons(partition(end=7, log_start=7))] == ["empty"]
 
 
 def test_without_a_compactor_that_is_said_first() -> None:
     found = reasons(CLEAN, compactors=())
-    assert [reason.code for reason in found] == ["no compactor", "clean"]
+    assert [reason.cause.code for reason in found] == ["no compactor", "clean"]
     assert "siltstone compactor" in found[0].remedy and found[0].partition is None
 
 
 def test_a_write_stall_is_said_when_there_are_more_l0_files_than_the_limit() -> None:
     files = view(*(file(each, 0) for each in range(1, 5)))
     assert "4 L0 files are live" in only(reasons(CLEAN, view=files, stall_files=3), "write stall").says
-    assert [reason.code for reason in reasons(CLEAN, view=files, stall_files=4)] == ["clean"]
-    assert [reason.code for reason in reasons(CLEAN, view=files, stall_files=0)] == ["clean"]
+    assert [reason.cause.code for reason in reasons(CLEAN, view=files, stall_files=4)] == ["clean"]
+    assert [reason.cause.code for reason in reasons(CLEAN, view=files, stall_files=0)] == ["clean"]
 
 
 def test_records_in_l0_are_counted_and_the_wait_is_told() -> None:
@@ -188,7 +186,7 @@ def test_records_in_l0_that_are_too_young_are_not_told_to_be_compacted_now() -> 
 def test_what_is_asked_for_and_too_young_is_not_said_to_be_next() -> None:
     lagging = {**COMPACT, "min.compaction.lag.ms": "3600000"}
     held = partition(extent(0, 99, level=1, max_timestamp_ms=NOW_MS), end=100, requested=80, configs=lagging)
-    assert "the rest is too young yet" in only(reasons(held), "asked for").says
+    assert "it is not planned yet: see the other reasons" in only(reasons(held), "asked for").says
 
 
 def test_remedies_repeat_where_the_system_is() -> None:
@@ -226,7 +224,7 @@ def test_a_partition_forced_lately_waits_for_the_interval() -> None:
     big = extent(10, 99, level=1, length=100 * MIB)
     forced = partition(extent(0, 9), big, end=100, cleaned_through=10, last_forced_ms=NOW_MS - 60_000)
     reason = only(reasons(forced), "forced lately")
-    assert "less than 15m00s ago" in reason.says and "in 14m00s" in reason.says and "does not wait" in reason.remedy
+    assert "less than 15m00s ago" in reason.says and "in 14m00s" in reason.says
     assert only(reasons(replace(forced, last_forced_ms=None)), "due").remedy == ""
 
 
@@ -257,7 +255,7 @@ def test_the_maximum_lag_tells_when_it_will_force_a_pass() -> None:
     )
     found = reasons(past)
     assert "max.compaction.lag.ms" in only(found, "due").says
-    assert "max lag" not in {reason.code for reason in found}
+    assert "max lag" not in {reason.cause.code for reason in found}
 
 
 def test_a_running_job_is_shown_with_its_progress() -> None:
@@ -270,7 +268,7 @@ def test_a_running_job_is_shown_with_its_progress() -> None:
 
 def test_a_job_of_another_partition_is_not_shown() -> None:
     other = job(12, JobState.RUNNING, spec={"partitions": [[99, 0, 0, 0, 0, 0, 0, 1, []]], "file_ids": [1]})
-    assert [reason.code for reason in reasons(CLEAN, jobs=[other])] == ["clean"]
+    assert [reason.cause.code for reason in reasons(CLEAN, jobs=[other])] == ["clean"]
     # but a merge that only copies its file is
     copied = job(13, JobState.RUNNING, spec={"partitions": [], "file_ids": [7]}, kind="purge")
     assert "job 13 (purge)" in only(reasons(CLEAN, jobs=[copied]), "running").says
@@ -278,8 +276,11 @@ def test_a_job_of_another_partition_is_not_shown() -> None:
 
 def test_a_planned_job_that_nobody_takes_says_so() -> None:
     ready = job(12, JobState.READY, attempts=0)
-    assert only(reasons(CLEAN, jobs=[ready]), "waiting for a compactor").remedy == ""
-    assert "siltstone compactor" in only(reasons(CLEAN, jobs=[ready], compactors=()), "waiting for a compactor").remedy
+    assert (
+        "job 12 (forced) waits for a compactor." in only(reasons(CLEAN, jobs=[ready]), "waiting for a compactor").says
+    )
+    tried = only(reasons(CLEAN, jobs=[replace(ready, attempts=2)]), "waiting for a compactor")
+    assert tried.says.endswith("waits for a compactor after 2 attempts.")
 
 
 def test_the_newest_failure_is_told_with_its_error() -> None:
@@ -293,7 +294,7 @@ def test_a_file_in_trouble_is_left_alone_for_a_while() -> None:
     troubled = view(file(7, 2, file_class=FileClass.COMPACTED, trouble_until_ms=NOW_MS + 30_000))
     assert "file 7" in only(reasons(CLEAN, view=troubled), "file in trouble").says
     over = view(file(7, 2, file_class=FileClass.COMPACTED, trouble_until_ms=NOW_MS))
-    assert [reason.code for reason in reasons(CLEAN, view=over)] == ["clean"]
+    assert [reason.cause.code for reason in reasons(CLEAN, view=over)] == ["clean"]
 
 
 def test_flagged_extents_are_counted_and_the_first_is_named() -> None:
@@ -315,7 +316,7 @@ def test_tombstones_below_cleaned_through_wait_for_their_time() -> None:
     assert "delete.retention.ms (1d00h)" in only(reasons(kept), "tombstones").says
     # those above it are merely dirty
     above = partition(extent(0, 89), extent(90, 99, has_tombstones=True), end=100, cleaned_through=90)
-    assert "tombstones" not in {reason.code for reason in reasons(above)}
+    assert "tombstones" not in {reason.cause.code for reason in reasons(above)}
 
 
 def test_a_request_that_stands_is_told_with_its_end() -> None:
@@ -325,11 +326,10 @@ def test_a_request_that_stands_is_told_with_its_end() -> None:
 
 def test_reasons_come_partition_by_partition() -> None:
     found = reasons(CLEAN, replace(CLEAN, partition=1, partition_id=2, high_watermark=105, last_stable_offset=105))
-    assert [(reason.partition, reason.code) for reason in found] == [(0, "clean"), (1, "in L0")]
+    assert [(reason.partition, reason.cause.code) for reason in found] == [(0, "clean"), (1, "in L0")]
     assert found[1].as_json()["partition"] == 1
 
 
 def test_a_fraction_that_is_no_number_counts_as_nothing_done() -> None:
     assert fraction_of(job(1, JobState.RUNNING, progress={"fraction": "most"})) == 0.0
     assert fraction_of(job(1, JobState.RUNNING, progress={"fraction": 7})) == 1.0
-    assert job_text(job(1, JobState.READY), NOW_MS) == "job 1 (forced)"
