@@ -66,6 +66,7 @@ def let_go(metadata: MetadataThread, pins: Iterable[Pin]) -> None:
     """Drop the pins. A failure must not end a query or delay its end: a pin runs out by itself."""
     try:
         for pin in pins:
+            # The first failure ends the loop: with Postgres away, trying the others only delays the query's end.
             metadata.call(_unpin(pin), retry_ms=0)
     except SiltstoneError as error:
         _log.warning("pin not let go of", error=str(error))
