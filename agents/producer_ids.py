@@ -28,8 +28,9 @@ class ProducerIds:
         async with self._lock:
             now_ms = self._clock.monotonic_ms()
             if not self._block or now_ms >= self._until_ms:
-                # Counted from before the call: the store dates the block at some moment after this one.
-                self._until_ms = now_ms + BLOCK_MS
                 self._block = await self._metadata.allocate_producer_ids(BLOCK_IDS)
+                # Counted from before the call: the store dates the block at some moment after that. Set only now: if
+                # the call fails, the old block stays expired.
+                self._until_ms = now_ms + BLOCK_MS
             taken, self._block = self._block[0], self._block[1:]
             return taken
