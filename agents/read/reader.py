@@ -123,7 +123,12 @@ class Reader:
             # The last try is not looked at again: its errors are the answer.
             for _ in range(PLANS_MAX - 1):
                 reading = await self._read(found, wants, bytes_max, wait_bound)
-                if not await self._look_again(found, wants, reading, wait_bound):
+                try:
+                    plan_again = await self._look_again(found, wants, reading, wait_bound)
+                except BaseException:
+                    reading.release()  # the client went away: nobody else knows these bytes
+                    raise
+                if not plan_again:
                     return reading
                 reading.release()
             return await self._read(found, wants, bytes_max, wait_bound)
