@@ -59,6 +59,9 @@ _XERIAL_HEADER = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
 _XERIAL_BLOCK_BYTES = 32 * 1024
 _I32 = struct.Struct(">i")
 _GZIP_WBITS = 16 + zlib.MAX_WBITS
+_GZIP_WINDOW_BYTES = 256
+"""Input for a later gzip member at first; it doubles until the member ends. zlib copies the input behind the end of a
+member, so windows that held all of the rest would make many small members cost quadratic time."""
 _LZ4_MAGIC = b"\x04\x22\x4d\x18"
 _LZ4_STEP_BYTES = 1 << 20
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
@@ -124,26 +127,31 @@ def _too_large(codec: Codec, bytes_max: int) -> DecompressedTooLargeError:
 
 
 def _decompress_gzip(data: Body, bytes_max: int) -> bytes:
-    members: list[bytes] = []
+    view = memoryview(data)
+    parts: list[bytes] = []
     left = bytes_max
-    rest: Body = data
-    while True:
-        stream = zlib.decompressobj(_GZIP_WBITS)
+    position, end = 0, len(view)
+    # The first member, which as a rule is the only one, gets all of the input at once.
+    stream, window_bytes = zlib.decompressobj(_GZIP_WBITS), end
+    while position < end or not stream.eof:
+        if stream.eof:
+            stream, window_bytes = zlib.decompressobj(_GZIP_WBITS), _GZIP_WINDOW_BYTES
+        if position == end:
+            raise CodecError("gzip data is cut short")
+        piece = view[position : position + window_bytes]
         try:
             # One byte more than is allowed tells "just fits" from "too much". zlib grows its buffer as output comes,
             # so a large bound costs nothing by itself.
-            member = stream.decompress(rest, left + 1)
+            part = stream.decompress(piece, left + 1)
         except zlib.error as error:
             raise CodecError(f"gzip data is damaged: {error}") from error
-        if len(member) > left:
+        if len(part) > left:
             raise _too_large(Codec.GZIP, bytes_max)
-        if not stream.eof:
-            raise CodecError("gzip data is cut short")
-        members.append(member)
-        left -= len(member)
-        rest = stream.unused_data
-        if not rest:
-            return members[0] if len(members) == 1 else b"".join(members)
+        parts.append(part)
+        left -= len(part)
+        position += len(piece) - len(stream.unused_data)
+        window_bytes *= 2
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 # snappy

@@ -7,6 +7,7 @@ import random
 import struct
 import threading
 import tracemalloc
+import zlib
 
 import cramjam
 import lz4.frame
@@ -53,6 +54,31 @@ def test_gzip_of_several_members_reads_as_one() -> None:
     assert decompress(Codec.GZIP, gzip.compress(b"one") + gzip.compress(b"two"), bytes_max=6) == b"onetwo"
     with pytest.raises(DecompressedTooLargeError):
         decompress(Codec.GZIP, gzip.compress(b"one") + gzip.compress(b"two"), bytes_max=5)
+
+
+def test_many_small_gzip_members_cost_as_much_time_as_they_have_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, fed = zlib.decompressobj, [0]
+
+    class Counting:
+        """Counts the input bytes: zlib copies those of them that lie behind the end of the member."""
+
+        def __init__(self, wbits: int) -> None:
+            self._stream = real(wbits)
+
+        def decompress(self, data: memoryview, max_length: int) -> bytes:
+            fed[0] += len(data)
+            return self._stream.decompress(data, max_length)
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self._stream, name)
+
+    monkeypatch.setattr(zlib, "decompressobj", Counting)
+    costs: list[int] = []
+    for members in (1000, 2000):
+        fed[0] = 0
+        assert decompress(Codec.GZIP, gzip.compress(b"") * members, bytes_max=0) == b""
+        costs.append(fed[0])
+    assert costs[1] < 2.1 * costs[0]
 
 
 def test_snappy_is_written_in_java_blocks_of_32_kib() -> None:
