@@ -263,7 +263,7 @@ class WritePath:
         except WriterFencedError as error:
             # Another agent registered our address after us: this file can never be committed, the next ones may be.
             self._give_up(file, ErrorCode.NOT_LEADER_OR_FOLLOWER, str(error))
-            return await self._lease.renew(file.lease)
+            return await self._renew(file.lease)
         except CommitRefusedError as error:
             return self._give_up(file, ErrorCode.KAFKA_STORAGE_ERROR, str(error))
         self._metrics.commits_total.labels(outcome="committed").inc()
@@ -271,6 +271,14 @@ class WritePath:
         self._on_committed(file, committed)
         self._answer(file, committed.results)
         return None
+
+    async def _renew(self, fenced: WriterLease) -> None:
+        # Nothing is raised: the caller would give the file up a second time. The next file is fenced too and tries
+        # again, unless the agent halts.
+        try:
+            await self._lease.renew(fenced)
+        except Exception:
+            _log.exception("lease not renewed, the next file tries again")
 
     async def _commit_until_answered(self, file: FileOnItsWay) -> Committed:
         # Built once, because only a call with the same key gets the stored answer of an earlier one.
