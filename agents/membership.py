@@ -195,6 +195,9 @@ class Membership:
                     await self.renew(lease)
                 except (SchemaMismatchError, WentBackError):
                     return  # and the agent halts
+                except Exception as error:  # the next beat is fenced too, and renews again
+                    self._metrics.lease_errors_total.inc()
+                    _log.warning("lease not renewed, the next beat tries again", error=str(error))
             except (SchemaMismatchError, WentBackError) as error:
                 self._halt(error)
                 return

@@ -8,10 +8,16 @@ from collections.abc import Sequence
 import pytest
 
 from agents.membership import CLOCK_APART_MS, NOTICE_MS, Membership
-from metadata.contract.errors import MetadataUnavailableError, SchemaMismatchError, WentBackError
+from metadata.contract.errors import (
+    MetadataUnavailableError,
+    RightsMissingError,
+    SchemaMismatchError,
+    WentBackError,
+)
 from metadata.contract.leases import BEAT_MS, LEASE_MS, AgentAddress, AgentInfo, WriterLease
 from metadata.memory.store import MemoryDatabase, MemoryMetadata
 from runtime.clock import ManualClock
+from runtime.errors import BugError
 from runtime.metrics import Metrics
 from runtime.runtime import Runtime
 from tests.fixtures.metadata_parts import Part
@@ -44,12 +50,16 @@ class Away(Part):
     beats = 0
     lists_nobody = False
     takes_us = True
+    refuses: Exception | None = None
+    """The error of every registration."""
     halts: Exception | None = None
     """The error of every new connection."""
 
     async def register_agent(self, address: AgentAddress) -> WriterLease:
         if not self.takes_us:
             raise SchemaMismatchError("too old")
+        if self.refuses:
+            raise self.refuses
         if self.halts:
             raise self.halts
         return await self.inner.register_agent(address)
@@ -105,6 +115,27 @@ async def test_one_that_is_fenced_and_may_not_register_any_more_says_so_and_beat
     beats = service_of(member).beats
     await clock.pass_ms(4 * BEAT_MS)
     assert service_of(member).beats == beats
+    await member.leave()
+
+
+@pytest.mark.parametrize("reason", [RightsMissingError("permission denied"), BugError("refused")])
+async def test_one_that_is_fenced_and_may_not_register_just_now_goes_on_beating_and_registers_later(
+    reason: Exception,
+) -> None:
+    clock = TestClock()
+    [member] = await joined(1, clock)
+    told: list[Exception] = []
+    member.on_fatal = told.append
+    # when another agent has its lease, and the store refuses a new one for some beats
+    fenced_by = await service_of(member).register_agent(member._address)
+    service_of(member).refuses = reason
+    await clock.pass_ms(3 * BEAT_MS)
+    assert member.current.epoch < fenced_by.epoch
+    service_of(member).refuses = None
+    await clock.pass_ms(BEAT_MS + 100)
+    # then
+    assert member.current.epoch > fenced_by.epoch
+    assert (told, member.lease_runs) == ([], True)
     await member.leave()
 
 
