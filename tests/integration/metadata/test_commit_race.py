@@ -3,6 +3,9 @@
 A third session holds a lock that both commits need, and releases it when both are seen waiting. The commit function
 must store the batch once. A commit written as one SQL statement passes every sequential test, but stores the batch
 twice here. That statement is kept beside this file and proves that this test can fail.
+
+A repeat of a commit meets the first call on the same locks. While a session holds one of them, the repeat must wait,
+although its row is there to be read.
 """
 
 from __future__ import annotations
@@ -97,5 +100,33 @@ async def test_a_commit_in_one_statement_would_store_the_batch_twice(postgres_ur
     assert answers == [(0, False), (RECORDS, False)], "the retry was stored a second time"
     assert retried[1], "one after the other it does see duplicates"
     for line in lines:
+        await line.close()
+    await service.close()
+
+
+async def test_a_repeat_takes_the_locks_before_it_answers(postgres_url: str) -> None:
+    # given a commit that was answered
+    service = PostgresMetadata(postgres_url)
+    await service.open()
+    writer = await Writer.register(service)
+    (one,) = (await new_topic(service)).partition_ids
+    request = writer.request([sent(one, PRODUCER, 0, RECORDS)])
+    first = await service.agents.commit_l0(request)
+    holder, watcher = await connect(postgres_url), await connect(postgres_url)
+    # when it is repeated while another session holds the lock of its partition
+    await holder.execute("BEGIN")
+    await holder.execute(f"SELECT FROM watermarks WHERE partition_id = {one} FOR UPDATE")
+    repeat = asyncio.ensure_future(service.agents.commit_l0(request))
+    waits = asyncio.ensure_future(seen_waiting(watcher, 1))
+    await asyncio.wait([repeat, waits], return_when=asyncio.FIRST_COMPLETED)
+    # then it waits, and holds the lock of its writer by then
+    assert not repeat.done(), "it was answered while another session held a lock that it needs"
+    await waits
+    free = await watcher.fetch("SELECT FROM writers FOR NO KEY UPDATE SKIP LOCKED")
+    assert free == [], "it does not hold the lock of its writer"
+    # and it is answered once it has both
+    await holder.execute("COMMIT")
+    assert await repeat == first
+    for line in (holder, watcher):
         await line.close()
     await service.close()
