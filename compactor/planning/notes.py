@@ -19,26 +19,26 @@ def count_text(count: int, noun: str) -> str:
 class Blocker(Enum):
     """The thing that stands in the way of a job that a rule asks for.
 
-    The texts for people are in `siltstone/ops/compaction/causes.py`.
+    The value is the code of `siltstone topics explain`, whose texts are in `siltstone/ops/compaction/causes.py`.
     """
 
-    JOBS = "jobs"
+    JOBS = "no place for jobs"
     """No slot for a job that compactors run themselves."""
-    HEAVY_JOBS = "heavy jobs"
+    HEAVY_JOBS = "no place for heavy jobs"
     """No slot for a job that Spark runs."""
-    L0_JOBS = "L0 jobs"
+    L0_JOBS = "no place for L0 jobs"
     """No slot for a job of L0 files."""
-    FORCED_PASSES = "forced passes"
+    FORCED_PASSES = "held by passes"
     """Forced passes hold extents of its files."""
-    MERGE = "merge"
+    MERGE = "held by a merge"
     """A merge that runs, or that this plan starts, holds its records."""
-    RESERVED = "reserved"
+    RESERVED = "kept free"
     """Its files are kept free for a merge of whole runs."""
-    TROUBLE = "trouble"
+    TROUBLE = "held by trouble"
     """A merge of its files failed."""
-    SIZE = "size"
+    SIZE = "too large"
     """It is larger than a merge may be."""
-    CONFIG = "config"
+    CONFIG = "bad config"
     """A config of its topic cannot be read."""
 
 

@@ -7,13 +7,14 @@ what its rule gives.
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import Enum, unique
 
+from compactor.planning.notes import Blocker
 from siltstone.processes.spark_note import HOW_TO_ADD_SPARK
 
 _JOB = "job {job.job_id} ({job.kind})"
 _SHOW_JOB = "`siltstone jobs show {job.job_id}{hints.places}` shows more"
-_WAIT_FOR_JOBS = "wait until they end: `siltstone jobs list --state running{hints.places}` shows them"
+_RUNNING_JOBS = "`siltstone jobs list --state running{hints.places}`"
 _FAILED_JOBS = "`siltstone jobs list --state failed{hints.places}`"
 _FSCK = "`siltstone fsck{hints.places}`"
 _WAIT_OR_NOW = "wait, or {now}"
@@ -21,173 +22,146 @@ _PASSES = "of which at most {options.forced_jobs_max} may be passes over one par
 _JOBS = "`siltstone jobs list{hints.places}`"
 _MORE = f"wait. If jobs wait for a compactor ({_JOBS}), start more with `{{hints.compactor}}`; else raise "
 _IN_FILE = "has offsets {one.base_offset} to {one.last_offset} in L{one.file.level} file {one.file.file_id}"
-_TROUBLE = (
-    "({one.key}): {failed}{one.file.trouble:phrase}. It is tried again {retry}; until a merge can read it, {stops}."
-)
+_TROUBLE = "({one.key}): {failed}{error:phrase}. It is tried again {retry}; until a merge can read it, {stops}."
 
 
+@unique
 class Cause(Enum):
-    """`says` follows "partition N ", unless it is about the whole topic. An empty `remedy`: nothing has to be done."""
+    """`says` follows "partition N ", unless it is about the whole topic. An empty `remedy`: nothing has to be done.
 
-    def __init__(self, code: str, says: str, remedy: str = "") -> None:
-        self.code, self.says, self.remedy = code, says, remedy
+    The code in JSON is the name in lower case, with spaces; a third value replaces it.
+    """
+
+    def __init__(self, says: str, remedy: str = "", code: str = "") -> None:
+        self.says, self.remedy, self.code = says, remedy, code or self.name.lower().replace("_", " ")
 
     # ---- the whole topic
-    NO_PARTITIONS = "no partitions", "{topic} has no partitions."
+    NO_PARTITIONS = "{topic} has no partitions."
     PLAIN = (
-        "plain",
         "{topic} is not compacted: its cleanup.policy is {policy}. Every record stays until retention deletes it.",
         "none, if that is intended. To keep only the latest record of each key, and lose the others: `siltstone topics "
         "alter {topic} --config cleanup.policy=compact{hints.agents}`",
     )
     NO_COMPACTOR = (
-        "no compactor",
         "No compactor is running: nothing is merged, deduped or deleted.",
         "start one with `{hints.compactor}`; {now} runs one until the topic is compacted",
     )
     WRITE_STALL = (
-        "write stall",
         "{files:,} L0 files are live, more than l0.stall.files ({evidence.stall_files:,}): the compactors are behind "
         "with moving L0 files to L1, so agents delay the answers to producers.",
         "start more compactors with `{hints.compactor}`",
     )
 
     # ---- jobs
-    RUNNING = "running", f"is being merged: {_JOB}, {{done}}, for {{since_ms:age}}."
+    RUNNING = f"is being merged: {_JOB}, {{done}}, for {{since_ms:age}}."
     WAITING_FOR_MEMORY = (
-        "waiting for memory",
         f"is in {_JOB}, which has waited for {{since_ms:age}} for memory that other merges of its compactor use: "
         "compactor.memory.bytes is {evidence.memory_bytes:size}.",
         "wait until the other merge ends, or raise compactor.memory.bytes of the compactors",
     )
     RESTING = (
-        "resting",
         f"is planned: a compactor gave {_JOB} back, and it rests for {{rest_ms:age}} more: {{job.error:phrase}}.",
         f"none: a compactor tries it again by itself; {_SHOW_JOB}",
     )
-    WAITING_FOR_COMPACTOR = "waiting for a compactor", f"is planned: {_JOB} waits for a compactor{{tried}}."
+    WAITING_FOR_A_COMPACTOR = f"is planned: {_JOB} waits for a compactor{{tried}}."
     FAILED = (
-        "failed",
         f"was in {_JOB}, which failed {{since_ms:age}} ago: {{job.error:phrase}}.",
         f"none: the planner plans it again by itself; {_SHOW_JOB}",
     )
 
     # ---- nothing to do, or waiting
-    EMPTY = "empty", "holds no records."
-    CLEAN = "clean", "is compacted through offset {view.cleaned_through_offset}; there is nothing to do."
+    EMPTY = "holds no records."
+    CLEAN = "is compacted through offset {view.cleaned_through_offset}; there is nothing to do."
     ASKED_FOR = (
-        "asked for",
         "was asked to be compacted up to offset {view.requested_through_offset}, and is cleaned through "
-        "{view.cleaned_through_offset}; {then}.",
+        "{view.cleaned_through_offset}; the planner takes it when nothing that is named here is in its way.",
     )
     IN_L0 = (
-        "in L0",
         "has {state.l0_offsets:# offset} from {dirty.leveled_through_offset} on in L0 files, where nothing is deduped. "
         "L0 files go to L1 when there are {options.l0_files_min} and the oldest has waited {options.l0_wait_ms:age}, "
         "or when the oldest has waited {options.l0_wait_ms_max:age} (compaction.l0.wait.max.ms).",
         _WAIT_OR_NOW,
+        "in L0",
     )
     TOO_YOUNG = (
-        "too young",
         "keeps its last {count:# offset}, from offset {first} on, as they are: some of them are younger than "
         "min.compaction.lag.ms ({lag_ms:age}).",
         "wait, or lower it: `siltstone topics alter {topic} --config min.compaction.lag.ms=0{hints.agents}`",
     )
     OPEN_TRANSACTION = (
-        "open transaction",
         "has an open transaction from offset {view.last_stable_offset} on; no record at or above that offset is "
         "cleaned.",
         "find its producer: it must commit or abort, or its transaction.timeout.ms ends the transaction",
     )
-    DUE = "due", "is due: {state.due}. The planner takes it within seconds."
-    BELOW_RATIO = (
-        "below the dirty ratio",
+    DUE = "is due: {state.due}. The planner takes it within seconds."
+    BELOW_THE_DIRTY_RATIO = (
         "is {dirty.ratio:.2f} dirty ({dirty.dirty_bytes:size}), not above min.cleanable.dirty.ratio "
         "({dirty.ratio_min:.2f}): superseded records stay until more is written, or until the daily merge.",
         "lower min.cleanable.dirty.ratio of {topic}, or {now}",
     )
     FORCED_LATELY = (
-        "forced lately",
         "is {dirty.ratio:.2f} dirty, and had a pass of its own less than {options.forced_interval_ms:age} ago "
         "(forced.interval.ms): the next one may begin in {left_ms:age}.",
         _WAIT_OR_NOW,
     )
     FEW_DIRTY_BYTES = (
-        "few dirty bytes",
         "is {dirty.ratio:.2f} dirty, but has only {dirty.dirty_bytes:size} of dirty records. A pass of its own needs "
         "{options.forced_dirty_bytes_min:size} (forced.dirty.bytes.min), or {options.forced_dirty_wait_ms:age} since "
         "the last pass (forced.dirty.wait.ms), which is in {left_ms:age}. Merges of whole runs dedupe it too.",
         _WAIT_OR_NOW,
     )
     IN_THE_WAY = (
-        "in the way",
         "is {dirty.ratio:.2f} dirty, but a pass from the log start cannot reach the dirty records: an L0 file, or an "
         "extent that a running merge holds, lies before them.",
         _WAIT_OR_NOW,
     )
     MAX_LAG = (
-        "max lag",
         "is compacted in {left_ms:age} at the latest, when its oldest dirty records are {dirty.lag_ms_max:age} old "
         "(max.compaction.lag.ms).",
     )
     BUFFER_OVERFLOW = (
-        "buffer overflow",
         "had more keys than the dedupe buffer holds, so its last pass kept one record per key for each filling of the "
         "buffer. The next pass is deep: it reads the partition {reads} times and leaves one record per key.",
         _WAIT_OR_NOW,
     )
     TOMBSTONES = (
-        "tombstones",
         "still holds tombstones below offset {view.cleaned_through_offset}. A tombstone stays for delete.retention.ms "
         "({wait_ms:age}) after the pass that first kept it, then goes with the next pass from the log start. The "
         "values that it deleted are gone already.",
         "wait, or lower delete.retention.ms of {topic} if none of its readers is ever away that long",
     )
 
-    # ---- due, and not planned. These members have the names of the planner's `Blocker`; `note` is the planner's text.
-    JOBS = (
-        "no place for jobs",
+    # ---- due, and not planned: the codes are values of the planner's `Blocker`, and `note` is its text
+    NO_PLACE_FOR_JOBS = (
         f"{{subject}}: {{note}}: compactor.jobs.max is {{options.jobs_max}}, {_PASSES}.",
         f"{_MORE}compactor.jobs.max of the compactors",
     )
-    HEAVY_JOBS = (
-        "no place for heavy jobs",
+    NO_PLACE_FOR_HEAVY_JOBS = (
         f"{{subject}}: {{note}}: compactor.heavy.jobs.max is {{options.heavy_jobs_max}}, {_PASSES}.",
         f"{_JOBS} shows what the jobs on Spark do",
     )
-    L0_JOBS = (
-        "no place for L0 jobs",
+    NO_PLACE_FOR_L0_JOBS = (
         "has records in L0, where {note}: compactor.l0.jobs.max is {options.l0_jobs_max}.",
         f"{_MORE}compactor.l0.jobs.max of the compactors",
+        "no place for L0 jobs",
     )
-    FORCED_PASSES = "held by passes", "{subject}: {note}.", _WAIT_FOR_JOBS
-    MERGE = "held by a merge", "{subject}: {note}.", _WAIT_FOR_JOBS
-    RESERVED = (
-        "kept free",
+    HELD_BY_PASSES = "{subject}: {note}.", f"wait until they end: {_RUNNING_JOBS}"
+    HELD_BY_A_MERGE = "{subject}: {note}.", f"wait until the merge ends: {_RUNNING_JOBS} shows it"
+    KEPT_FREE = (
         "{subject}: {note}: its files are kept free for a merge of whole runs, which waits for passes that hold some "
         "of them.",
         "wait",
     )
-    TROUBLE = (
-        "held by trouble",
-        "{subject}: {note}.",
-        f"{_FAILED_JOBS} shows why, and {_FSCK} what is damaged",
-    )
-    SIZE = (
-        "too large",
+    HELD_BY_TROUBLE = "{subject}: {note}.", f"{_FAILED_JOBS} shows why, and {_FSCK} what is damaged"
+    TOO_LARGE = (
         "{subject}: {note}: compaction.merge.bytes.max is {options.merge_bytes_max:size}; superseded records and "
         "tombstones stay.",
         f"raise compaction.merge.bytes.max of the compactors, or give them Spark: {HOW_TO_ADD_SPARK}",
     )
-    CONFIG = (
-        "bad config",
-        "{note}.",
-        "set the config again: `siltstone topics alter {topic} --config NAME=VALUE{hints.agents}`",
-    )
+    BAD_CONFIG = "{note}.", "set the config again: `siltstone topics alter {topic} --config NAME=VALUE{hints.agents}`"
 
     # ---- records that merges cannot read
     OBJECT_LOST = (
-        "object lost",
         f"{_IN_FILE}, whose object is lost {_TROUBLE}",
         f"{_FSCK} shows what is missing (FILE-1); put the object back under its key, byte for byte (from an older "
         "version in the bucket, or a copy). If it is gone for good, so are its records: delete those below offset "
@@ -195,20 +169,17 @@ class Cause(Enum):
         "file up to their last there",
     )
     FILE_IN_TROUBLE = (
-        "file in trouble",
         f"{_IN_FILE}, which merges fail to read {_TROUBLE}",
         f"look at {_FAILED_JOBS}, and check the object with {_FSCK}",
     )
-    MORE_IN_TROUBLE = "file in trouble", "has records in {left:# more place} that merges fail to read, after these."
+    MORE_IN_TROUBLE = "has records in {left:# more place} that merges fail to read, after these.", "", "file in trouble"
     FLAGGED = (
-        "flagged",
         "has {count:# extent} with bytes that are no sound batches; merges copy them as they are and dedupe nothing in "
         "them. The first: offsets {one.base_offset} to {one.last_offset} of file {one.file_id}: {one.flagged_reason}.",
         "look at it with `siltstone file inspect {one.key} --batches{hints.places}`, and write again the records that "
         "you need",
     )
-    UNREADABLE = (
-        "unreadable batches",
+    UNREADABLE_BATCHES = (
         "has {count:# batch} whose records cannot be read, the first at offset {first[first_offset]}: "
         "{first[reason]:phrase}. Those below the log start ({view.log_start_offset}) are deleted since. Known from "
         f"{_JOB}, {{since_ms:age}} ago. Merges leave them as they are; consumers get what the producer sent, and fail "
@@ -217,3 +188,6 @@ class Cause(Enum):
         "look with `siltstone file inspect {key} --batches{hints.places}`, and find the producer that writes them; a "
         "consumer that fails there can seek past them. To get rid of them, copy the other records to another topic",
     )
+
+
+BLOCKED = {blocker: next(each for each in Cause if each.code == blocker.value) for blocker in Blocker}

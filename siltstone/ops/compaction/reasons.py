@@ -18,7 +18,7 @@ from metadata.configs.topic import as_list, resolve
 from metadata.contract.jobs import JobState
 from metadata.rules.jobs import OBJECT_MISSING, UNREADABLE, rests
 from runtime.text import age_text, plural, size_text
-from siltstone.ops.compaction.causes import Cause
+from siltstone.ops.compaction.causes import BLOCKED, Cause
 from siltstone.ops.compaction.evidence import Evidence, PartitionState, Troubled, fraction_of, is_compacted
 
 NO_LIMIT_MS = 2**62
@@ -109,16 +109,13 @@ def _of_partition(case: _Case) -> Iterator[Reason]:
     """In this order: of the reasons about the next pass, `report.py` shows the last."""
     view, dirty, state = case.view, case.dirty, case.state
     notes = _notes(case)
-    own_note = next((each for each in notes if each.partition_id == view.partition_id), None)
     if view.high_watermark == view.log_start_offset:
         yield case.reason(Cause.EMPTY)
     yield from _of_jobs(case)
     yield from _in_trouble(case)
     yield from _damaged(case)
     if view.requested_through_offset is not None and view.cleaned_through_offset < view.requested_through_offset:
-        is_next = not (case.is_all_held or case.troubled or own_note)
-        then = "the planner takes it next" if is_next else "it is not planned yet: see the other reasons"
-        yield case.reason(Cause.ASKED_FOR, then=then)
+        yield case.reason(Cause.ASKED_FOR)
     if state.l0_offsets and not _is_all_in_trouble(case):
         in_l0 = case.reason(Cause.IN_L0)
         # `compact --now` does not help here: no record is old enough to be deduped.
@@ -128,7 +125,7 @@ def _of_partition(case: _Case) -> Iterator[Reason]:
         yield case.reason(Cause.TOO_YOUNG, count=count, first=case.held_from, lag_ms=lag_ms)
     elif view.last_stable_offset < view.high_watermark:
         yield case.reason(Cause.OPEN_TRANSACTION)
-    if own_note is None:
+    if all(each.partition_id != view.partition_id for each in notes):
         yield from _due(case)
     yield from (_not_planned(case, each) for each in notes)
     left_ms = dirty.lag_ms_max - case.evidence.ago_ms(dirty.earliest_dirty_ms)
@@ -154,10 +151,10 @@ def _of_jobs(case: _Case) -> Iterator[Reason]:
             yield case.reason(Cause.RESTING, job=job, rest_ms=job.not_before_ms - now_ms)
         elif job.state is JobState.READY:
             tried = f" after {plural(job.attempts, 'attempt')}" if job.attempts else ""
-            yield case.reason(Cause.WAITING_FOR_COMPACTOR, job=job, tried=tried)
+            yield case.reason(Cause.WAITING_FOR_A_COMPACTOR, job=job, tried=tried)
     told = {each.file.trouble for each in case.troubled}
-    failed = [each for each in case.jobs if each.state is JobState.FAILED and each.error not in told]
-    for job in failed[:1]:
+    failed = (each for each in case.jobs if each.state is JobState.FAILED and each.error not in told)
+    if (job := next(failed, None)) is not None:
         yield case.reason(Cause.FAILED, job=job, since_ms=case.evidence.ago_ms(job.finished_ms))
 
 
@@ -172,7 +169,7 @@ def _due(case: _Case) -> Iterator[Reason]:
     elif not dirty.dirty_bytes:
         return
     elif not dirty.is_over_ratio:
-        yield case.reason(Cause.BELOW_RATIO)
+        yield case.reason(Cause.BELOW_THE_DIRTY_RATIO)
     elif forced_left_ms > 0:
         yield case.reason(Cause.FORCED_LATELY, left_ms=forced_left_ms)
     elif dirty.dirty_bytes < options.forced_dirty_bytes_min and dirty_left_ms > 0:
@@ -193,7 +190,7 @@ def _not_planned(case: _Case, note: Note) -> Reason:
     is_about_file = note.partition_id is None and note.blocker is not Blocker.L0_JOBS
     subject = "has records in files that wait for a merge" if is_about_file else "is not planned"
     text = note.text.removeprefix(f"{case.evidence.topic}-{case.view.partition} ")
-    found = case.reason(Cause[note.blocker.name], subject=subject, note=text)
+    found = case.reason(BLOCKED[note.blocker], subject=subject, note=text)
     return replace(found, is_about_file=is_about_file)
 
 
@@ -204,11 +201,12 @@ def _in_trouble(case: _Case) -> Iterator[Reason]:
     """For topics of any policy: a topic that is not compacted has retention to lose."""
     now_ms = case.evidence.view.now_ms
     for one in case.troubled[:TROUBLED_SHOWN_MAX]:
-        trouble, until_ms = one.file.trouble, one.file.trouble_until_ms
-        job = next((each for each in case.jobs if each.state is JobState.FAILED and each.error == trouble), None)
+        error, until_ms = one.file.trouble, one.file.trouble_until_ms
+        job = next((each for each in case.jobs if each.state is JobState.FAILED and each.error == error), None)
         yield case.reason(
-            Cause.OBJECT_LOST if OBJECT_MISSING in trouble else Cause.FILE_IN_TROUBLE,
+            Cause.OBJECT_LOST if OBJECT_MISSING in error else Cause.FILE_IN_TROUBLE,
             one=one,
+            error=error,
             failed="" if job is None else f"job {job.job_id} ({job.kind}) failed on it: ",
             retry=f"in {age_text(until_ms - now_ms)}" if rests(until_ms, now_ms) else "now",
             stops=_stopped(case, one),
@@ -220,9 +218,12 @@ def _in_trouble(case: _Case) -> Iterator[Reason]:
 
 def _stopped(case: _Case, one: Troubled) -> str:
     policy = as_list(resolve(case.view.configs), "cleanup.policy")
-    cleaning = ", nothing from there on is cleaned" if "compact" in policy else ""
-    retention = f", retention stops there (the log start is {case.view.log_start_offset})"
-    return f"its records are not merged{cleaning}" + (retention if one.file.level == 0 and "delete" in policy else "")
+    stops = ["its records are not merged"]
+    if "compact" in policy:
+        stops.append("nothing from there on is cleaned")
+    if one.file.level == 0 and "delete" in policy:
+        stops.append(f"retention stops there (the log start is {case.view.log_start_offset})")
+    return ", ".join(stops)
 
 
 def _is_all_in_trouble(case: _Case) -> bool:
@@ -259,4 +260,4 @@ def _damaged(case: _Case) -> Iterator[Reason]:
             (each.key for each in view.extents if each.last_offset >= first["first_offset"]), view.extents[-1].key
         )
         count, ago_ms = sum(row["batches"] for row, _ in met), case.evidence.ago_ms(job.finished_ms)
-        yield case.reason(Cause.UNREADABLE, count=count, first=first, job=job, since_ms=ago_ms, key=key)
+        yield case.reason(Cause.UNREADABLE_BATCHES, count=count, first=first, job=job, since_ms=ago_ms, key=key)

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from compactor.planning.notes import Blocker
 from runtime.text import numbers_text
-from siltstone.ops.compaction.causes import Cause
+from siltstone.ops.compaction.causes import BLOCKED, Cause
 from siltstone.ops.compaction.evidence import PartitionState
 from siltstone.ops.compaction.reasons import Reason
 
 _TROUBLE = frozenset({Cause.OBJECT_LOST, Cause.FILE_IN_TROUBLE})
-_HELD = frozenset(Cause[each.name] for each in Blocker)
+_HELD = frozenset(BLOCKED.values())
 """A pass is due, but not planned."""
 _WAITS = frozenset(
     {Cause.IN_L0, Cause.TOO_YOUNG, Cause.OPEN_TRANSACTION}
-    | {Cause.BELOW_RATIO, Cause.FORCED_LATELY, Cause.FEW_DIRTY_BYTES, Cause.IN_THE_WAY}
+    | {Cause.BELOW_THE_DIRTY_RATIO, Cause.FORCED_LATELY, Cause.FEW_DIRTY_BYTES, Cause.IN_THE_WAY}
 )
 _ABOUT_PASS = _WAITS | _HELD | {Cause.DUE}
 

@@ -149,11 +149,6 @@ def test_trouble_of_another_kind_is_not_called_lost() -> None:
     assert "siltstone fsck" in reason.remedy and "lost" not in reason.says
 
 
-def test_a_request_is_not_called_next_while_a_lost_object_is_in_its_way() -> None:
-    _, found = judged([replace(HOLED, requested_through_offset=100)], view(lost()), [l0(5, (1, 50, 59))])
-    assert only(found, "asked for").says.endswith("it is not planned yet: see the other reasons.")
-
-
 def test_many_files_in_trouble_are_counted() -> None:
     files = [replace(lost(), file_id=each) for each in range(15, 22)]
     rows = [l0(each, (1, each * 10 - 100, each * 10 - 91)) for each in range(15, 22)]

@@ -159,11 +159,6 @@ def test_what_a_running_job_holds_names_the_job() -> None:
     assert "job 12 (merge)" in only(found, "running").says
 
 
-def test_a_request_behind_something_says_so_instead_of_next() -> None:
-    _, found = judged(HELD.replace("hw=200", "hw=200 requested=200"))
-    assert only(found, "asked for").says.endswith("it is not planned yet: see the other reasons.")
-
-
 def test_what_waits_for_passes_and_what_is_kept_free_for_it() -> None:
     _, found = judged(
         """
