@@ -136,7 +136,12 @@ class OffsetCommits:
             await self._some.wait()
             await self._linger()
             taken = self._under_way = self._take()
-            for each, outcome in zip(taken, await self._write(taken), strict=True):
+            try:
+                outcomes = await self._write(taken)
+            except Exception:  # the commits behind must not wait for ever
+                _log.exception("offsets not committed")
+                outcomes = [ErrorCode.COORDINATOR_NOT_AVAILABLE] * len(taken)
+            for each, outcome in zip(taken, outcomes, strict=True):
                 self._settle(each, outcome)
             self._under_way = ()
             if not self._waiting:
@@ -156,7 +161,7 @@ class OffsetCommits:
         return taken
 
     async def _write(self, taken: Sequence[WaitingCommit]) -> Sequence[Outcome]:
-        """The outcome of each commit. Errors are part of the outcome: nothing is raised."""
+        """The outcome of each commit. The store's errors are part of the outcome and are not raised."""
         batches = grouped((each.lease, each.offsets) for each in taken)
         started_ms = self._clock.monotonic_ms()
         try:

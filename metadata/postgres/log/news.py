@@ -7,12 +7,14 @@ after the commits, at most 20 times a second, without a flush. A hint may be los
 from __future__ import annotations
 
 import asyncio
-import contextlib
 
 from metadata.contract.errors import MetadataUnavailableError
 from metadata.memory.hints import Hint
 from metadata.postgres.connection import CONNECTION_ERRORS, Database, DedicatedConnection
 from metadata.postgres.driver import Connection
+from runtime.logging import get_logger
+
+_log = get_logger(__name__)
 
 NEWS = "siltstone_news"
 AGENTS = "siltstone_agents"
@@ -42,8 +44,7 @@ class News:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
-        if self._listener is not None and not self._listener.is_closed():
-            self._listener.terminate()
+        self._drop_listener()
         await self._line.close()
 
     async def notify(self) -> None:
@@ -73,7 +74,8 @@ class News:
                     connection = await self._line.get()
                     # Off for this session alone: a hint needs no flush, and nothing else is written here.
                     await connection.execute(f"SET synchronous_commit = off; {hints}")
-            except (*CONNECTION_ERRORS, MetadataUnavailableError):
+            except Exception as error:
+                _report(error)
                 self._line.drop()  # a lost hint costs others one poll interval
             # Hints that come meanwhile go together: NOTIFY takes a lock that all databases of the server share.
             await asyncio.sleep(INTERVAL_MS / 1000)
@@ -81,16 +83,30 @@ class News:
     async def _listen(self) -> None:
         while True:
             self._ended.clear()
-            with contextlib.suppress(*CONNECTION_ERRORS, MetadataUnavailableError):
+            try:
                 self._listener = await self._database.connect("siltstone-listen")
                 self._listener.add_termination_listener(self._on_end)
                 for channel in self._heard:
                     await self._listener.add_listener(channel, self._on_hint)
                 await self._ended.wait()
+            except Exception as error:
+                _report(error)
+                self._drop_listener()
             await asyncio.sleep(LISTEN_AGAIN_MS / 1000)
+
+    def _drop_listener(self) -> None:
+        if self._listener is not None and not self._listener.is_closed():
+            self._listener.terminate()
 
     def _on_hint(self, _connection: object, _pid: object, channel: str, _payload: object) -> None:
         self._heard[channel].give()
 
     def _on_end(self, *_: object) -> None:
         self._ended.set()
+
+
+def _report(error: Exception) -> None:
+    # A lost connection is ordinary. Any other error also fails the process's own calls, and they decide whether it
+    # halts. The tasks here go on, because nobody would notice their end.
+    if not isinstance(error, (*CONNECTION_ERRORS, MetadataUnavailableError)):
+        _log.warning("hints stand still, trying again", error=str(error))

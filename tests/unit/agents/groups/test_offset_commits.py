@@ -58,6 +58,7 @@ class GatedGroups(Part):
         self.gate = asyncio.Event()
         self.gate.set()
         self.failure: Exception | None = None
+        self.forgets_results = False
         self.calls: list[Sequence[OffsetCommitBatch]] = []
 
     async def commit_offsets(self, batches: Sequence[OffsetCommitBatch]) -> Sequence[OffsetCommitResult]:
@@ -67,7 +68,8 @@ class GatedGroups(Part):
             raise self.failure
         if any("refused" in each.metadata for batch in batches for each in batch.offsets):
             raise BadInputError("a value that the store does not take")
-        return await self.inner.commit_offsets(batches)
+        results = await self.inner.commit_offsets(batches)
+        return [] if self.forgets_results else results
 
 
 class Scene:
@@ -188,6 +190,16 @@ async def test_one_that_cannot_be_stored_does_not_fail_the_others(scene: Scene) 
     assert bad is ErrorCode.INVALID_REQUEST
     assert isinstance(good, OffsetCommitResult)
     assert (scene.lost, await scene.stored("b")) == ([], {0: 2})
+
+
+async def test_a_bug_that_spoils_one_call_does_not_hang_the_commits_after_it(scene: Scene) -> None:
+    lease = await scene.take("a")
+    scene.groups.forgets_results = True
+    async with asyncio.timeout(10):
+        assert await scene.begin(lease, scene.at(0, 1)) is ErrorCode.COORDINATOR_NOT_AVAILABLE
+        scene.groups.forgets_results = False
+        assert isinstance(await scene.begin(lease, scene.at(0, 2)), OffsetCommitResult)
+    assert await scene.stored("a") == {0: 2}
 
 
 async def test_a_caller_who_goes_away_leaves_his_commit_to_be_written(scene: Scene) -> None:
