@@ -77,8 +77,9 @@ class ProduceReply:
     def _time_out(self) -> None:
         if self.future.done():
             return
+        # As in Kafka, a partition that has its result keeps it.
         for share in self._shares:
-            for answer in share.answers:
+            for answer in () if share.is_settled else share.answers:
                 answer.error_code = ErrorCode.REQUEST_TIMED_OUT
                 answer.error_message = "the records were not committed in time; they may still be committed later"
         self._give()
@@ -98,11 +99,12 @@ class ProduceReply:
 class Share:
     """The promise of one submission (`submission.Promise`)."""
 
-    __slots__ = ("_reply", "answers")
+    __slots__ = ("_reply", "answers", "is_settled")
 
     def __init__(self, reply: ProduceReply, answers: Sequence[PartitionProduceResponse]) -> None:
         self._reply = reply
         self.answers = answers
+        self.is_settled = False
 
     def done(self) -> bool:
         """No client waits any more: its request timed out, or it disconnected."""
@@ -114,4 +116,5 @@ class Share:
             answer.error_code = self._reply.gone if is_gone else each.error
             answer.base_offset = each.base_offset
             answer.log_append_time_ms = each.log_append_time_ms
+        self.is_settled = True
         self._reply.settle(1)
