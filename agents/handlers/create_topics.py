@@ -27,6 +27,11 @@ REPLICATION_FACTOR = 1
 
 
 async def handle(broker: Broker, header: RequestHeader, request: CreateTopicsRequest) -> CreateTopicsResponse:
+    try:
+        # Another agent may have deleted a topic that this one still knows, or created one.
+        await broker.follower.catch_up()
+    except SiltstoneError as error:
+        return CreateTopicsResponse(topics=_all_failed(request, error))
     named = Counter(topic.name for topic in request.topics)
     results: list[CreatableTopicResult] = []
     told: set[str] = set()
@@ -120,3 +125,8 @@ def _described(
 
 def _failed(asked: CreatableTopic, error: SiltstoneError) -> CreatableTopicResult:
     return CreatableTopicResult(name=asked.name, error_code=code_of(error), error_message=str(error))
+
+
+def _all_failed(request: CreateTopicsRequest, error: SiltstoneError) -> list[CreatableTopicResult]:
+    by_name = {asked.name: asked for asked in request.topics}  # as in Kafka, one result per name
+    return [_failed(asked, error) for asked in by_name.values()]

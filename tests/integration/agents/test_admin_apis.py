@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
+from metadata.contract.errors import MetadataUnavailableError
+from metadata.memory.store import MemoryMetadata
 from siltstone.kafka.client import KafkaClient, KafkaError
 from tests.contract.merges import merge
 from tests.fixtures.agents import Dial, RawConnection, RunningAgent, StartAgent
 from tests.fixtures.fleet import fleet, until
+from tests.fixtures.metadata_parts import Part
 from wire.batch import ProducerStamp
 from wire.error_codes import ErrorCode
 from wire.messages.alter_configs import (
@@ -177,6 +180,44 @@ async def test_tiered_storage_and_what_has_no_effect_is_kept_also_of_compacted_t
     described = await rows(raw, TOPIC, "t")
     assert "without effect" in (described["local.retention.ms"].documentation or "")
     assert "without effect" not in (described["cleanup.policy"].documentation or "")
+
+
+class AwayAfterAltering(Part):
+    """A store that takes a change of configs, and then does not answer any more."""
+
+    away = False
+
+    async def alter_configs(self, *args: Any) -> Any:
+        altered = await self.inner.alter_configs(*args)
+        self.away = True
+        return altered
+
+    async def alter_broker_configs(self, *args: Any) -> Any:
+        altered = await self.inner.alter_broker_configs(*args)
+        self.away = True
+        return altered
+
+    async def tail(self, *args: Any) -> Any:
+        if self.away:
+            raise MetadataUnavailableError("away")
+        return await self.inner.tail(*args)
+
+
+async def test_a_change_that_was_stored_is_no_error_although_the_store_is_gone_a_moment_later(
+    start_agent: StartAgent, dial: Dial
+) -> None:
+    metadata: Any = MemoryMetadata()
+    metadata.agents = agents = AwayAfterAltering(metadata.agents)
+    running = await start_agent(metadata=metadata)
+    raw, client = await dial.raw(running.address), await dial.kafka(running.address)
+    await client.create_topic("t", partitions=1)
+
+    assert await replace(raw, {"retention.ms": "5000"}) == 0
+    agents.away = False
+    assert await alter(raw, ("log.retention.hours", SET, "3")) == 0
+    agents.away = False
+
+    assert await overrides(raw) == {"retention.ms": "5000"}
 
 
 # ---- brokers ---------------------------------------------------------------------------------------------------------

@@ -155,6 +155,20 @@ async def test_a_deleted_name_may_be_used_again_under_a_new_id(raw: RawConnectio
     assert (await raw.call(old, DeleteTopicsResponse, 1)).responses[0].error_code == 0
 
 
+async def test_a_name_that_another_agent_deleted_a_moment_ago_may_be_used_again(
+    start_agent: StartAgent, dial: Dial
+) -> None:
+    running = await start_agent(tail_poll_ms=60_000)
+    client = await dial.kafka(running.address)
+    await client.create_topic("t", partitions=1)
+    # when: it is deleted without a hint to this agent
+    [deleted] = (await running.metadata.agents.snapshot()).topics
+    await running.metadata.agents.delete_topic(deleted.topic_id)
+    # then
+    await client.create_topic("t", partitions=2)
+    assert [each.name for each in (await running.metadata.agents.snapshot()).topics] == ["t"]
+
+
 async def test_partitions_are_added_and_never_taken_away(raw: RawConnection, client: KafkaClient) -> None:
     await create(raw, topic("t", 2))
     await client.produce("t", 1, batch())
