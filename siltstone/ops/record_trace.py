@@ -28,7 +28,7 @@ from siltstone.ops.hint_options import HintOptions
 from siltstone.ops.record_report import BatchFacts, Diagnosis, Step, Stretch, Verdict
 from storage.format.block_index import decode_block_index
 from storage.format.file_format import CorruptFileError
-from storage.format.inspect import inspect_file
+from storage.format.inspect import FileReport, inspect_file
 from storage.objects import ObjectNotFoundError, ObjectStore
 from wire.batch import BatchHeader, CorruptBatchError, crc_matches, iter_headers
 from wire.codecs import CodecError
@@ -85,7 +85,8 @@ class _Trace:
         files = await all_files(self._metadata)
         stretches = await self._stretches(view.partition_id, offset)
         home = next((each for each in stretches if each.covers(offset)), None)
-        known = replace(known, home=home, steps=await self._steps(view, home, files, offset))
+        trail = await self._trail(view, home, files, offset)
+        known = replace(known, home=home, steps=[step for step, _ in trail])
         if offset < view.log_start_offset:
             there = " Its bytes stay in the file until the whole extent has expired." if home else ""
             why = f"retention or DeleteRecords moved the log start to {view.log_start_offset}.{there}"
@@ -94,15 +95,11 @@ class _Trace:
             return replace(known, remedy=f"run `siltstone fsck{self._hints.places}` and report its findings")
         if home.flagged_reason is not None:
             return replace(known, verdict=Verdict.UNREADABLE, why=home.flagged_reason)
-        return await self._inside(known, home, view, files, stretches)
+        dead = [former for step, former in trail if step.state == FileState.DEAD.value]
+        return await self._inside(known, home, dead, stretches)
 
     async def _inside(
-        self,
-        known: Diagnosis,
-        home: Stretch,
-        view: PartitionView,
-        files: Sequence[FileInfo],
-        stretches: Sequence[Stretch],
+        self, known: Diagnosis, home: Stretch, dead: Sequence[Stretch], stretches: Sequence[Stretch]
     ) -> Diagnosis:
         """Decide by the bytes of the file that covers the offset."""
         try:
@@ -118,7 +115,7 @@ class _Trace:
             return replace(known, verdict=Verdict.FOUND, record=record)
         if batch is not None and batch.facts.is_control:
             return replace(known, verdict=Verdict.FOUND, why="a control record, which clients do not see")
-        return await self._compacted(known, view, files, stretches)
+        return await self._compacted(known, dead, stretches)
 
     def _inspect(self, home: Stretch) -> str:
         return f"`siltstone file inspect {home.key}{self._hints.places} --batches` shows the whole file"
@@ -178,16 +175,17 @@ class _Trace:
 
     # -- through which files it went
 
-    async def _steps(
+    async def _trail(
         self, view: PartitionView, home: Stretch | None, files: Sequence[FileInfo], offset: int
-    ) -> Sequence[Step]:
+    ) -> Sequence[tuple[Step, Stretch]]:
         """The L0 file that received the record, while its row has an index, and merged files whose objects still
-        exist."""
+        exist; with the stretch of each file that covers the offset."""
         by_id = {file.file_id: file for file in files}
-        found: dict[int, Step] = {}
+        found: dict[int, tuple[Step, Stretch]] = {}
         for file in files:
-            if file.level == 0 and file.state is not FileState.ABORTED and _row_of(file, view.partition_id, offset):
-                found[file.file_id] = _step(file, f"agent {file.writer_id}")
+            row = _row_of(file, view.partition_id, offset)
+            if row is not None and file.state is not FileState.ABORTED:
+                found[file.file_id] = _step(file, f"agent {file.writer_id}"), row
         waiting = [home.file_id] if home is not None and home.level and home.file_id is not None else []
         # Bounded, because a record may have gone through hundreds of merges, and each footer is a request.
         for _ in range(INSPECTED_MAX):
@@ -200,27 +198,20 @@ class _Trace:
                 report = await inspect_file(self._store, file.key, verify=False)
             except (ObjectNotFoundError, CorruptFileError):
                 continue  # deleted meanwhile, or unreadable: nothing to learn from it
-            covers = any(
-                extent.row.topic_id == view.topic_id
-                and extent.row.partition == view.partition
-                and extent.row.base_offset <= offset <= extent.row.last_offset
-                for extent in report.extents
-            )
-            if not covers:
+            extent = _extent_of(file, report, view, offset)
+            if extent is None:
                 continue
             kind = report.properties.kind if report.properties else "merge"
-            found[file.file_id] = _step(file, f"job {file.job_id} ({kind})")
+            found[file.file_id] = _step(file, f"job {file.job_id} ({kind})"), extent
             inputs = report.properties.inputs if report.properties else ()
             waiting += [file_id for file_id, _ in inputs if file_id in by_id and by_id[file_id].level]
         return [found[file_id] for file_id in sorted(found)]
 
     # -- why it is not there
 
-    async def _compacted(
-        self, known: Diagnosis, view: PartitionView, files: Sequence[FileInfo], stretches: Sequence[Stretch]
-    ) -> Diagnosis:
+    async def _compacted(self, known: Diagnosis, dead: Sequence[Stretch], stretches: Sequence[Stretch]) -> Diagnosis:
         known = replace(known, verdict=Verdict.COMPACTED)
-        former = await self._former(known, view, files)
+        former = await self._former(known, dead)
         if former is None:
             why = (
                 "a pass removed it: a newer record of its key superseded it, or it was a tombstone older than"
@@ -243,17 +234,15 @@ class _Trace:
         )
         return replace(known, why=why)
 
-    async def _former(self, known: Diagnosis, view: PartitionView, files: Sequence[FileInfo]) -> OutputRecord | None:
-        for file in files:
-            row = _row_of(file, view.partition_id, known.offset)
-            if file.level or file.state is not FileState.DEAD or row is None:
-                continue
+    async def _former(self, known: Diagnosis, dead: Sequence[Stretch]) -> OutputRecord | None:
+        for stretch in dead:
             try:
-                batch = await self._batch(row, known.offset)
-                if batch is not None and batch.facts.crc_matches:
-                    return _record_at(known, batch)
-            except (CorruptBatchError, CodecError, ObjectNotFoundError):
+                batch = await self._batch(stretch, known.offset)
+                record = _record_at(known, batch) if batch is not None and batch.facts.crc_matches else None
+            except (CorruptBatchError, CodecError, CorruptFileError, ObjectNotFoundError):
                 continue
+            if record is not None:
+                return record
         return None
 
     async def _newer(self, former: OutputRecord, stretches: Sequence[Stretch]) -> int | None:
@@ -302,6 +291,26 @@ def _row_of(file: FileInfo, partition_id: int, offset: int) -> Stretch | None:
                 last_offset=row.last_offset,
                 position=row.position,
                 length=row.length,
+            )
+    return None
+
+
+def _extent_of(file: FileInfo, report: FileReport, view: PartitionView, offset: int) -> Stretch | None:
+    """The extent of a merged file, in any state, that covers the offset."""
+    for extent in report.extents:
+        row = extent.row
+        is_partition = (row.topic_id, row.partition) == (view.topic_id, view.partition)
+        if is_partition and row.base_offset <= offset <= row.last_offset:
+            return Stretch(
+                level=file.level,
+                file_id=file.file_id,
+                key=file.key,
+                base_offset=row.base_offset,
+                last_offset=row.last_offset,
+                position=row.position,
+                length=row.length,
+                block_index_position=row.block_index_position,
+                block_index_length=row.block_index_length,
             )
     return None
 
