@@ -35,7 +35,7 @@ _log = get_logger(__name__)
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED = -1, -2, -3, -4, -5
 _SINCE_VERSION = {LATEST: 0, EARLIEST: 0, MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9}
 SEE_PRESENT_MS = 5_000.0
-"""How long a look-up by timestamp waits until this agent has caught up with the store."""
+"""How long the look-ups by timestamp of one request wait until this agent has caught up with the store."""
 LEADER_EPOCH = 0
 """As in Fetch and Metadata: one epoch everywhere, because no replica can diverge."""
 
@@ -48,6 +48,8 @@ async def handle(broker: Broker, header: RequestHeader, request: ListOffsetsRequ
         fresh = await broker.fresh.get(list(ids.values()))
     except MetadataUnavailableError:
         fresh = None
+    # One deadline for all partitions: a client must not wait for each in turn.
+    present_by_ms = broker.runtime.clock.monotonic_ms() + SEE_PRESENT_MS
     asked_times = Counter((topic.name, part.partition_index) for topic in request.topics for part in topic.partitions)
     topics: list[ListOffsetsTopicResponse] = []
     yielder = LoopYielder()
@@ -58,7 +60,7 @@ async def handle(broker: Broker, header: RequestHeader, request: ListOffsetsRequ
             if asked_times[place] > 1:
                 answers.append(_failed(part, ErrorCode.INVALID_REQUEST))
             else:
-                answers.append(await _answer(broker, header.api_version, part, ids.get(place), fresh))
+                answers.append(await _answer(broker, header.api_version, part, ids.get(place), fresh, present_by_ms))
         topics.append(ListOffsetsTopicResponse(name=topic.name, partitions=answers))
     return ListOffsetsResponse(topics=topics)
 
@@ -80,6 +82,7 @@ async def _answer(
     asked: ListOffsetsPartition,
     partition_id: int | None,
     fresh: Mapping[int, Watermarks] | None,
+    present_by_ms: float,
 ) -> ListOffsetsPartitionResponse:
     if partition_id is None:
         return _failed(asked, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
@@ -102,7 +105,7 @@ async def _answer(
         found = None
     else:
         try:
-            found = await _by_timestamp(broker, asked.timestamp, watermarks)
+            found = await _by_timestamp(broker, asked.timestamp, watermarks, present_by_ms)
         except TIMESTAMP_ERRORS as error:
             _log.error("no offset for timestamp", partition_id=partition_id, error=str(error))
             return _failed(asked, ErrorCode.KAFKA_STORAGE_ERROR)
@@ -111,12 +114,13 @@ async def _answer(
     return _found(asked, version, found, watermarks)
 
 
-async def _by_timestamp(broker: Broker, timestamp: int, watermarks: Watermarks) -> TimestampedOffset | None:
+async def _by_timestamp(
+    broker: Broker, timestamp: int, watermarks: Watermarks, present_by_ms: float
+) -> TimestampedOffset | None:
     """Raises TIMESTAMP_ERRORS, MetadataUnavailableError, and TimeoutError if this agent does not catch up in time."""
     partition_id = watermarks.partition_id
-    deadline_ms = broker.runtime.clock.monotonic_ms() + SEE_PRESENT_MS
     while (log := broker.index.partition(partition_id)) is not None and log.end < watermarks.high_watermark:
-        left_ms = deadline_ms - broker.runtime.clock.monotonic_ms()
+        left_ms = present_by_ms - broker.runtime.clock.monotonic_ms()
         # Our index may lag behind the fresh watermark: searched now, the newest records would be missed.
         if left_ms <= 0 or not await broker.parked_readers.wait([partition_id], left_ms):
             raise TimeoutError

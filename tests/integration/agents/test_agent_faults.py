@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from agents.handlers import list_offsets
 from agents.tail.log_index import EXTENT_BYTES
 from metadata.contract.agents import AgentMetadata
 from metadata.contract.errors import MetadataUnavailableError
@@ -55,6 +56,7 @@ class DoubtfulAgents(Part):
         self.calls: list[CommitL0] = []
         self.refuse: Exception | None = None
         self.away = False
+        self.tail_is_away = False
 
     async def commit_l0(self, request: CommitL0) -> Committed:
         self.calls.append(request)
@@ -67,7 +69,7 @@ class DoubtfulAgents(Part):
         return committed
 
     async def tail(self, cursor: Any) -> Any:
-        if self.away:
+        if self.away or self.tail_is_away:
             raise MetadataUnavailableError("away")
         return await self.inner.tail(cursor)
 
@@ -341,6 +343,32 @@ async def test_metadata_away_caught_up_readers_wait_and_known_records_are_served
     with pytest.raises(KafkaError) as refused:
         await client.fetch("t", 0, 500)
     assert refused.value.code == ErrorCode.OFFSET_OUT_OF_RANGE
+
+
+async def test_the_partitions_of_one_look_up_by_timestamp_wait_together_for_the_present(
+    dial: Dial, start_agent: StartAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait_ms, partitions = 300, 30
+    monkeypatch.setattr(list_offsets, "SEE_PRESENT_MS", wait_ms)
+    first = await start_agent()
+    writer = await dial.kafka(first.address)
+    await writer.create_topic("t", partitions=partitions)
+    metadata, agents = doubtful()
+    agents.inner = first.metadata.agents
+    second = await start_agent(store=first.store, metadata=metadata)
+    reader = await dial.kafka(second.address)
+    # given: an agent that does not see the newest records
+    agents.tail_is_away = True
+    for partition in range(partitions):
+        await writer.produce("t", partition, batch())
+    # when
+    started = time.monotonic()
+    with pytest.raises(KafkaError, match="LEADER_NOT_AVAILABLE"):
+        await reader.list_offsets("t", range(partitions), timestamp=1)
+    # then
+    assert time.monotonic() - started < partitions * wait_ms / 1000 / 2
+    agents.tail_is_away = False
+    assert await reader.list_offsets("t", range(partitions), timestamp=1) == dict.fromkeys(range(partitions), 0)
 
 
 async def test_an_object_that_cannot_be_read_fails_its_partition_alone(dial: Dial, start_agent: StartAgent) -> None:
