@@ -119,7 +119,8 @@ class Report:
     fenced: int = 0
     """The number of times that another writer was quicker."""
     offsets: Mapping[int, tuple[int, int]] | None = None
-    """Partition -> from, up to: the offsets that this run read."""
+    """Partition -> from, up to: the offsets that this run read. After a fence, records that another writer committed in
+    between may lie in the range."""
     added_columns: tuple[str, ...] = ()
     held: Mapping[int, int] | None = None
     """Partition -> the table's present end."""
@@ -152,12 +153,15 @@ def export(source: Source, table: Table, choose: Callable[[int], Engine], ask: A
     Raises WrongTableError, RecreatedTopicError, BadValueError, StaleWriterError (others were quicker each time), and
     the errors of the scan and of the table's store.
     """
+    report = Report()
     for fenced in range(TRIES):
         with source.pinned() as pinned:
-            run = _Run(source, table, choose, ask, show, pinned)
+            run = _Run(source, table, choose, ask, show, pinned, report)
             try:
                 return replace(run.go(), fenced=fenced)
             except StaleWriterError as error:
+                # Groups that were committed before the fence stay in the table, so they stay in the report.
+                report = run.report
                 _log.warning("another writer was quicker: reading the table's offsets again", reason=error.message)
     raise StaleWriterError(
         f"others committed to {table.name} before us, {TRIES} times in a row",
@@ -174,12 +178,14 @@ class _Run:
         ask: Ask,
         show: ShowProgress,
         pinned: Pinned,
+        report: Report,
     ) -> None:
+        """`report`: the commits of earlier tries, to which this one adds its own."""
         self._source, self._table, self._choose = source, table, choose
         self._ask, self._show, self._pinned = ask, show, pinned
         self._snapshot = pinned.snapshot
         self._given = ask.values.given_fields()
-        self._report = Report()
+        self.report = report
         self._warned = False
 
     def go(self) -> Report:
@@ -219,7 +225,7 @@ class _Run:
     def _ended(self, held: Progress) -> Report:
         marks = {each.partition: each.high_watermark for each in self._snapshot.partitions}
         behind = sum(max(0, mark - held.offsets.get(partition, 0)) for partition, mark in marks.items())
-        return replace(self._report, held=held.offsets, behind=behind)
+        return replace(self.report, held=held.offsets, behind=behind)
 
     def _wanted_start(self) -> Mapping[int, int] | Edge:
         begin = self._ask.begin
@@ -345,11 +351,11 @@ class _Run:
         except StaleWriterError:
             self._remove(results)
             raise
-        report = self._report
+        report = self.report
         offsets = dict(report.offsets or {})
         for result in results:
             offsets[result.partition] = (offsets.get(result.partition, (result.start, 0))[0], result.end)
-        self._report = replace(
+        self.report = replace(
             report,
             commits=(*report.commits, name),
             files=report.files + len(files),
