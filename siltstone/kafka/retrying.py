@@ -122,10 +122,15 @@ class RetryingClient:
             raise
 
     async def _connect(self) -> KafkaClient:
-        client = self._client = await KafkaClient.connect(",".join(self._addresses))
-        # No topics: only the list of agents is wanted, to go on with when this one is lost.
-        answer = await client.metadata([])
+        client = await KafkaClient.connect(",".join(self._addresses))
+        try:
+            # No topics: only the list of agents is wanted, to go on with when this one is lost.
+            answer = await client.metadata([])
+        except BaseException:
+            await client.close()  # after a failed __aenter__ nobody calls __aexit__
+            raise
         self._addresses = _joined(self._addresses[0], [address_of(each.host, each.port) for each in answer.brokers])
+        self._client = client
         return client
 
     async def _drop(self) -> None:
