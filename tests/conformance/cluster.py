@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from siltstone.kafka.client import KafkaError, connected
 from tests.conformance.contract import TIMEOUT_S, Sent
 from tests.fixtures.faults import AgentProcess, Processes, in_thread
-from tests.fixtures.idempotent_load import wait_until
+from tests.fixtures.waiting import wait_until
 from wire.batch import iter_headers
 from wire.error_codes import ErrorCode
 from wire.messages.delete_records import (

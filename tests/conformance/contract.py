@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
-from tests.fixtures.idempotent_load import wait_until
+from tests.fixtures.waiting import wait_until
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 TIMEOUT_S = 30

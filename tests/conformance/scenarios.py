@@ -15,7 +15,7 @@ import pytest
 from tests.conformance.cluster import ZONES, Cluster
 from tests.conformance.confluent import Confluent
 from tests.conformance.contract import CODECS, TIMEOUT_S, Client, Item, Live, NoOffsetError, Reading, Sent
-from tests.fixtures.idempotent_load import wait_until
+from tests.fixtures.waiting import wait_until
 
 Run: TypeAlias = Callable[[Client, Cluster], None]
 PARTITIONS = 4

@@ -32,8 +32,8 @@ from tests.conformance.scenarios import (
 )
 from tests.fixtures.agents import Dial, StartAgent
 from tests.fixtures.faults import Processes, create_topic
-from tests.fixtures.idempotent_load import wait_until
 from tests.fixtures.s3 import free_port
+from tests.fixtures.waiting import wait_until
 from wire.error_codes import ErrorCode
 from wire.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from wire.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol, JoinGroupResponse

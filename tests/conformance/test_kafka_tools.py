@@ -11,7 +11,7 @@ import pytest
 
 from bench.servers.kafka import find_jars
 from tests.conformance.cluster import Cluster
-from tests.fixtures.idempotent_load import wait_until
+from tests.fixtures.waiting import wait_until
 
 TIMEOUT_S = 60
 JVM = ("-Xmx128M", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")

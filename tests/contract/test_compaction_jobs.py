@@ -24,7 +24,7 @@ from metadata.rules.jobs import (
 )
 from tests.contract.merges import broken, claim, commit_of, extents_of, job, merge, spans
 from tests.contract.metadata_worlds import DAY_MS, World, Writer, batch, new_topic, raises_exactly
-from tests.fixtures.fleet import until
+from tests.fixtures.waiting import until
 
 
 async def l0_files(world: World, count: int) -> tuple[int, list[int]]:

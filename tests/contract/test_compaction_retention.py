@@ -13,7 +13,7 @@ from metadata.rules.refusals import offset_outside, unknown_partition
 from runtime.metrics import Metrics
 from tests.contract.merges import broken, claim, commit_of, extents_of, job, merge, output_extent, output_file, spans
 from tests.contract.metadata_worlds import World, Writer, batch, new_topic, raises_exactly, sent
-from tests.fixtures.fleet import until
+from tests.fixtures.waiting import until
 
 HOUR_MS = 3_600_000
 

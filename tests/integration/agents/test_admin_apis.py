@@ -13,8 +13,9 @@ from metadata.memory.store import MemoryMetadata
 from siltstone.kafka.client import KafkaClient, KafkaError
 from tests.contract.merges import merge
 from tests.fixtures.agents import Dial, RawConnection, RunningAgent, StartAgent
-from tests.fixtures.fleet import fleet, until
+from tests.fixtures.fleet import fleet
 from tests.fixtures.metadata_parts import Part
+from tests.fixtures.waiting import until
 from wire.batch import ProducerStamp
 from wire.error_codes import ErrorCode
 from wire.messages.alter_configs import (

@@ -22,6 +22,7 @@ from storage.memory import MemoryStore
 from storage.objects import Body, PutInDoubtError, StoreUnavailableError
 from tests.fixtures.agents import Dial, RawConnection, RunningAgent, StartAgent, read_all
 from tests.fixtures.metadata_parts import Part
+from tests.fixtures.waiting import until
 from wire.batch import ProducerStamp
 from wire.error_codes import ErrorCode
 from wire.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
@@ -109,12 +110,6 @@ async def with_topic(dial: Dial, running: RunningAgent) -> tuple[KafkaClient, Ra
     client = await dial.kafka(running.address)
     await client.create_topic("t", partitions=1)
     return client, await dial.raw(running.address)
-
-
-async def until(condition: Any, timeout_s: float = 10) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def test_puts_overlap_and_commits_keep_the_order_of_sealing(dial: Dial, start_agent: StartAgent) -> None:

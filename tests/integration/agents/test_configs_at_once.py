@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 import pytest
 
 from tests.fixtures.agents import Dial, RawConnection, StartAgent
-from tests.fixtures.fleet import Counted, fleet, until
+from tests.fixtures.fleet import Counted, fleet
+from tests.fixtures.waiting import until
 from tests.integration.agents.test_admin_apis import (
     ALL_BROKERS,
     APPEND,

@@ -10,6 +10,7 @@ from agents.write.reply import ProduceReply
 from storage.memory import MemoryStore
 from storage.objects import Body
 from tests.fixtures.agents import Dial, RunningAgent, StartAgent, read_all
+from tests.fixtures.waiting import until
 from wire.api import encode_request
 from wire.error_codes import ErrorCode
 from wire.messages.describe_configs import (
@@ -56,13 +57,6 @@ class HeldStore(MemoryStore):
             self._held.append(gate := asyncio.Event())
             await gate.wait()
         await super().put_if_absent(key, body, crc32c=crc32c)
-
-
-async def until(condition: object) -> None:
-    assert callable(condition)
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def test_who_was_told_to_wait_for_room_is_woken_by_whoever_makes_it(dial: Dial, start_agent: StartAgent) -> None:

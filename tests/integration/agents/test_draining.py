@@ -12,8 +12,9 @@ from typing import Any
 
 from siltstone.kafka.client import connected
 from tests.fixtures.faults import AgentProcess, Processes, create_topic, named
-from tests.fixtures.idempotent_load import AiokafkaWriter, LibrdkafkaWriter, Load, wait_until
+from tests.fixtures.idempotent_load import AiokafkaWriter, LibrdkafkaWriter, Load
 from tests.fixtures.steady_readers import AiokafkaReader, LibrdkafkaReader
+from tests.fixtures.waiting import wait_until
 from wire.messages.metadata import MetadataResponse
 
 PARTITIONS = 4

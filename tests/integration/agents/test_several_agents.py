@@ -15,22 +15,14 @@ import pytest
 from siltstone.kafka.client import KafkaClient, KafkaError, connected
 from storage.local import LocalStore
 from tests.fixtures.agents import Dial, RunningAgent, StartAgent, read_all, records_of
-from tests.fixtures.fleet import (
-    Fleet,
-    HintsLost,
-    Hopper,
-    Ledger,
-    Troubled,
-    code_of,
-    fleet,
-    until,
-)
+from tests.fixtures.fleet import Fleet, HintsLost, Hopper, Ledger, Troubled, code_of, fleet
+from tests.fixtures.waiting import until
 from wire.error_codes import ErrorCode
 from wire.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
 from wire.messages.metadata import MetadataResponse
 from wire.records import NewRecord, build_batch
 
-HOPS = 10_000
+HOPS, SOAK_HOPS = 3_000, 10_000
 
 
 def batch(*values: bytes) -> bytes:
@@ -139,13 +131,14 @@ async def test_what_is_written_through_one_is_read_through_the_other_within_a_se
         assert max(delays) < 1
 
 
+@pytest.mark.parametrize("hops", [HOPS, pytest.param(SOAK_HOPS, marks=pytest.mark.soak)])
 async def test_a_consumer_that_hops_between_agents_never_skips_repeats_or_resets(
-    start_agent: StartAgent, postgres_url: str, tmp_path: Path, dial: Dial
+    start_agent: StartAgent, postgres_url: str, tmp_path: Path, dial: Dial, hops: int
 ) -> None:
     chance = random.Random(5)
     store = LocalStore(tmp_path / "objects")
     async with fleet(start_agent, 3, metadata_url=postgres_url, store=store, tail_poll_ms=50) as agents:
-        await _hop(agents, dial, chance, hoppers=4, hops=HOPS)
+        await _hop(agents, dial, chance, hoppers=4, hops=hops)
 
 
 async def test_hopping_over_lost_hints_late_answers_and_cold_starts_loses_nothing(
@@ -154,7 +147,7 @@ async def test_hopping_over_lost_hints_late_answers_and_cold_starts_loses_nothin
     chance = random.Random(7)
     options = {"tail_poll_ms": 10, "produce_linger_ms": 5}
     async with fleet(start_agent, 3, wrap=lambda inner: Troubled(inner, chance), **options) as agents:
-        await _hop(agents, dial, chance, hoppers=4, hops=5_000)
+        await _hop(agents, dial, chance, hoppers=4, hops=HOPS)
         assert min(service.cold_starts for service in agents.services) >= 3
         assert max(service.hints_lost for service in agents.services) > 0
 

@@ -10,7 +10,8 @@ from uuid import UUID, uuid4
 import pytest
 
 from tests.fixtures.agents import Dial, RawConnection, StartAgent, read_all, records_of
-from tests.fixtures.fleet import fleet, until
+from tests.fixtures.fleet import fleet
+from tests.fixtures.waiting import until
 from wire.batch import ProducerStamp
 from wire.error_codes import ErrorCode
 from wire.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, PartitionData

@@ -9,7 +9,8 @@ import pytest
 
 from siltstone.kafka.client import connected
 from tests.fixtures.agents import Dial, RunningAgent, StartAgent
-from tests.fixtures.fleet import fleet, until
+from tests.fixtures.fleet import fleet
+from tests.fixtures.waiting import until
 from wire.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
 from wire.messages.metadata import MetadataResponse
 from wire.records import NewRecord, build_batch

@@ -8,7 +8,7 @@ from metadata.contract.files import FileState
 from tests.fixtures.compacted_systems import System
 from tests.fixtures.compacted_systems import start_beside as start
 from tests.fixtures.compactors import StartCompactor
-from tests.fixtures.fleet import until
+from tests.fixtures.waiting import until
 from wire.records import NewRecord, build_batch
 
 DAY_MS = 86_400_000

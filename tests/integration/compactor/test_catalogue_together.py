@@ -18,8 +18,8 @@ from siltstone.kafka.client import KafkaClient
 from storage.objects import Body, ObjectStore, ObjectStoreError
 from storage.wrappers.wrapper import WrappedStore
 from tests.fixtures.agents import Dial, RunningAgent, StartAgent
-from tests.fixtures.fleet import until
 from tests.fixtures.metadata_parts import Wrapped
+from tests.fixtures.waiting import until
 from tests.integration.compactor.test_catalogue_faults import World
 from tests.integration.siltstone.test_rebuild import KilledAtManifest, Lost, lost, send, store_url  # noqa: F401
 

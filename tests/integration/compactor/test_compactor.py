@@ -19,8 +19,8 @@ from tests.fixtures.agents import read_all
 from tests.fixtures.compacted_systems import LEVEL_ONLY, Gate, System
 from tests.fixtures.compacted_systems import start_beside as start
 from tests.fixtures.compactors import StartCompactor
-from tests.fixtures.fleet import until
 from tests.fixtures.metadata_parts import Wrapped
+from tests.fixtures.waiting import until
 
 
 async def test_files_are_leveled_merged_deduped_and_the_old_ones_deleted_while_readers_see_all(

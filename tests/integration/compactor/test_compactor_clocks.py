@@ -14,7 +14,7 @@ from storage.keys import hour_of, parse_file_key
 from tests.fixtures.agents import read_all
 from tests.fixtures.compacted_systems import LEVEL_ONLY, Gate, System, start_beside
 from tests.fixtures.compactors import StartCompactor
-from tests.fixtures.fleet import until
+from tests.fixtures.waiting import until
 from wire.crc import crc32c
 from wire.records import NewRecord, build_batch
 
@@ -34,7 +34,9 @@ class JumpingClock(SystemClock):
         return super().wall_ms() + self.ahead_ms
 
 
-@pytest.mark.parametrize("jump_ms", [*JUMPS_MS, *MORE_JUMPS_MS])
+@pytest.mark.parametrize(
+    "jump_ms", [*JUMPS_MS, *(pytest.param(each, marks=pytest.mark.soak) for each in MORE_JUMPS_MS)]
+)
 async def test_a_merge_in_which_the_clock_jumps_is_committed_under_a_key_of_the_right_hour(
     system: System, start_compactor: StartCompactor, jump_ms: int
 ) -> None:

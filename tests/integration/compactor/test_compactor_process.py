@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,8 +19,9 @@ from siltstone.kafka.client import connected
 from tests.fixtures.compactors import CompactorProcess, CompactorProcesses
 from tests.fixtures.dev import COMMAND
 from tests.fixtures.faults import Processes, create_topic
-from tests.fixtures.idempotent_load import LibrdkafkaWriter, Load, check_fsck, read_log, wait_until
+from tests.fixtures.idempotent_load import LibrdkafkaWriter, Load, check_fsck, read_log
 from tests.fixtures.s3 import BucketUrl
+from tests.fixtures.waiting import wait_until
 from wire.kernels.code_cache import cache_directory
 from wire.records import NewRecord, build_batch
 
@@ -56,46 +58,39 @@ def total(compactors: Sequence[CompactorProcess], name: str, **labels: str) -> f
     return sum(each.metric(name, **labels) for each in compactors)
 
 
-def test_l1_and_l2_appear_under_load_and_every_record_stays_where_it_was_acknowledged(
+def test_two_compactors_level_and_merge_under_load_one_plans_and_every_record_stays_where_it_was_acknowledged(
     processes_on: Processes, compactors: CompactorProcesses
 ) -> None:
     processes = processes_on
     processes.start(1, **GRACE)
     create_topic(processes.bootstrap, "t", partitions=3)
-    [compactor] = compactors.start(1)
+    both = compactors.start(2)
     with Load(processes.bootstrap, topic="t", partitions=3, writers=[LibrdkafkaWriter] * 2) as load:
-        wait_until(lambda: compactor.metric("merges_total", kind="merge", outcome="done") >= 2, 60)
+        wait_until(lambda: all(total([each], "merges_total", outcome="done") >= 2 for each in both), 60)
+        wait_until(lambda: total(both, "merges_total", kind="merge", outcome="done") >= 2, 60)
         load.until_more(100)
         load.finish_and_check(processes.bootstrap)
     until_leveled(processes, 2)
     check_fsck(metadata_url=processes.postgres.url, store_url=processes.store_url)
-    wait_until(lambda: compactor.metric("deleted_files_total") > 10, 30)
-    assert compactor.metric("merges_total", outcome="failed") == 0
-    assert compactor.metric("compactor_errors_total") == 0
-    kinds = {(job["kind"], job["state"], job["fraction"]) for job in jobs(processes)}
-    assert {("level", "done", 1.0), ("merge", "done", 1.0)} <= kinds
-    # when told to stop, it stops
-    assert compactor.stop() == 0
-    assert "compactor stops" in compactor.log
-
-
-def test_two_compactors_side_by_side_share_the_work_and_one_plans(
-    processes: Processes, compactors: CompactorProcesses
-) -> None:
-    processes.start(1, **GRACE)
-    create_topic(processes.bootstrap, "t", partitions=2)
-    both = compactors.start(2)
-    with Load(processes.bootstrap, topic="t", partitions=2, writers=[LibrdkafkaWriter] * 2) as load:
-        wait_until(lambda: all(total([each], "merges_total", outcome="done") >= 3 for each in both), 60)
-        load.finish_and_check(processes.bootstrap)
+    wait_until(lambda: total(both, "deleted_files_total") > 10, 30)
     assert total(both, "compactor_duty", duty="plan") == 1
     assert total(both, "merges_total", outcome="failed") == total(both, "merges_total", outcome="lost") == 0
-    # when the compactor with the planner goes, the other one plans
+    assert total(both, "compactor_errors_total") == 0
+    kinds = {(job["kind"], job["state"], job["fraction"]) for job in jobs(processes)}
+    assert {("level", "done", 1.0), ("merge", "done", 1.0)} <= kinds
+    # and people are shown the same
+    place = ["--metadata", processes.postgres.url]
+    listed = CliRunner().invoke(main, ["jobs", "list", *place])
+    assert "################ 100%" in listed.output and "level" in listed.output
+    first = jobs(processes)[-1]
+    shown = CliRunner().invoke(main, ["jobs", "show", str(first["job_id"]), *place])
+    assert shown.exit_code == 0 and first["reason"] in shown.output and "result: records in" in shown.output
+    # when the compactor that plans is told to stop, it stops and the other one plans
     planner = next(each for each in both if each.metric("compactor_duty", duty="plan") == 1)
     other = next(each for each in both if each is not planner)
     assert planner.stop() == 0
+    assert "compactor stops" in planner.log
     wait_until(lambda: other.metric("compactor_duty", duty="plan") == 1, 20)
-    check_fsck(metadata_url=processes.postgres.url, store_url=processes.store_url)
 
 
 async def written(bootstrap: str, batches: int) -> list[bytes]:
@@ -134,24 +129,13 @@ def test_a_store_without_room_swaps_nothing_and_leaves_nothing_and_when_there_is
     assert compactor.metric("merges_total", outcome="failed") == 0
 
 
-def test_jobs_are_listed_and_shown_for_people(processes: Processes, compactors: CompactorProcesses) -> None:
-    processes.start(1, **GRACE)
-    create_topic(processes.bootstrap, "t", partitions=1)
-    place = ["--metadata", processes.postgres.url]
+def test_jobs_that_are_not_there_are_told(postgres_url: str, tmp_path: Path) -> None:
+    place = ["--metadata", postgres_url]
     empty = CliRunner().invoke(main, ["jobs", "list", *place])
     assert (empty.exit_code, empty.output) == (0, "no jobs\n")
-    compactors.start(1)
-    with Load(processes.bootstrap, topic="t", partitions=1, writers=[LibrdkafkaWriter]) as load:
-        wait_until(lambda: bool(jobs(processes, "--state", "done")), 30)
-        load.finish_and_check(processes.bootstrap)
-    listed = CliRunner().invoke(main, ["jobs", "list", *place])
-    assert "################ 100%" in listed.output and "level" in listed.output
-    first = jobs(processes)[-1]
-    shown = CliRunner().invoke(main, ["jobs", "show", str(first["job_id"]), *place])
-    assert shown.exit_code == 0 and first["reason"] in shown.output and "result: records in" in shown.output
     missing = CliRunner().invoke(main, ["jobs", "show", "999999", *place])
     assert missing.exit_code == 1 and "there is no job 999999" in missing.output
-    missing = CliRunner().invoke(main, ["jobs", "run", "999999", *place, "--object-store", processes.store_url])
+    missing = CliRunner().invoke(main, ["jobs", "run", "999999", *place, "--object-store", tmp_path.as_uri()])
     assert missing.exit_code == 1 and "remedy: `siltstone jobs list` lists the jobs" in missing.output
 
 

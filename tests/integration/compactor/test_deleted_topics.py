@@ -20,7 +20,7 @@ from storage.objects import ObjectNotFoundError
 from tests.fixtures.agents import Dial
 from tests.fixtures.compacted_systems import Gate, System, start_beside
 from tests.fixtures.compactors import StartCompactor
-from tests.fixtures.fleet import until
+from tests.fixtures.waiting import until
 from wire.batch import ProducerStamp
 from wire.records import NewRecord, build_batch
 

@@ -28,9 +28,9 @@ from storage.wrappers.retrying import Retrying
 from tests.fixtures.agents import Dial, StartAgent, read_all
 from tests.fixtures.compactors import CompactorProcesses, StartCompactor
 from tests.fixtures.faults import Processes
-from tests.fixtures.fleet import until
-from tests.fixtures.idempotent_load import FLUSH_S_MAX, check_fsck, wait_until
+from tests.fixtures.idempotent_load import FLUSH_S_MAX, check_fsck
 from tests.fixtures.s3 import BucketUrl
+from tests.fixtures.waiting import until, wait_until
 from wire.records import NewRecord, build_batch
 
 SECRET_KEY, SECRET_VALUE = b"the-name-of-somebody", b"what-nobody-may-know"

@@ -19,8 +19,8 @@ from runtime.runtime import Runtime
 from storage.cluster import check_cluster
 from tests.fixtures.compacted_systems import LEVEL_ONLY, System, start_beside
 from tests.fixtures.compactors import StartCompactor
-from tests.fixtures.fleet import until
 from tests.fixtures.heavy_merges import InProcessSubmitter
+from tests.fixtures.waiting import until
 
 HEAVY_BYTES = 1_000_000
 """The planned size; the real files are small."""

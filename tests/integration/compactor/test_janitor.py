@@ -32,9 +32,9 @@ from storage.local import LocalStore
 from storage.memory import MemoryStore
 from storage.objects import Deleted, ObjectNotFoundError, ObjectStat, ObjectStore
 from storage.wrappers.wrapper import WrappedStore
-from tests.fixtures.fleet import until
 from tests.fixtures.metadata_parts import Wrapped
 from tests.fixtures.postgres import run_sql
+from tests.fixtures.waiting import until
 from wire.crc import crc32c
 
 HOUR_MS = 3_600_000

@@ -28,7 +28,7 @@ from storage.wrappers.wrapper import WrappedStore
 from tests.fixtures.compacted_systems import LEVEL_ONLY, System
 from tests.fixtures.compacted_systems import start_beside as start
 from tests.fixtures.compactors import StartCompactor
-from tests.fixtures.fleet import until
+from tests.fixtures.waiting import until
 from wire.crc import crc32c
 from wire.records import NewRecord, build_batch
 

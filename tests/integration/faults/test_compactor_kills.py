@@ -10,7 +10,8 @@ import pytest
 
 from tests.fixtures.compactors import CompactorProcess, CompactorProcesses
 from tests.fixtures.faults import Processes, create_topic
-from tests.fixtures.idempotent_load import LibrdkafkaWriter, Load, check_fsck, fresh_seed, wait_until
+from tests.fixtures.idempotent_load import LibrdkafkaWriter, Load, check_fsck, fresh_seed
+from tests.fixtures.waiting import wait_until
 
 PARTITIONS = 3
 GRACE = {"gc_grace_ms": 2_000}
@@ -119,6 +120,7 @@ def test_a_compactor_that_slept_past_its_lease_commits_nothing(
     check_fsck(metadata_url=processes.postgres.url, store_url=processes.store_url)
 
 
+@pytest.mark.soak
 def test_a_killed_compactor_is_replaced_when_its_lease_runs_out_by_itself(
     processes: Processes, compactors: CompactorProcesses
 ) -> None:

@@ -13,8 +13,9 @@ from metadata.contract.leases import LEASE_MS
 from siltstone.kafka.client import connected
 from tests.fixtures.faults import AgentProcess, Processes, create_topic, in_thread
 from tests.fixtures.faulty_proxies import CommitProxy, Forwarder
-from tests.fixtures.idempotent_load import LibrdkafkaWriter, Load, MakeWriter, check_fsck, wait_until
+from tests.fixtures.idempotent_load import LibrdkafkaWriter, Load, MakeWriter, check_fsck
 from tests.fixtures.s3 import free_port
+from tests.fixtures.waiting import wait_until
 
 PARTITIONS = 24
 """Enough partitions that each of two agents is named for some. The id of the topic decides which, so it is chance."""

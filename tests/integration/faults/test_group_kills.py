@@ -18,7 +18,8 @@ import pytest
 from siltstone.kafka.client import KafkaClient, connected
 from tests.fixtures.faults import AgentProcess, Processes, create_topic, in_thread
 from tests.fixtures.groups import GroupMember
-from tests.fixtures.idempotent_load import LibrdkafkaWriter, Load, check_fsck, fresh_seed, wait_until
+from tests.fixtures.idempotent_load import LibrdkafkaWriter, Load, check_fsck, fresh_seed
+from tests.fixtures.waiting import wait_until
 from wire.error_codes import ErrorCode
 from wire.messages.describe_groups import DescribeGroupsRequest, DescribeGroupsResponse
 from wire.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse

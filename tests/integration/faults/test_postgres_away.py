@@ -19,8 +19,9 @@ from storage.local import LocalStore
 from tests.fixtures.agents import StartAgent
 from tests.fixtures.faults import Postgres, create_topic
 from tests.fixtures.faulty_proxies import CommitProxy
-from tests.fixtures.fleet import Fleet, fleet, until
+from tests.fixtures.fleet import Fleet, fleet
 from tests.fixtures.idempotent_load import LibrdkafkaWriter, Load, check_fsck, fresh_seed
+from tests.fixtures.waiting import until
 
 PARTITIONS = 4
 WRITERS = (LibrdkafkaWriter, LibrdkafkaWriter)

@@ -24,9 +24,10 @@ from metadata.migrations.migrate import migrate_async, plan_migration, schema_st
 from metadata.migrations.schema_versions import SchemaState, revision_of
 from metadata.postgres.connection import connect
 from tests.fixtures.faults import AgentProcess, Processes, create_topic, in_thread
-from tests.fixtures.idempotent_load import AiokafkaWriter, Load, Place, wait_until
+from tests.fixtures.idempotent_load import AiokafkaWriter, Load, Place
 from tests.fixtures.releases import ADDED, HOT_TABLES, command_of, next_release, ours, program_of
 from tests.fixtures.steady_readers import AiokafkaReader, LibrdkafkaReader
+from tests.fixtures.waiting import wait_until
 from tests.integration.agents.test_draining import LibrdkafkaWriterThatListens, named
 
 PARTITIONS = 6

@@ -29,9 +29,9 @@ from storage.wrappers.retrying import Retrying
 from tests.fixtures.agents import RunningAgent, StartAgent
 from tests.fixtures.faults import Postgres, create_topic
 from tests.fixtures.faulty_proxies import S3Proxy
-from tests.fixtures.fleet import until
 from tests.fixtures.idempotent_load import LibrdkafkaWriter, Load, check_fsck, check_log, fresh_seed, read_log
 from tests.fixtures.s3 import BucketUrl, S3Server
+from tests.fixtures.waiting import until
 from wire.crc import crc32c
 
 PARTITIONS = 4

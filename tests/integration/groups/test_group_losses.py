@@ -11,8 +11,9 @@ import pytest
 from agents.groups.coordinator import LOADS_MAX
 from metadata.contract.store import MetadataStore
 from tests.fixtures.agents import Dial, RunningAgent, StartAgent
-from tests.fixtures.fleet import Counted, Fleet, fleet, until
+from tests.fixtures.fleet import Counted, Fleet, fleet
 from tests.fixtures.groups import GroupMember, fetch_offsets, meet, owner_and_other, stable_group
+from tests.fixtures.waiting import until
 from wire.error_codes import ErrorCode
 from wire.messages.delete_groups import DeleteGroupsRequest, DeleteGroupsResponse
 from wire.messages.offset_delete import (

@@ -14,8 +14,9 @@ from metadata.contract.groups import GroupLease
 from metadata.contract.leases import LEASE_MS
 from metadata.contract.store import MetadataStore
 from tests.fixtures.agents import Dial, RunningAgent, StartAgent
-from tests.fixtures.fleet import Counted, Fleet, fleet, until
+from tests.fixtures.fleet import Counted, Fleet, fleet
 from tests.fixtures.groups import GroupMember, fetch_offsets, meet, owner_and_other, stable_group
+from tests.fixtures.waiting import until
 from tests.integration.groups.test_groups import OPTIONS, deleted, described, groups_of, service_of
 from wire.error_codes import ErrorCode
 from wire.messages.list_groups import ListGroupsRequest, ListGroupsResponse

@@ -18,7 +18,7 @@ from siltstone.kafka.client import KafkaClient
 from storage.memory import MemoryStore
 from storage.objects import Body
 from tests.fixtures.agents import Dial, RunningAgent, StartAgent
-from tests.fixtures.fleet import Counted, Fleet, fleet, until
+from tests.fixtures.fleet import Counted, Fleet, fleet
 from tests.fixtures.groups import (
     GroupMember,
     coordinator_of,
@@ -27,6 +27,7 @@ from tests.fixtures.groups import (
     owner_and_other,
     stable_group,
 )
+from tests.fixtures.waiting import until
 from wire.error_codes import ErrorCode
 from wire.messages.delete_groups import DeleteGroupsRequest, DeleteGroupsResponse
 from wire.messages.describe_groups import DescribeGroupsRequest, DescribeGroupsResponse

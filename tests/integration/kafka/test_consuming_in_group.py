@@ -28,8 +28,9 @@ from siltstone.kafka.record_format import OutputRecord
 from siltstone.kafka.retrying import RetryingClient
 from storage.memory import MemoryStore
 from tests.fixtures.agents import Dial, StartAgent
-from tests.fixtures.fleet import Fleet, fleet, until
+from tests.fixtures.fleet import Fleet, fleet
 from tests.fixtures.groups import GroupMember, meet, owner_and_other
+from tests.fixtures.waiting import until
 from wire.error_codes import ErrorCode
 from wire.messages.delete_records import (
     DeleteRecordsPartition,

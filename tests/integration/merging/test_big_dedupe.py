@@ -32,7 +32,8 @@ from storage.local import LocalStore
 from tests.fixtures.compactors import CompactorProcesses
 from tests.fixtures.dedupe_process import Merged, merge_in_a_process, peak_bytes
 from tests.fixtures.faults import Processes, in_thread
-from tests.fixtures.idempotent_load import check_fsck, wait_until
+from tests.fixtures.idempotent_load import check_fsck
+from tests.fixtures.waiting import wait_until
 from wire.batch import BATCH_HEADER_BYTES, iter_headers
 from wire.kernels.batches import read_batches
 from wire.kernels.scan import scan_records
@@ -86,6 +87,8 @@ def told(merged: Merged, what: str) -> None:
     print(f"{what}: peak {merged.peak_bytes / 1e6:.0f} MB, {records_out:,} of {records_in:,} records")
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(600)
 async def test_four_million_keys_leave_one_record_a_key_and_filling_and_a_deep_pass_one_a_key(tmp_path: Path) -> None:
     # given a partition of more keys than the buffer holds at once, in eight files
     store = LocalStore(tmp_path / "objects")

@@ -16,8 +16,8 @@ from metadata.rules.packed_index import iter_index
 from storage.format.file_format import TRAILER_BYTES
 from tests.fixtures.compacted_systems import LEVEL_ONLY, System, start_beside
 from tests.fixtures.compactors import RunningCompactor, StartCompactor
-from tests.fixtures.fleet import until
 from tests.fixtures.merge_inputs import newer_trailer
+from tests.fixtures.waiting import until
 from wire.crc import crc32c
 
 INPUTS = 3

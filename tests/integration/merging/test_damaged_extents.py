@@ -18,7 +18,8 @@ from storage.objects import ObjectStore
 from tests.fixtures.agents import Dial, StartAgent
 from tests.fixtures.compacted_systems import LEVEL_ONLY, System, start_beside
 from tests.fixtures.compactors import StartCompactor
-from tests.fixtures.fleet import code_of, until
+from tests.fixtures.fleet import code_of
+from tests.fixtures.waiting import until
 from wire.batch import iter_headers
 from wire.crc import crc32c
 from wire.error_codes import ErrorCode

@@ -12,7 +12,7 @@ from runtime.clock import SystemClock
 from runtime.ids import SystemIds
 from runtime.runtime import Runtime
 from tests.fixtures.compacted_systems import System
-from tests.fixtures.fleet import until
+from tests.fixtures.waiting import until
 
 
 async def test_a_merge_that_waits_for_memory_says_so_until_its_turn_comes(system: System) -> None:

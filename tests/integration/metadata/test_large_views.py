@@ -19,8 +19,8 @@ from storage.memory import MemoryStore
 from tests.contract.merges import merge
 from tests.contract.metadata_worlds import Writer, batch
 from tests.fixtures.compactors import StartCompactor
-from tests.fixtures.fleet import until
 from tests.fixtures.metadata_parts import Part
+from tests.fixtures.waiting import until
 
 OPEN_TRANSACTIONS = """SELECT count(*) FROM pg_stat_activity
     WHERE application_name = 'siltstone-pool' AND datname = current_database() AND xact_start IS NOT NULL"""

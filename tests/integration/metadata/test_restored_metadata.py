@@ -21,7 +21,7 @@ from siltstone.cli import main
 from siltstone.kafka.client import connected
 from tests.fixtures.compactors import CompactorProcess, CompactorProcesses
 from tests.fixtures.faults import Processes, create_topic
-from tests.fixtures.idempotent_load import wait_until
+from tests.fixtures.waiting import wait_until
 from wire.records import NewRecord, build_batch
 
 BEFORE, SINCE = 6, 5
@@ -170,6 +170,7 @@ def name_what_should_be_gone_by_the_settings(restored: Restored) -> None:
     assert patient.exit_code == 0, patient.output
 
 
+@pytest.mark.soak
 def test_a_copy_of_the_volume_put_back_is_noticed_only_when_somebody_says_so(
     restored: Restored, compactors: CompactorProcesses
 ) -> None:

@@ -11,10 +11,9 @@ import socket
 import stat
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from siltstone.embedded.postgres import postgres_processes
 from siltstone.embedded.run_file import RunFile, RunFileError, read_run_file, started_ticks, write_run_file
 from siltstone.embedded.stack import StackSize, agent_settings, run_stack
 from siltstone.kafka.client import KafkaClient
+from tests.fixtures.waiting import wait_until
 from wire.records import NewRecord, build_batch
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -39,13 +39,6 @@ ENVIRON = {
     "PYTHONPATH": str(ROOT),
     "SILTSTONE_PRODUCE_LINGER_MS": "20",
 }
-
-
-def until(condition: Callable[[], bool], timeout_s: float = 60) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
 
 
 def descendants(pid: int) -> set[int]:
@@ -268,7 +261,7 @@ def test_data_outlives_sigint_and_kill_9_and_the_next_start_stops_the_orphaned_p
         assert (data / "run.json").exists()
         assert read_run_file(data) is None
         with dev(data, "--listen", address) as running:
-            until(lambda: (data / "lock").read_text().strip() == str(running.process.pid))
+            wait_until(lambda: (data / "lock").read_text().strip() == str(running.process.pid))
             assert alive(orphans), "Postgres stays while agents may have to commit"
             os.kill(agent, signal.SIGCONT)
             assert running.bootstrap() == address
@@ -284,7 +277,7 @@ def test_several_agents_share_a_given_postgres_and_one_that_dies_ends_all(
     with dev(tmp_path / "silt", *options, environ={"SILTSTONE_METADATA_URL": bare_postgres_url}) as running:
         first, second = running.bootstrap().split(",")
         assert first != second
-        until(lambda: zones(first) == zones(second) == {first: "a", second: "b"})
+        wait_until(lambda: zones(first) == zones(second) == {first: "a", second: "b"})
         assert len(running.run_file()["metrics_urls"]) == 2
         write(first, b"through the first")
         assert b"through the first" in read(second)
@@ -303,7 +296,7 @@ def test_several_agents_share_a_given_postgres_and_one_that_dies_ends_all(
 
 def test_a_signal_during_the_start_ends_the_start(tmp_path: Path) -> None:
     with dev(tmp_path / "silt") as running:
-        until(lambda: (tmp_path / "silt" / "lock").exists())
+        wait_until(lambda: (tmp_path / "silt" / "lock").exists())
         assert running.stop() == 0, running.errors
         assert postgres_processes(tmp_path / "silt" / "postgres" / "data") == []
         assert not (tmp_path / "silt" / "run.json").exists()
@@ -314,7 +307,7 @@ def test_ctrl_c_while_the_database_is_made_lets_it_be_made_and_ends_quietly(tmp_
         return any(name_of(pid) == "initdb" for pid in descendants(running.process.pid))
 
     with dev(tmp_path / "silt") as running:
-        until(initdb_runs)
+        wait_until(initdb_runs)
         os.killpg(running.process.pid, signal.SIGINT)  # a terminal signals the whole process group
         assert running.process.wait(60) == 0, running.errors
         assert "error" not in running.errors.lower(), running.errors

@@ -11,7 +11,8 @@ import pytest
 from runtime.errors import BadInputError
 from runtime.settings.table import Settings
 from siltstone.embedded.stack import StackSize, child_settings, run_stack
-from tests.integration.siltstone.test_dev import alive, children_in, descendants, dev, get, read, until, write
+from tests.fixtures.waiting import wait_until
+from tests.integration.siltstone.test_dev import alive, children_in, descendants, dev, get, read, write
 
 SCALED = {"SILTSTONE_COMPACTION_L0_WAIT_MAX_MS": "300"}
 
@@ -23,7 +24,7 @@ def until_leveled(bootstrap: str, levels_dir: Path) -> None:
         write(bootstrap, b"x")
         return any(path.suffix == ".silt" for path in (levels_dir / "l1").rglob("*"))
 
-    until(leveled)
+    wait_until(leveled)
 
 
 def test_it_runs_a_compactor_that_merges_and_ends_with_it(tmp_path: Path) -> None:
@@ -53,7 +54,7 @@ def test_it_runs_a_compactor_that_merges_and_ends_with_it(tmp_path: Path) -> Non
 def test_a_compactor_that_dies_ends_all_and_is_named(tmp_path: Path, postgres_url: str) -> None:
     with dev(tmp_path / "silt", environ={"SILTSTONE_METADATA_URL": postgres_url}) as running:
         running.bootstrap()
-        until(lambda: "compactor serves" in running.errors)
+        wait_until(lambda: "compactor serves" in running.errors)
         [victim] = children_in("compactor", descendants(running.process.pid))
         os.kill(victim, signal.SIGKILL)
         assert running.process.wait(60) == 1
@@ -70,7 +71,7 @@ def test_memory_is_compacted_in_the_same_process(tmp_path: Path) -> None:
             write(bootstrap, b"x")
             return 'siltstone_merges_total{kind="level",outcome="done"}' in get(url)[1]
 
-        until(merged)
+        wait_until(merged)
         assert b"first" in read(bootstrap)
         assert descendants(running.process.pid) == set()
 

@@ -11,8 +11,7 @@ import stat
 import subprocess
 import sys
 import textwrap
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -23,6 +22,7 @@ from siltstone.embedded.binaries import COPY_PREFIX, PostgresBinariesError, find
 from siltstone.embedded.directory_lock import DataDirectoryInUseError
 from siltstone.embedded.postgres import EmbeddedPostgres, EmbeddedPostgresError, postgres_processes
 from siltstone.embedded.run_as import CannotRunAsError, namespace_prefix, reachable_by_others
+from tests.fixtures.waiting import wait_until
 
 FAST = {"fsync": "off"}
 ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="about running as root")
@@ -48,13 +48,6 @@ def made_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def made(made_database: Path, folder: Path) -> Path:
     shutil.copytree(made_database, folder)
     return folder
-
-
-def until(condition: Callable[[], bool], timeout_s: float = 20) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
 
 
 async def ask(url: str, query: str) -> object:
@@ -136,7 +129,7 @@ async def test_no_shared_memory_is_left_behind_after_a_kill_9(folder: Path) -> N
         assert [line for line in mapped if "/dev/shm/" in line] == []
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
-        until(lambda: not postgres_processes(folder / "data"))
+        wait_until(lambda: not postgres_processes(folder / "data"))
     left = set((folder / "data" / "pg_dynshmem").iterdir())
     assert left
     with EmbeddedPostgres(folder, settings=FAST):
@@ -149,7 +142,7 @@ def test_the_next_start_stops_the_orphan_of_a_killed_process(made: Path) -> None
     with EmbeddedPostgres(made, settings=FAST) as postgres:
         assert postgres.pid != orphan
         assert orphan not in postgres_processes(made / "data")
-        until(lambda: not Path(f"/proc/{orphan}").exists())
+        wait_until(lambda: not Path(f"/proc/{orphan}").exists())
 
 
 async def test_a_pid_file_whose_pid_belongs_to_somebody_else_is_seen_through(made: Path) -> None:

@@ -36,10 +36,10 @@ from storage.wrappers.retrying import Retrying
 from storage.wrappers.wrapper import WrappedStore
 from tests.fixtures.agents import Dial, RunningAgent, StartAgent, read_all
 from tests.fixtures.compactors import StartCompactor
-from tests.fixtures.fleet import until
 from tests.fixtures.metadata_parts import Wrapped
 from tests.fixtures.postgres import run_sql
 from tests.fixtures.s3 import BucketUrl
+from tests.fixtures.waiting import until
 from wire.batch import ProducerStamp
 from wire.crc import crc32c
 from wire.records import NewRecord, build_batch

@@ -157,6 +157,7 @@ def test_a_pass_on_the_embedded_engine_runs_here_and_stores_no_request(stack: St
     assert [pair[1:] for pair in read(stack.bootstrap, "here") if pair[1:] in LATEST] != []
 
 
+@pytest.mark.soak  # the demo's test does the same in every run
 def test_a_pass_on_spark_leaves_one_record_a_key_and_the_job_says_who_ran_it(stack: Stack) -> None:
     write(stack.bootstrap, "users", BALANCES)
     done = run_json(stack, "compact", "users", "--now", "--engine", "spark", "--timeout", "100", *SPARK)

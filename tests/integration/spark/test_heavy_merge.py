@@ -7,9 +7,8 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -24,6 +23,7 @@ from storage.keys import parse_job_key
 from tests.fixtures.heavy_merges import latest
 from tests.fixtures.s3 import ROOT
 from tests.fixtures.spark_merges import FAULTY_DRIVER, SessionSubmitter, SparkSystem
+from tests.fixtures.waiting import until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,13 +31,6 @@ if TYPE_CHECKING:
     from tests.fixtures.spark import SparkCluster
 
 MIB = 1 << 20
-
-
-async def until(condition: Callable[[], Any], timeout_s: float = 300) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.05)
 
 
 async def a_system(tmp_path: Path, mib: int, *, keys: int = 50) -> tuple[SparkSystem, Topic, Topic]:
@@ -167,7 +160,7 @@ async def test_on_a_cluster_whatever_dies_there_is_one_result(
     # when an executor is killed after the first units
     merging = asyncio.create_task(system.merge(submitter, unit_bytes=mib * MIB // 8, keyed_unit_bytes=mib * MIB // 2))
     jobs = tmp_path / "objects" / "jobs"
-    await until(lambda: merging.done() or len(list(jobs.glob("*/*/u*"))) >= 3)
+    await until(lambda: merging.done() or len(list(jobs.glob("*/*/u*"))) >= 3, timeout_s=300)
     killed = spark_cluster.executors()[0]
     spark_cluster.kill_executor(killed)
     started = time.monotonic()

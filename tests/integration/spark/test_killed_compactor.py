@@ -9,7 +9,8 @@ import pytest
 
 from tests.fixtures.compactors import CompactorProcesses
 from tests.fixtures.faults import Processes, create_topic
-from tests.fixtures.idempotent_load import LibrdkafkaWriter, Load, check_fsck, check_log, read_log, wait_until
+from tests.fixtures.idempotent_load import LibrdkafkaWriter, Load, check_fsck, check_log, read_log
+from tests.fixtures.waiting import wait_until
 
 PARTITIONS = 40
 LEVEL_ONLY = {"l1_runs_min": 1_000, "compaction_l0_wait_max_ms": 200}

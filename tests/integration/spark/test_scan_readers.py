@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from spark_jobs.scan.read import read_slice
 from tests.fixtures.metadata_parts import Part
 from tests.fixtures.scan_logs import ScanLog, records_of
 from tests.fixtures.served_topics import ROWS, pins, scan_threads, serve_topic
+from tests.fixtures.waiting import wait_until
 
 DEADLINE_S = 20
 
@@ -46,13 +46,6 @@ def left_threads() -> Callable[[], list[str]]:
     """The threads of scans that this test began."""
     before = scan_threads()
     return lambda: sorted(each.name for each in scan_threads() - before)
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 # ---- readers ---------------------------------------------------------------------------------------------------------
@@ -134,7 +127,7 @@ def test_a_forked_child_closes_nothing_of_its_parents_and_reads_anew(
         return bool(pid)
 
     try:
-        until(has_ended)
+        wait_until(has_ended)
     except AssertionError:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
@@ -164,7 +157,7 @@ def test_a_reader_that_is_collected_in_its_own_thread_is_closed_by_another(
         loop.call_soon_threadsafe(gc.collect)
         del loop, own
         # then
-        until(lambda: not left_threads())
+        wait_until(lambda: not left_threads())
     finally:
         gc.enable()
     assert pins(places["metadata"]) == 0

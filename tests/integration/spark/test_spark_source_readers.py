@@ -21,9 +21,9 @@ from spark_jobs.scan.contract import DataLossError, OffsetOutOfRangeError, PinLo
 from spark_jobs.source.source import TopicReader, TopicStreamReader
 from storage.cluster import ClusterMismatchError
 from tests.fixtures.compactors import StartCompactor
-from tests.fixtures.fleet import until
 from tests.fixtures.postgres import run_sql
 from tests.fixtures.spark_topics import START_MS, Row, SparkTopics, aside, rows_of
+from tests.fixtures.waiting import until
 
 Document = dict[str, Any]
 

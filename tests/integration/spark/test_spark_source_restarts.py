@@ -11,8 +11,8 @@ import pytest
 
 from metadata.contract.files import FileState
 from tests.fixtures.compactors import StartCompactor
-from tests.fixtures.fleet import until
 from tests.fixtures.spark_topics import Row, SparkTopics, aside
+from tests.fixtures.waiting import until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

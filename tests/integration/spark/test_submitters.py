@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import AsyncIterator, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -25,6 +24,7 @@ from spark_jobs.submitters import emr_serverless, open_submitter, spark_submit
 from spark_jobs.submitters.child import ChildSubmission, driver_environ, start_child
 from spark_jobs.submitters.emr_serverless import PHASES, EmrServerlessSubmitter
 from tests.fixtures.s3 import ROOT, S3Server
+from tests.fixtures.waiting import until
 
 # A driver of two processes, both deaf to SIGTERM on request. They identify themselves and stay.
 DRIVER = """
@@ -42,13 +42,6 @@ def is_alive(pid: int) -> bool:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return False
-
-
-async def until(condition: Any, timeout_s: float = 30) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.02)
 
 
 async def pids_of(driver: ChildSubmission) -> list[int]:

@@ -8,8 +8,8 @@ from typing import Any
 
 from siltstone.kafka.client import KafkaClient
 from tests.fixtures.agents import Dial, RunningAgent, StartAgent, read_all
-from tests.fixtures.fleet import until
 from tests.fixtures.hand_merges import HandMerger
+from tests.fixtures.waiting import until
 from wire.error_codes import ErrorCode
 from wire.messages.delete_records import (
     DeleteRecordsPartition,

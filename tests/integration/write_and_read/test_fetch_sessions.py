@@ -11,7 +11,7 @@ import pytest
 
 from siltstone.kafka.client import KafkaClient
 from tests.fixtures.agents import Dial, RawConnection, RunningAgent, StartAgent, records_of
-from tests.fixtures.fleet import until
+from tests.fixtures.waiting import until
 from wire.error_codes import ErrorCode
 from wire.messages.delete_records import (
     DeleteRecordsPartition,

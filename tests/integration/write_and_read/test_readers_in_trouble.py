@@ -27,9 +27,10 @@ from storage.wrappers.faulty import Fault, FaultPlan, FaultRule, Faulty
 from storage.wrappers.retrying import Retrying
 from tests.fixtures.agents import Dial, RawConnection, RunningAgent, StartAgent, read_all, records_of
 from tests.fixtures.faults import Postgres
-from tests.fixtures.fleet import Counted, code_of, fleet, until
+from tests.fixtures.fleet import Counted, code_of, fleet
 from tests.fixtures.metadata_parts import Part
 from tests.fixtures.steady_readers import AiokafkaReader, LibrdkafkaReader
+from tests.fixtures.waiting import until
 from wire.error_codes import ErrorCode
 from wire.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, PartitionData
 from wire.messages.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData

@@ -19,10 +19,11 @@ from metadata.memory.store import MemoryMetadata
 from siltstone.kafka.client import KafkaClient, KafkaError
 from storage.memory import MemoryStore
 from tests.fixtures.agents import Dial, RunningAgent, StartAgent, read_all, records_of
-from tests.fixtures.fleet import code_of, until
+from tests.fixtures.fleet import code_of
 from tests.fixtures.hand_merges import HandMerger, Stretch
 from tests.fixtures.metadata_parts import Part
 from tests.fixtures.steady_readers import AiokafkaReader, LibrdkafkaReader
+from tests.fixtures.waiting import until
 from wire.batch import read_header
 from wire.error_codes import ErrorCode
 from wire.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic

@@ -32,6 +32,7 @@ from storage.memory import MemoryStore
 from storage.objects import ObjectStore
 from tests.fixtures.agents import Dial, RawConnection, RunningAgent, StartAgent, read_all
 from tests.fixtures.record_batches import some_records
+from tests.fixtures.waiting import until
 from wire.error_codes import ErrorCode
 from wire.messages.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
 from wire.records import build_batch
@@ -39,12 +40,6 @@ from wire.records import build_batch
 LIMITS: dict[str, Any] = {"l0_stall_files": 20, "l0_refuse_files": 100}
 RULE = StallLimits(stall_files=20, refuse_files=100)
 RECORD = build_batch(some_records(1, timestamp_ms=int(time.time() * 1000)))
-
-
-async def until(condition: Any, timeout_s: float = 10) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.002)
 
 
 def produce(*, acks: int = -1, timeout_ms: int = 20_000) -> ProduceRequest:
