@@ -20,6 +20,9 @@ else
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 endif
 
+# Some environments switch bytecode off. A test run starts hundreds of processes; each would compile every module again.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Once, before several processes need them at the same time.
 COMPILE_KERNELS = $(BIN)/siltstone compactor warm >/dev/null
 

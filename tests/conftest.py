@@ -8,6 +8,7 @@ pytest_plugins = [
     "tests.fixtures.dev",
     "tests.fixtures.distribution",
     "tests.fixtures.exercised",
+    "tests.fixtures.garbage",
     "tests.fixtures.log_lines",
     "tests.fixtures.postgres",
     "tests.fixtures.s3",
