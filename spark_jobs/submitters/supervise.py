@@ -39,9 +39,10 @@ def run(command: Sequence[str], *, grace_s: float = GRACE_S) -> int:
         signal.signal(number, told_to_end)
 
     libc = ctypes.CDLL(None, use_errno=True)  # loaded before the fork, after which as little as possible may happen
+    supervisor_pid = os.getpid()
 
     def die_with_parent() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        _die_with(libc, supervisor_pid)
 
     # No other thread runs yet, so the danger that preexec_fn's documentation warns of does not exist.
     child = subprocess.Popen(  # noqa: S603 - what we were told to run
@@ -68,6 +69,14 @@ def run(command: Sequence[str], *, grace_s: float = GRACE_S) -> int:
     _signal_group(child.pid, signal.SIGKILL)
     code = child.wait()
     return code if code >= 0 else 128 - code
+
+
+def _die_with(libc: ctypes.CDLL, parent_pid: int) -> None:
+    """Have the kernel kill this process when its parent dies; end it at once if the parent is dead already."""
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # The kernel sends nothing for a parent that died between the fork and prctl. Then the parent is another process.
+    if os.getppid() != parent_pid:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _signal_group(group_id: int, number: int) -> None:
