@@ -109,7 +109,10 @@ def _bounds(topic: str, part: PartitionSnapshot, options: ScanOptions) -> tuple[
         if asked < 0:
             raise OffsetOutOfRangeError(f"{name} offset {asked} of {where} is negative")
     if first > part.high_watermark:
-        raise OffsetOutOfRangeError(f"starting offset {first} lies above the end of {where}, which is {end}")
+        # Not above `end`: a reader of committed records may begin above them, behind an open transaction.
+        raise OffsetOutOfRangeError(
+            f"starting offset {first} lies above the end of {where}, which is {part.high_watermark}"
+        )
     if until > end:
         raise OffsetOutOfRangeError(f"ending offset {until} lies above the end of {where}, which is {end}")
     if until < first and isinstance(options.starting, Mapping) and isinstance(options.ending, Mapping):

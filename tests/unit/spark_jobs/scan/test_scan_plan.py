@@ -142,8 +142,8 @@ def test_bounds_are_those_of_the_snapshot() -> None:
     [
         ({"partitions": (0, 2)}, UnknownPartitionError, "no partition 2.*0 to 0"),
         ({"starting": {3: 1}}, UnknownPartitionError, "no partition 3"),
-        ({"starting": {0: 301}}, OffsetOutOfRangeError, "301 lies above the end of partition 0.*which is 250"),
-        ({"ending": {0: 251}}, OffsetOutOfRangeError, "251 lies above the end"),
+        ({"starting": {0: 301}}, OffsetOutOfRangeError, "301 lies above the end of partition 0.*which is 300"),
+        ({"ending": {0: 251}}, OffsetOutOfRangeError, "251 lies above the end of partition 0.*which is 250"),
         ({"starting": {0: -1}}, OffsetOutOfRangeError, "negative"),
         ({"starting": {0: 39}}, DataLossError, "offset 39 of partition 0.*its log starts at 40"),
         ({"ending": {0: 39}}, DataLossError, "its log starts at 40"),
