@@ -96,8 +96,16 @@ class _Fetcher:
             read = next(self._reads, None)
             if read is None:
                 return
-            self._ahead.append((read, self._store.get_range(self._pieces[read.piece].key, read.start, read.length)))
+            self._ahead.append((read, self._begun(read)))
             self._ahead_bytes += read.length
+
+    def _begun(self, read: _Read) -> Future[bytes | None]:
+        if read.length:
+            return self._store.get_range(self._pieces[read.piece].key, read.start, read.length)
+        # Nothing to fetch, for a flagged or an empty piece, and a store refuses ranges of no bytes.
+        nothing: Future[bytes | None] = Future()
+        nothing.set_result(b"")
+        return nothing
 
 
 def block_entries(store: BlockingStore, piece: Piece) -> Sequence[BlockEntry]:
