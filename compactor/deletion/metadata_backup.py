@@ -46,7 +46,7 @@ from compactor.deletion.backup_format import (
 from metadata.contract.backup import BackupInstant, BackupTable, JobCursor, has_heard
 from metadata.contract.store import MetadataStore
 from metadata.contract.tail import Cursor
-from runtime.errors import BugError
+from runtime.errors import BugError, UnavailableError
 from runtime.logging import get_logger
 from runtime.runtime import Runtime
 from runtime.settings.table import Settings
@@ -67,6 +67,10 @@ UNFINISHED_MS = 3_600_000
 """A snapshot without a manifest was given up if it is older than the newest whole snapshot by this much."""
 OVERLAP_MS = 600_000
 """Increments up to this much older than the oldest kept snapshot are kept, by their names and by the store's clock."""
+
+
+class SnapshotTooSlowError(UnavailableError):
+    """Changes since the snapshot were deleted from the metadata before its manifest could be written."""
 
 
 class MetadataBackup:
@@ -273,7 +277,11 @@ class MetadataBackup:
         try:
             # Before the manifest: this snapshot may be older than another compactor's with an earlier name, and must
             # not hide the changes in between.
-            await self._write_increments()
+            if await self._write_increments() is None:
+                # Without a manifest nobody uses the snapshot. The next round takes another one.
+                raise SnapshotTooSlowError(
+                    f"the metadata snapshot {id_} was not finished: changes since it began are deleted already"
+                )
             await self._store.put_if_absent(snapshot_key(id_, MANIFEST), body, crc32c=crc32c(body))
         except BaseException:
             self._cursor, self._base, self._jobs, self._asked_ms = before
