@@ -313,6 +313,14 @@ IN_WHAT_IT_MAKES = [
         "container agent runs as root",
     ),
     Seed(
+        "a compactor without a place for snapshots",
+        "modules/compactor/main.tf",
+        '    mountPoints            = [{ sourceVolume = local.scratch, containerPath = "/tmp", readOnly = false }]\n',
+        "",
+        "tasks",
+        "container compactor has no /tmp that it can write",
+    ),
+    Seed(
         "logs for ever",
         "modules/observability/main.tf",
         "  retention_in_days = var.log_retention_days",

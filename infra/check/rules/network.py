@@ -22,8 +22,9 @@ INTERNAL: Final = tuple(
 INTERNAL_6: Final = ipaddress.IPv6Network("fc00::/7")
 DRAINING: Final = (["agent"], ["compactor"])  # commands that must drain before they end
 DEFAULT_STOP_S: Final = 30
-# Merges write to /tmp, and a volume of Fargate for it would belong to root.
+# Containers that write to SCRATCH: snapshots of the metadata, and spilled keys of merges.
 WRITERS: Final = ("compactor",)
+SCRATCH: Final = "/tmp"  # noqa: S108 - a place inside containers
 SECRET_NAME: Final = re.compile(r"PASSWORD|PASSWD|SECRET|TOKEN|ACCESS_KEY|PRIVATE_KEY|CREDENTIAL", re.IGNORECASE)
 SECRET_VALUE: Final = re.compile(r"AKIA[0-9A-Z]{16}|-----BEGIN|://[^/@\s:]+:[^/@\s]+@")
 RANGES: Final = ("cidr_blocks", "ipv6_cidr_blocks", "prefix_list_ids")
@@ -99,8 +100,22 @@ def tasks_have_no_more_rights_than_they_need(stack: Stack) -> Iterator[Violation
             yield Violation(task, f"container {name} runs as root", 'set user = "10001"')
         if container.get("privileged"):
             yield Violation(task, f"container {name} is privileged", "take privileged out")
-        if container.get("readonlyRootFilesystem") is not True and name not in WRITERS:
+        if container.get("readonlyRootFilesystem") is not True:
             yield Violation(task, f"container {name} can write its own files", "set readonlyRootFilesystem = true")
+        if name in WRITERS and not has_writable_tmp(task, container):
+            yield Violation(
+                task, f"container {name} has no /tmp that it can write", "mount a volume of the task at /tmp"
+            )
+
+
+def has_writable_tmp(task: Resource, container: dict[str, object]) -> bool:
+    """Whether a volume of the task is mounted at /tmp."""
+    volumes = [volume.get("name") for volume in blocks(task.values, "volume")]
+    mounts = cast("list[dict[str, Any]]", container.get("mountPoints") or [])
+    return any(
+        mount.get("containerPath") == SCRATCH and not mount.get("readOnly") and mount.get("sourceVolume") in volumes
+        for mount in mounts
+    )
 
 
 def no_plaintext_secrets(stack: Stack) -> Iterator[Violation]:

@@ -4,6 +4,9 @@
 
 locals {
   http_port = 9644
+  # Snapshots of the metadata and spilled keys. The image declares /tmp as a volume, so ECS gives this one the owner and
+  # rights of the image's /tmp.
+  scratch = "tmp"
 
   spark_environment = var.spark == null ? {} : {
     SILTSTONE_SPARK_SUBMITTER          = "emr-serverless"
@@ -20,6 +23,7 @@ locals {
     command                = ["compactor"]
     essential              = true
     readonlyRootFilesystem = true
+    mountPoints            = [{ sourceVolume = local.scratch, containerPath = "/tmp", readOnly = false }]
     stopTimeout            = 120
     environment            = [for name in sort(keys(local.environment)) : { name = name, value = local.environment[name] }]
     secrets                = [for name in sort(keys(var.task.secrets)) : { name = name, valueFrom = var.task.secrets[name] }]
@@ -48,6 +52,11 @@ resource "aws_ecs_task_definition" "this" {
   runtime_platform {
     operating_system_family = "LINUX"
     cpu_architecture        = var.task.cpu_architecture
+  }
+
+  # Empty at the start of each task, and gone with it
+  volume {
+    name = local.scratch
   }
 }
 
