@@ -109,4 +109,4 @@ def _report(error: Exception) -> None:
     # A lost connection is ordinary. Any other error also fails the process's own calls, and they decide whether it
     # halts. The tasks here go on, because nobody would notice their end.
     if not isinstance(error, (*CONNECTION_ERRORS, MetadataUnavailableError)):
-        _log.warning("hints stand still, trying again", error=str(error))
+        _log.warning("hints failed, trying again", error=str(error))
