@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from time import sleep
 
@@ -51,11 +52,13 @@ KILLS = (kill_stack, kill_agent)
 def kill_and_check(tmp_path: Path, kills: Sequence[int], chance: random.Random, *, writers: int) -> None:
     data, address = tmp_path / "data", f"127.0.0.1:{free_port()}"
     load = Load(address, topic="t", partitions=PARTITIONS, writers=[LibrdkafkaWriter] * writers)
-    with load:
+    with ExitStack() as stack:
         for number, kill in enumerate(kills):
             with running_dev(data, "--listen", address) as dev:
                 if number == 0:
+                    # before the writers, which would have it created with other partitions
                     create_topic(dev.bootstrap, "t", partitions=PARTITIONS)
+                    stack.enter_context(load)
                 load.until_more(50)
                 sleep(chance.random())
                 KILLS[kill](dev)
