@@ -17,7 +17,7 @@ locals {
   # holds the whole catalogue in memory.
   admin_function = <<-EOT
     ecs_siltstone() (
-      words=$(printf '"%s",' "$@")
+      words=$(printf '%s\n' "$@" | sed 's/["\\]/\\&/g; s/.*/"&",/' | tr -d '\n')
       task=$(${local.run_task} --overrides '{"cpu":"'"$${ADMIN_CPU:-512}"'","memory":"'"$${ADMIN_MIB:-1024}"'","containerOverrides":[{"name":"admin","command":['"$${words%,}"'],"environment":[{"name":"SILTSTONE_BOOTSTRAP","value":"${module.agents.bootstrap_servers}"}]}]}' --query 'tasks[0].taskArn' --output text) || exit 1
       case $task in arn:*) echo "$task" >&2 ;; *) echo 'no task was started' >&2; exit 1 ;; esac
       told() { aws ecs describe-tasks ${local.of_ecs} --tasks "$task" --query "tasks[0].$1" --output text; }

@@ -122,6 +122,13 @@ def test_words_of_siltstone_reach_the_admin_task_and_its_answer_comes_back(made:
     assert after("--log-stream-names", words(tmp_path, "filter-log-events")).endswith("/admin/0123456789abcdef")
 
 
+def test_quotes_and_backslashes_of_words_reach_the_admin_task(made: Rehearsal, tmp_path: Path) -> None:
+    done = typed(tmp_path, made.outputs["admin_command"] + r"""ecs_siltstone topics describe 'a "b" \c'""")
+    assert done.returncode == 0, done.stderr
+    (container,) = json.loads(after("--overrides", words(tmp_path, "run-task")))["containerOverrides"]
+    assert container["command"] == ["topics", "describe", r'a "b" \c']
+
+
 @pytest.mark.parametrize("answers", [{"STARTED": "None"}, {"CODE": "None"}])
 def test_a_task_that_never_ran_is_no_success(made: Rehearsal, tmp_path: Path, answers: dict[str, str]) -> None:
     done = typed(tmp_path, made.outputs["admin_command"] + "ecs_siltstone doctor", **answers)
