@@ -84,7 +84,8 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a `siltstone dev` that was stopped."""
     data = tmp_path_factory.mktemp("stopped") / "data"
     data.mkdir()
-    with running_stack(data, SystemClock(), options=["--set", "produce.linger.ms=5"]) as stack:
+    options = ["--compactors", "0", "--set", "produce.linger.ms=5"]
+    with running_stack(data, SystemClock(), options=options) as stack:
         write_records(stack.bootstrap, "kept", 3)
     return data
 

@@ -124,7 +124,9 @@ class Dev:
 
 
 @contextlib.contextmanager
-def dev(data: Path, *options: str, environ: dict[str, str] | None = None) -> Iterator[Dev]:
+def dev(data: Path, *options: str, compactors: int = 0, environ: dict[str, str] | None = None) -> Iterator[Dev]:
+    """Without a compactor unless one is asked for, because its start takes most of the time."""
+    options = (*options, "--compactors", str(compactors))
     if "--listen" not in options:
         options = (*options, "--listen", "127.0.0.1:0")
     running = Dev(data, *options, environ=environ)
@@ -205,7 +207,7 @@ def agent_of(pids: set[int]) -> int:
 def test_it_serves_tells_where_it_is_and_leaves_nothing_running_after_sigterm(tmp_path: Path) -> None:
     data = tmp_path / "silt"
     (tmp_path / "aside").mkdir()
-    with dev(tmp_path / "aside" / ".." / "silt") as running:
+    with dev(tmp_path / "aside" / ".." / "silt", compactors=1) as running:
         bootstrap = running.bootstrap()
         # what run.json says
         run = running.run_file()

@@ -29,7 +29,7 @@ def until_leveled(bootstrap: str, levels_dir: Path) -> None:
 
 def test_it_runs_a_compactor_that_merges_and_ends_with_it(tmp_path: Path) -> None:
     data = tmp_path / "silt"
-    with dev(data, environ=SCALED) as running:
+    with dev(data, compactors=1, environ=SCALED) as running:
         bootstrap = running.bootstrap()
         write(bootstrap, b"first")
         until_leveled(bootstrap, data / "objects")
@@ -46,13 +46,13 @@ def test_it_runs_a_compactor_that_merges_and_ends_with_it(tmp_path: Path) -> Non
         assert running.stop() == 0, running.errors
         assert alive(below) == set()
         assert "compactor stops" in running.errors
-    with dev(data, "--compactors", "0", environ=SCALED) as running:
+    with dev(data, environ=SCALED) as running:
         running.bootstrap()
         assert children_in("compactor", descendants(running.process.pid)) == []
 
 
 def test_a_compactor_that_dies_ends_all_and_is_named(tmp_path: Path, postgres_url: str) -> None:
-    with dev(tmp_path / "silt", environ={"SILTSTONE_METADATA_URL": postgres_url}) as running:
+    with dev(tmp_path / "silt", compactors=1, environ={"SILTSTONE_METADATA_URL": postgres_url}) as running:
         running.bootstrap()
         wait_until(lambda: "compactor serves" in running.errors)
         [victim] = children_in("compactor", descendants(running.process.pid))
@@ -62,7 +62,7 @@ def test_a_compactor_that_dies_ends_all_and_is_named(tmp_path: Path, postgres_ur
 
 
 def test_memory_is_compacted_in_the_same_process(tmp_path: Path) -> None:
-    with dev(tmp_path / "silt", "--object-store", "memory://", environ=SCALED) as running:
+    with dev(tmp_path / "silt", "--object-store", "memory://", compactors=1, environ=SCALED) as running:
         bootstrap = running.bootstrap()
         url = running.run_file()["metrics_url"]
         write(bootstrap, b"first")

@@ -30,7 +30,16 @@ from siltstone.kafka.client import connected
 
 TIMEOUT_S = 60
 BASE_MS = 1_700_000_000_000
-OPTIONS = ["--agents", "2", "--set", "produce.linger.ms=5", "--set", "group.initial.rebalance.delay.ms=50"]
+OPTIONS = [
+    "--agents",
+    "2",
+    "--compactors",
+    "0",
+    "--set",
+    "produce.linger.ms=5",
+    "--set",
+    "group.initial.rebalance.delay.ms=50",
+]
 
 
 @pytest.fixture(scope="module")
