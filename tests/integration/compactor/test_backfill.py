@@ -45,6 +45,6 @@ async def test_records_past_their_time_behind_younger_ones_are_merged_out_of_l1(
     async def are_merged() -> bool:
         return await runs_of_l1() < 3 and 2 in await system.levels()
 
-    await until(are_merged, timeout_s=20)
+    await until(are_merged)
     assert marks[1].log_start_offset == 0 and compactor.merges("failed") == 0
     assert await system.values("t") == [b"young", *values]

@@ -148,7 +148,7 @@ async def test_what_was_acknowledged_after_the_clock_went_back_is_listed(
     await lost.catalog.flush()
     # given a Postgres whose clock goes back, which the agent learns at its next heartbeat
     await world.set_clock(-60)
-    await until(is_ahead(agent, 50), 20)
+    await until(is_ahead(agent, 50))
     await send(client, "plain", (b"k", b"acknowledged"))
     await agent.agent.stop()
     plan = (await lost.rebuild(dry_run=True)).plan
@@ -186,7 +186,7 @@ async def test_a_file_that_cannot_be_appended_does_not_keep_the_others_from_it(
         await lost.query(change, new=False)
     await lost.catalog.round()
     await world.set_clock(3600)
-    await until(is_ahead(agent, -4000, below=-3000), 20)
+    await until(is_ahead(agent, -4000, below=-3000))
     await send(client, "plain", (b"k", b"new"))
     await agent.agent.stop()
     rebuilt = await lost.rebuild(append_newer_l0=True)

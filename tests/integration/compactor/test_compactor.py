@@ -36,12 +36,12 @@ async def test_files_are_leveled_merged_deduped_and_the_old_ones_deleted_while_r
         await system.write("kv", 3)
     written = await system.values("plain")
     assert len(written) == 180
-    await until(lambda: _is_settled(system), timeout_s=30)
+    await until(lambda: _is_settled(system))
     assert await system.values("plain") == written
     kept = await read_all(system.client, "kv")
     assert len(kept) == 5 and {offset for offset, _ in kept} == set(range(175, 180))
     assert await system.fsck() == []
-    await until(lambda: compactor.metric("deleted_files_total") >= 36, timeout_s=30)
+    await until(lambda: compactor.metric("deleted_files_total") >= 36)
     assert compactor.merges("failed") == 0
     assert compactor.metric("cleaned_records_total") >= 175 - 5
     assert compactor.metric("level_files", level="2") >= 1
@@ -103,11 +103,11 @@ async def test_a_store_that_is_away_gives_the_merge_back_and_it_is_done_later(
         FaultRule(fault=Fault.LOST_REQUEST, op="get_range"),
     )
     compactor = await start(system, start_compactor, **LEVEL_ONLY)
-    await until(lambda: compactor.metric("compactor_errors_total", loop="level") >= 2, timeout_s=20)
+    await until(lambda: compactor.metric("compactor_errors_total", loop="level") >= 2)
     assert await system.job(JobState.FAILED) is None
     assert compactor.metric("merges_total", kind="level", outcome="given_back") >= 2
     system.faults.rules = ()
-    await until(lambda: compactor.merges("done") == 1, timeout_s=20)
+    await until(lambda: compactor.merges("done") == 1)
     assert len(await system.values("t")) == 30
 
 
@@ -119,7 +119,7 @@ async def test_an_object_that_the_store_cannot_give_holds_up_its_own_merge_alone
     sick = (await system.metadata.operators.files())[0]
     system.faults.rules = (FaultRule(fault=Fault.UNREACHABLE, key=sick.key),)
     compactor = await start(system, start_compactor, **LEVEL_ONLY)
-    await until(lambda: compactor.metric("merges_total", kind="level", outcome="given_back") >= 2, timeout_s=20)
+    await until(lambda: compactor.metric("merges_total", kind="level", outcome="given_back") >= 2)
 
     async def rests() -> bool:
         job = await system.job(JobState.READY)
@@ -128,11 +128,11 @@ async def test_an_object_that_the_store_cannot_give_holds_up_its_own_merge_alone
     await until(rests)
     # then: later files are leveled, though the oldest job has not run
     await system.write("t", 3)
-    await until(lambda: compactor.merges("done") == 1, timeout_s=20)
+    await until(lambda: compactor.merges("done") == 1)
     assert await system.job(JobState.FAILED) is None
     # and the job ends when the store recovers
     system.faults.rules = ()
-    await until(lambda: compactor.merges("done") == 2, timeout_s=20)
+    await until(lambda: compactor.merges("done") == 2)
     assert len(await system.values("t")) == 60
 
 
@@ -231,7 +231,7 @@ async def test_a_topic_deleted_under_a_running_merge_leaves_nothing_in_the_bucke
         files = [file for file in await system.metadata.operators.files(limit=1000) if file.state in live_or_dead]
         return not objects and not files
 
-    await until(nothing_left, timeout_s=30)
+    await until(nothing_left)
     assert await system.fsck() == []
     assert compactor.merges("failed") == 0
 

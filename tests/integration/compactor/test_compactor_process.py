@@ -72,7 +72,7 @@ def test_two_compactors_level_and_merge_under_load_one_plans_and_every_record_st
         load.finish_and_check(processes.bootstrap)
     until_leveled(processes, 2)
     check_fsck(metadata_url=processes.postgres.url, store_url=processes.store_url)
-    wait_until(lambda: total(both, "deleted_files_total") > 10, 30)
+    wait_until(lambda: total(both, "deleted_files_total") > 10)
     assert total(both, "compactor_duty", duty="plan") == 1
     assert total(both, "merges_total", outcome="failed") == total(both, "merges_total", outcome="lost") == 0
     assert total(both, "compactor_errors_total") == 0
@@ -90,7 +90,7 @@ def test_two_compactors_level_and_merge_under_load_one_plans_and_every_record_st
     other = next(each for each in both if each is not planner)
     assert planner.stop() == 0
     assert "compactor stops" in planner.log
-    wait_until(lambda: other.metric("compactor_duty", duty="plan") == 1, 20)
+    wait_until(lambda: other.metric("compactor_duty", duty="plan") == 1)
 
 
 async def written(bootstrap: str, batches: int) -> list[bytes]:

@@ -133,12 +133,12 @@ async def test_nothing_of_a_topic_that_is_deleted_under_a_merge_is_left_in_bucke
     async def is_merged() -> bool:
         return compactor.metric("merges_total", kind="merge", outcome="done") >= 1 and 0 not in await system.levels()
 
-    await until(is_merged, timeout_s=30)
+    await until(is_merged)
     # then its bytes go soon after the deadline, also from files that stay
-    await until(lambda: _is_none(topics.holding()), timeout_s=40)
+    await until(lambda: _is_none(topics.holding()))
     print(f"in no object {time.monotonic() - deleted_at:.1f} s after it was deleted")
     assert compactor.metric("merges_total", kind="purge", outcome="done") >= 1
-    await until(lambda: _is_none(topics.rows()), timeout_s=20)
+    await until(lambda: _is_none(topics.rows()))
     assert await topics.rows() == dict.fromkeys(OF_PARTITION, 0)
     # and the other topic is whole
     left = await system.values("stays")

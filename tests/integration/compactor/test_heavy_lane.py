@@ -140,17 +140,17 @@ async def test_small_merges_go_on_beside_a_heavy_one_which_takes_no_memory_here(
     await until(lambda: state(heavy, JobState.RUNNING))
     small, smaller = await merge_of(system, "small", HEAVY_BYTES - 1), await merge_of(system, "smaller", 0)
     for job_id in (small, smaller):
-        await until(lambda job_id=job_id: state(job_id, JobState.DONE), timeout_s=20)
+        await until(lambda job_id=job_id: state(job_id, JobState.DONE))
 
     # then the compactor does the small ones itself, one heavy merge waits and reports it, the other has not begun
     assert "engine" not in (await job(system, small)).result
     assert await state(heavy, JobState.RUNNING) and await state(second, JobState.READY)
-    await until(lambda: tells(system, heavy), timeout_s=20)
+    await until(lambda: tells(system, heavy))
     assert running.metric("merge_memory_bytes") == 0
     # and when there is room, both are done on the cluster
     cluster.has_room.set()
     for job_id in (heavy, second):
-        await until(lambda job_id=job_id: state(job_id, JobState.DONE), timeout_s=20)
+        await until(lambda job_id=job_id: state(job_id, JobState.DONE))
         assert (await job(system, job_id)).result["engine"] == "full"
     assert [await system.values(topic) for topic in ("large", "small")] == written
     assert (running.merges("done"), running.merges("failed")) == (4, 0)
@@ -190,5 +190,5 @@ async def test_a_compactor_that_stops_gives_its_heavy_merge_back_and_one_without
     async def is_done() -> bool:
         return (await job(system, heavy)).state is JobState.DONE
 
-    await until(is_done, timeout_s=20)
+    await until(is_done)
     assert "engine" not in (await job(system, heavy)).result

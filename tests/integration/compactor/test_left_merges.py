@@ -160,14 +160,14 @@ async def test_a_crashed_merge_of_many_outputs_is_swept_once_another_attempt_has
     await system.metadata.compactors.unregister_compactor(lease)  # as if its ten seconds were over
     # when another compactor does the merge again
     second = await start(system, start_compactor, **options)
-    await until(lambda: second.merges("done") >= 1, timeout_s=30)
+    await until(lambda: second.merges("done") >= 1)
 
     # then the leftovers of the first go by themselves
     async def are_gone() -> bool:
         there = {stat.key async for stat in system.store.list("l1/")}
         return not there & set(engine.outputs)
 
-    await until(are_gone, timeout_s=30)
+    await until(are_gone)
     assert second.metric("orphans_refused") == 0
     assert await system.fsck() == []
 
@@ -199,7 +199,7 @@ async def test_a_compactor_that_refuses_says_so_once_and_lists_no_more_often_tha
     rounds = {"orphan_check_interval_ms": 50, "orphan_age_ms": 60_000}
     running = await start_compactor(store=store, metadata=left.system.metadata, **rounds)
     # when the janitor has come by again and again
-    await until(lambda: store.probes >= 5, timeout_s=20)
+    await until(lambda: store.probes >= 5)
     # then its alarm stands, each round was one like others, and the log has one line
     assert running.metric("orphans_refused") == 1
     assert running.metric("compactor_errors_total", loop="orphans") == 0
@@ -209,7 +209,7 @@ async def test_a_compactor_that_refuses_says_so_once_and_lists_no_more_often_tha
     store.ahead_ms = 0
     left_there = [stat.key async for stat in store.list("l0/")][:5]
     await store.delete_many(left_there)
-    await until(lambda: running.metric("orphans_deleted_total") >= 15, timeout_s=20)
+    await until(lambda: running.metric("orphans_deleted_total") >= 15)
     assert running.metric("orphans_refused") == 0
 
 

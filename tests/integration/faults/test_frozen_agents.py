@@ -54,7 +54,7 @@ def files_committed(processes: Processes) -> Mapping[tuple[int, int], int]:
 def until_both_commit(processes: Processes) -> None:
     """Wait until clients can know every agent: they write only to agents that Metadata names."""
     before = files_committed(processes)
-    wait_until(lambda: sum(now > before.get(key, 0) for key, now in files_committed(processes).items()) >= 2, 20)
+    wait_until(lambda: sum(now > before.get(key, 0) for key, now in files_committed(processes).items()) >= 2)
 
 
 def lease_lost(processes: Processes, *, really: bool) -> None:
@@ -71,11 +71,11 @@ def lease_lost(processes: Processes, *, really: bool) -> None:
         else:
             processes.postgres.end_lease(frozen.port)
         # then: Metadata names the other agent for every partition, and that agent is enough
-        wait_until(lambda: agents_named_by(other) == {other.port}, 10)
+        wait_until(lambda: agents_named_by(other) == {other.port})
         load.until_more(200)
         frozen.thaw()
-        wait_until(lambda: processes.postgres.lease_left_ms(frozen.port) > LEASE_MS / 2, 10)
-        wait_until(lambda: agents_named_by(other) == {frozen.port, other.port}, 10)
+        wait_until(lambda: processes.postgres.lease_left_ms(frozen.port) > LEASE_MS / 2)
+        wait_until(lambda: agents_named_by(other) == {frozen.port, other.port})
         load.until_more(200)
         load.finish_and_check(frozen.address)
     assert set(files_committed(processes)) == {(writer, 0) for writer in (1, 2)}, "nobody had to be fenced"
@@ -114,7 +114,7 @@ def replaced(processes: Processes, *, frozen_s: float) -> None:
             load.until_more(50)
             until_both_commit(processes)
             line.holding = True
-            wait_until(lambda: line.held > 0, 10)
+            wait_until(lambda: line.held > 0)
             frozen.freeze()
             [row] = processes.postgres.query("SELECT writer_id, epoch FROM writers WHERE port = $1", port)
             old = (row["writer_id"], row["epoch"])
@@ -127,7 +127,7 @@ def replaced(processes: Processes, *, frozen_s: float) -> None:
             line.holding = False
             load.until_more(200)
             frozen.thaw()
-            wait_until(lambda: "file given up error=NOT_LEADER_OR_FOLLOWER" in frozen.log, 20)
+            wait_until(lambda: "file given up error=NOT_LEADER_OR_FOLLOWER" in frozen.log)
             load.until_more(200)
             load.finish_and_check(bootstrap)
         assert files_committed(processes)[old] == committed, "committed under an epoch that was over"

@@ -40,7 +40,7 @@ def three_agents(postgres_url: str, folder: Path, **settings: object) -> Iterato
     try:
         processes.start(3, **settings)
         create_topic(processes.agents[0].address, "t", partitions=PARTITIONS)
-        wait_until(lambda: all_know_all(processes), 20)
+        wait_until(lambda: all_know_all(processes))
         yield processes
     finally:
         processes.stop()
@@ -57,7 +57,7 @@ def replace(processes: Processes, agent: AgentProcess, version: int) -> float:
     assert agent.stop() == 0, agent.log
     agent.become(*program_of(version))
     agent.start()
-    wait_until(lambda: all_know_all(processes), 20)
+    wait_until(lambda: all_know_all(processes))
     return time.monotonic() - began
 
 

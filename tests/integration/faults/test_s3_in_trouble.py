@@ -78,7 +78,7 @@ async def written(running: RunningAgent, plan: FaultPlan, rules: list[FaultRule]
     with Load(running.address, topic="t", partitions=PARTITIONS, writers=WRITERS) as load:
         await asyncio.to_thread(load.until_more, 20)
         plan.rules = rules
-        await until(enough, 30)
+        await until(enough)
         await asyncio.to_thread(load.finish_and_check, running.address)
     assert running.metric("commits_total", outcome="given_up") == 0
     assert running.metric("produce_batches_total", outcome="refused") == 0
@@ -162,7 +162,7 @@ class Network:
             self.proxy.plan.rules = rules
             await asyncio.to_thread(load.until_more, records)
             puts = [rule.fault for rule in rules if rule.op == "put"]
-            await until(lambda: all(self.proxy.fired["put", fault] >= 2 for fault in puts), 30)
+            await until(lambda: all(self.proxy.fired["put", fault] >= 2 for fault in puts))
             acknowledged = await asyncio.to_thread(load.finish)
         assert writer.metric("commits_total", outcome="given_up") == 0
         await writer.agent.stop()

@@ -193,7 +193,7 @@ async def test_it_goes_on_with_the_next_coordinator(agents: Fleet, client: Kafka
     owner, _ = owner_and_other(agents)
     await owner.agent.stop()
     await write(client)
-    await until(lambda: len(one.taken) >= 40, timeout_s=20)
+    await until(lambda: len(one.taken) >= 40)
     assert not task.done()
     await stop(task)
     assert sorted(one.taken) == places(0, 10)
@@ -447,7 +447,7 @@ async def test_it_waits_for_agents_that_are_away_once_it_has_heard_one(
     second = await start_agent(listen=first.address, **options)
     async with connected(second.address) as client:
         await write(client)
-    await until(lambda: len(one.taken) >= 40, timeout_s=20)
+    await until(lambda: len(one.taken) >= 40)
     assert sorted(one.taken) == places(0, 10)
     await stop(task)
     await second.agent.stop()

@@ -99,7 +99,7 @@ async def test_of_a_damaged_merged_file_consumers_lose_the_damaged_batch_alone(
     await damage(system.store, before.key, before.position, before.length, number=BAD, byte=70)
     # when it is merged
     second = await start_beside(system, start_compactor, **{**LEVEL_ONLY, "l1_runs_min": 2})
-    await until(lambda: is_flagged(system.metadata), timeout_s=20)
+    await until(lambda: is_flagged(system.metadata))
     await second.compactor.stop()
     # then a consumer gets the records before the damage, and its error there
     address = system.agent.address
@@ -132,7 +132,7 @@ async def test_of_a_damaged_file_of_an_agent_consumers_get_what_is_before_the_da
     # when the files are merged
     options = {**LEVEL_ONLY, "l0_files_min": 2}
     compactor = await start_compactor(store=agent.store, metadata=metadata, **options)
-    await until(lambda: _is_merged(metadata), timeout_s=20)
+    await until(lambda: _is_merged(metadata))
     await compactor.compactor.stop()
     # then an agent that has not seen the file before serves the records before the damage, at the right offsets
     other = await start_agent(store=agent.store, metadata=metadata, gc_grace_ms=2_000)

@@ -41,7 +41,7 @@ async def test_a_merge_that_waits_for_memory_says_so_until_its_turn_comes(system
     async with gate.held(1):
         working = asyncio.create_task(worker.work(["level"]))
         # then its next heartbeat reports that
-        await until(lambda: says(WAITS_FOR_MEMORY), timeout_s=10)
+        await until(lambda: says(WAITS_FOR_MEMORY))
     # and when its turn comes, it goes on (here it fails at once, because its spec is empty)
     await working
     job = await system.metadata.compactors.job(job_id)

@@ -143,7 +143,7 @@ def test_after_a_recovery_to_a_point_in_time_all_goes_on_but_deletion_until_it_i
     assert f"{SINCE} objects" in adopted.stdout and "orphan.age.ms" in adopted.stdout
     # then the same compactor deletes the dead files and the unknown objects
     restored.until_gone(before)
-    wait_until(lambda: compactor.metric("janitor_halted") == 0, 10)
+    wait_until(lambda: compactor.metric("janitor_halted") == 0)
     again = restored.fsck("--adopt")
     assert again.exit_code == 0 and "nothing to adopt" in again.stdout and again.stdout.endswith("clean\n")
 

@@ -171,7 +171,7 @@ async def test_all_that_the_catalogue_knows_comes_back_and_no_deleted_key_with_i
     await send(client, "kv", (b"last", b"one"))
     await all_leveled(metadata)
     await metadata.operators.request_compaction(topics["kv"].topic_id)
-    await until(lambda: no_request(metadata, topics["kv"].topic_id), 30)
+    await until(lambda: no_request(metadata, topics["kv"].topic_id))
     await metadata.agents.delete_topic(topics["gone"].topic_id)
     await metadata.agents.delete_records(topics["plain"].partition_ids[0], 1)
     await compactor.compactor.stop()
@@ -460,7 +460,7 @@ async def all_leveled(metadata: MetadataStore) -> None:
         jobs = await metadata.operators.jobs(states=[JobState.READY, JobState.RUNNING])
         return not jobs and not any(file.level == 0 and file.state is FileState.LIVE for file in files)
 
-    await until(done, 30)
+    await until(done)
 
 
 async def no_request(metadata: MetadataStore, topic_id: Any) -> bool:
@@ -484,7 +484,7 @@ async def orphaned_outputs(lost: Lost, start_compactor: StartCompactor, client: 
     async def were_written() -> bool:
         return bool(refused)
 
-    await until(were_written, 30)
+    await until(were_written)
     await compactor.compactor.stop()
 
 

@@ -68,7 +68,7 @@ def test_the_next_compactor_reuses_the_units_that_a_killed_ones_driver_finished(
         first.kill()
         # then its driver ends with it
         assert len(drivers) >= 2
-        wait_until(lambda: not drivers_of(processes), 30)
+        wait_until(lambda: not drivers_of(processes))
         before = manifests()
         plans = [str(path) for path in jobs.glob("*/*/plan*")]
         assert len(plans) == 1

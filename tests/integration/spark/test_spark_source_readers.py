@@ -146,7 +146,7 @@ async def test_a_task_renews_the_pin_while_it_reads(spark_topics: SparkTopics) -
     async def is_renewed() -> bool:
         return any(until_ms > expires_ms for _, _, _, until_ms in await spark_topics.metadata.operators.pins())
 
-    await until(is_renewed, timeout_s=30)
+    await until(is_renewed)
     await aside(lambda: list(reading))
 
 
@@ -327,7 +327,7 @@ async def test_a_batch_is_pinned_from_its_plan_to_its_commit_and_replayed_under_
                 until_ms > created_ms + 7_000 for _, _, _, until_ms in await spark_topics.metadata.operators.pins()
             )
 
-        await until(is_renewed, timeout_s=30)
+        await until(is_renewed)
     assert await spark_topics.metadata.operators.pins() == []
     # when the query is started again, the batch was not finished, and its offsets come from the checkpoint's JSON
     with stream(options) as second:

@@ -110,4 +110,4 @@ async def test_a_stream_over_restarts_loses_and_repeats_nothing_while_its_files_
     async def all_pins_ran_out() -> bool:
         return not await topics.metadata.operators.pins()
 
-    await until(all_pins_ran_out, timeout_s=30)
+    await until(all_pins_ran_out)

@@ -232,7 +232,7 @@ async def test_with_postgres_down_consumers_at_the_end_wait_without_an_error_and
     to = {"topic": "t", "partitions": 2}
     with LibrdkafkaReader(running.address, **to) as one, AiokafkaReader(running.address, **to) as other:
         readers = (one, other)
-        await until(lambda: all(len(each.found) == 10 for each in readers), 30)
+        await until(lambda: all(len(each.found) == 10 for each in readers))
         await asyncio.to_thread(postgres.stop)
         errors = running.metric("tail_errors_total")
         down_s = time.monotonic()
@@ -250,7 +250,7 @@ async def test_with_postgres_down_consumers_at_the_end_wait_without_an_error_and
         # when it is back
         await asyncio.to_thread(postgres.start)
         assert await writing == 5
-        await until(lambda: all(len(each.found) == 11 for each in readers), 20)
+        await until(lambda: all(len(each.found) == 11 for each in readers))
         for each in readers:
             each.check()
             assert each.found[0, 5] == b"meanwhile"
