@@ -190,10 +190,12 @@ IN_WHAT_IT_MAKES = [
     Seed(
         "a bucket policy for everybody",
         "modules/storage/iam.tf",
-        '    effect    = "Deny"',
-        '    effect    = "Allow"',
+        "  count = local.creates ? 1 : 0\n\n",
+        '  count = local.creates ? 1 : 0\n\n  statement {\n    sid       = "Everybody"\n'
+        '    actions   = ["s3:GetObject"]\n    resources = ["${local.bucket_arn}/*"]\n'
+        '    principals {\n      type        = "*"\n      identifiers = ["*"]\n    }\n  }\n\n',
         "buckets",
-        "statement 'TlsOnly' of the bucket's policy allows anybody",
+        "statement 'Everybody' of the bucket's policy allows anybody",
         place="modules/storage/main.tf",
         root=THREE_ZONES,
     ),
@@ -289,11 +291,11 @@ IN_WHAT_IT_MAKES = [
     ),
     Seed(
         "a setting that Siltstone does not have",
-        "modules/agents/main.tf",
-        "    SILTSTONE_DRAIN_TIMEOUT_MS = ",
-        "    SILTSTONE_DRAIN_TIMOUT_MS = ",
+        "modules/cluster/admin.tf",
+        "{ name = name, value = var.environment[name] }",
+        '{ name = "${name}S", value = var.environment[name] }',
         "tasks",
-        "container agent would not start",
+        "container admin would not start",
     ),
     Seed(
         "an agent that is killed while it drains",

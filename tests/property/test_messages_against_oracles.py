@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import importlib
 import inspect
 import io
@@ -110,6 +111,7 @@ def versions_of(message_class: type[Message]) -> list[int]:
     return [version for known, version in CASES if known is message_class]
 
 
+@functools.cache
 def layouts_of(message_class: type[Message]) -> list[int]:
     """One version for each layout of the message: the same code reads the other versions."""
     table = message_table(message_class)

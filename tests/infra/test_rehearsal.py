@@ -1,4 +1,5 @@
-"""The commands in the outputs: they name the resources that are made, and a shell runs them as intended.
+"""A rehearsed apply of an example: the rights that it gives, and the commands in its outputs, which name the resources
+that are made and which a shell runs as intended.
 
 The tests do not need AWS's own command line: a program in its place records its calls and answers as AWS does.
 """
@@ -17,6 +18,8 @@ from typing import Any
 import pytest
 
 from infra.check import checks
+from infra.check.rules import rights
+from infra.check.stack import Stack
 from infra.check.stand_in import provider, schema
 from infra.check.terraform import Rehearsal, Terraform, copied
 from tests.infra import seeds
@@ -141,3 +144,9 @@ def test_the_admin_task_may_write_where_rebuild_fills_holes_and_reach_agents(mad
     allowed = {one["Sid"]: one for one in json.loads(policy["policy"])["Statement"]}
     assert str(allowed["FillHoles"]["Resource"]).endswith("/l1/*")
     assert made.outputs["network"]["admin_security_group_id"] in made.outputs["migrate_command"]
+
+
+def test_the_list_of_rights_is_all_used(made: Rehearsal) -> None:
+    """A right in brackets that no plan gives any more would hide that it is gone."""
+    given = {(role, action) for _, role, action, _, _ in rights.given(Stack(seeds.THREE_ZONES, made.resources))}
+    assert given == set(rights.list_of_the_tree())
