@@ -1,4 +1,4 @@
-"""Thousands of random histories of a compacting cluster, each from its seed: see README.md on how to replay one."""
+"""Random histories of a compacting cluster, each from its seed: see README.md on how to replay one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from compactor.planning.spec import MergeKind
 from tests.compaction.histories import ACTIONS, NO_HABITS, PARTIAL, Outcome, run_seed
 from tests.compaction.planted import PLANTED
 
-SEEDS = 100
+SEEDS = 50
 SOAK_FROM, SOAK_SEEDS = 1_000_000, 10_000
 FIRST_SEEDS = {"drops-tombstones-of-partial-merges": 100}
 """Where to begin to look for a planted bug that few histories show: the seeds below find nothing."""
@@ -34,17 +34,18 @@ def run_seeds(seeds: range, habits: Mapping[str, float], *, heavy: bool = False)
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("first", range(0, 2 * SEEDS, SEEDS))
-def test_nothing_is_lost_and_nothing_comes_back_in_any_history(first: int) -> None:
-    counts, failed = run_seeds(range(first, first + SEEDS), PARTIAL if first % (2 * SEEDS) else NO_HABITS)
+def test_nothing_is_lost_and_nothing_comes_back_in_any_history() -> None:
+    counts, failed = run_seeds(range(SEEDS), NO_HABITS)
+    more, more_failed = run_seeds(range(SEEDS, 2 * SEEDS), PARTIAL)
+    failed, counts = failed + more_failed, counts + more
     assert not failed, "\n\n".join(map(str, failed[:3]))
     # and the histories meant something
     assert not (missing := MUST_HAPPEN - counts.keys()), f"never happened: {sorted(missing)}"
 
 
 def test_nothing_is_lost_and_nothing_comes_back_where_merges_are_cut_into_units() -> None:
-    counts, failed = run_seeds(range(12), NO_HABITS, heavy=True)
-    more, more_failed = run_seeds(range(12, 24), PARTIAL, heavy=True)
+    counts, failed = run_seeds(range(6), NO_HABITS, heavy=True)
+    more, more_failed = run_seeds(range(6, 12), PARTIAL, heavy=True)
     failed, counts = failed + more_failed, counts + more
     assert not failed, "\n\n".join(map(str, failed[:3]))
     assert counts["units"] > counts["commit"] - counts["job level"]

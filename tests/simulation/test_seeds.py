@@ -1,4 +1,4 @@
-"""A thousand runs under a thousand seeds. README.md explains how to replay one and how to read the counts."""
+"""Many runs, each under a seed of its own. README.md explains how to replay one and how to read the counts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.simulation.summary import record
 from tests.simulation.world import Outcome, run_seed
 
 ROOT = Path(__file__).resolve().parents[2]
-SEEDS = 128
+SEEDS = 80
 SOAK_FROM, SOAK_SEEDS = 1_000_000, 2_500
 RecordProperty = Callable[[str, object], None]
 

@@ -13,6 +13,9 @@ from agents.groups.events import GroupState
 from tests.fixtures.group_world import OPTIONS, World
 
 LONG_ENOUGH_MS = 150_000
+SEEDS = 12
+SOAK_FROM, SOAK_SEEDS = 1_000_000, 1_000
+LIMITED_FROM, LIMITED_SEEDS = 100, 3
 
 
 def assert_settled(world: World) -> None:
@@ -30,8 +33,20 @@ def assert_settled(world: World) -> None:
     assert world.group.size == len(live), "ids that were given out and not used are gone"
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(SEEDS))
 def test_a_group_survives_chaos_and_settles_when_everybody_behaves(seed: int) -> None:
+    chaos_and_calm(seed)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_groups_survive_chaos_in_many_more_histories() -> None:
+    for seed in range(SOAK_FROM, SOAK_FROM + SOAK_SEEDS):
+        chaos_and_calm(seed)
+        chaos_with_a_limit(seed)
+
+
+def chaos_and_calm(seed: int) -> None:
     world = World(seed)
     for _ in range(2):
         # given chaos
@@ -54,8 +69,12 @@ def test_a_group_survives_chaos_and_settles_when_everybody_behaves(seed: int) ->
     assert world.record.members == ()
 
 
-@pytest.mark.parametrize("seed", range(100, 106))
+@pytest.mark.parametrize("seed", range(LIMITED_FROM, LIMITED_FROM + LIMITED_SEEDS))
 def test_a_group_with_a_limit_survives_chaos(seed: int) -> None:
+    chaos_with_a_limit(seed)
+
+
+def chaos_with_a_limit(seed: int) -> None:
     world = World(seed, options=replace(OPTIONS, max_size=4))
     world.disturb(120_000, every_ms=1_000)
     world.settle(LONG_ENOUGH_MS)
