@@ -207,7 +207,7 @@ def agent_of(pids: set[int]) -> int:
 def test_it_serves_tells_where_it_is_and_leaves_nothing_running_after_sigterm(tmp_path: Path) -> None:
     data = tmp_path / "silt"
     (tmp_path / "aside").mkdir()
-    with dev(tmp_path / "aside" / ".." / "silt", compactors=1) as running:
+    with dev(tmp_path / "aside" / ".." / "silt") as running:
         bootstrap = running.bootstrap()
         # what run.json says
         run = running.run_file()
@@ -232,6 +232,7 @@ def test_it_serves_tells_where_it_is_and_leaves_nothing_running_after_sigterm(tm
         # the end
         below = descendants(running.process.pid)
         assert len(below) > 3
+        assert children_in("compactor", below) == [], "none was asked for"
         assert running.stop() == 0, running.errors
         assert alive(below) == set()
         assert not (data / "run.json").exists()
@@ -243,16 +244,28 @@ def test_it_serves_tells_where_it_is_and_leaves_nothing_running_after_sigterm(tm
     assert postgres_processes(data / "postgres" / "data") == []
 
 
-def test_data_outlives_sigint_and_kill_9_and_the_next_start_stops_the_orphaned_postgres(tmp_path: Path) -> None:
+@pytest.mark.timeout(300)
+def test_data_outlives_sigint_a_postgres_that_dies_and_kill_9_and_the_next_start_stops_the_orphaned_postgres(
+    tmp_path: Path,
+) -> None:
     data = tmp_path / "silt"
     with dev(data) as running:
         assert write(running.bootstrap(), b"before the interrupt") == 0
         below = descendants(running.process.pid)
         assert running.stop(signal.SIGINT) == 0, running.errors
         assert alive(below) == set()
+    # a Postgres that dies ends all at once
+    with dev(data) as running:
+        assert write(running.bootstrap(), b"before Postgres dies") == 1
+        below = descendants(running.process.pid)
+        for pid in postgres_processes(data / "postgres" / "data"):
+            os.kill(pid, signal.SIGKILL)
+        assert running.process.wait(20) == 1
+        assert "Postgres ended by itself" in running.errors
+        assert alive(below) == set()
     address = free_address()
     with dev(data, "--listen", address) as killed:
-        assert write(killed.bootstrap(), b"before the kill") == 1
+        assert write(killed.bootstrap(), b"before the kill") == 2
         below = descendants(killed.process.pid)
         orphans = set(postgres_processes(data / "postgres" / "data"))
         agent = agent_of(below)
@@ -268,8 +281,9 @@ def test_data_outlives_sigint_and_kill_9_and_the_next_start_stops_the_orphaned_p
             os.kill(agent, signal.SIGCONT)
             assert running.bootstrap() == address
             assert alive(below) == set()
-            assert write(address, b"after the kill") == 2
-            assert b"before the interrupt" in read(address)
+            assert write(address, b"after the kill") == 3
+            found = read(address)
+            assert all(b"before " + word in found for word in (b"the interrupt", b"Postgres dies", b"the kill"))
 
 
 def test_several_agents_share_a_given_postgres_and_one_that_dies_ends_all(
@@ -330,20 +344,6 @@ def test_a_second_signal_kills_the_agent_and_says_why_and_which(tmp_path: Path, 
         assert f"agent 1 (process {agent}, {bootstrap})" in line and "why='told not to wait'" in line
         assert "[error" not in line
         assert alive({agent}) == set()
-
-
-def test_a_postgres_that_dies_ends_all_at_once_and_the_next_start_has_everything(tmp_path: Path) -> None:
-    data = tmp_path / "silt"
-    with dev(data) as running:
-        assert write(running.bootstrap(), b"before") == 0
-        below = descendants(running.process.pid)
-        for pid in postgres_processes(data / "postgres" / "data"):
-            os.kill(pid, signal.SIGKILL)
-        assert running.process.wait(20) == 1
-        assert "Postgres ended by itself" in running.errors
-        assert alive(below) == set()
-    with dev(data) as running:
-        assert b"before" in read(running.bootstrap())
 
 
 @pytest.mark.parametrize(

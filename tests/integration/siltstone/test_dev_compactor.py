@@ -46,9 +46,6 @@ def test_it_runs_a_compactor_that_merges_and_ends_with_it(tmp_path: Path) -> Non
         assert running.stop() == 0, running.errors
         assert alive(below) == set()
         assert "compactor stops" in running.errors
-    with dev(data, environ=SCALED) as running:
-        running.bootstrap()
-        assert children_in("compactor", descendants(running.process.pid)) == []
 
 
 def test_a_compactor_that_dies_ends_all_and_is_named(tmp_path: Path, postgres_url: str) -> None:

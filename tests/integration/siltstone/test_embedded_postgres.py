@@ -119,21 +119,21 @@ def run_and_kill(folder: Path, *, data: str = "") -> int:
     return pid
 
 
-async def test_no_shared_memory_is_left_behind_after_a_kill_9(folder: Path) -> None:
+async def test_no_shared_memory_is_left_behind_after_a_kill_9(made: Path) -> None:
     """Found in the memory maps of its processes, because other servers of this machine come and go in /dev/shm."""
-    with EmbeddedPostgres(folder, settings=FAST) as postgres:
+    with EmbeddedPostgres(made, settings=FAST) as postgres:
         assert await ask(postgres.url, "SHOW dynamic_shared_memory_type") == "mmap"
-        pids = postgres_processes(folder / "data")
+        pids = postgres_processes(made / "data")
         mapped = [line for pid in pids for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
         assert any("/pg_dynshmem/mmap." in line for line in mapped)
         assert [line for line in mapped if "/dev/shm/" in line] == []
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: not postgres_processes(folder / "data"))
-    left = set((folder / "data" / "pg_dynshmem").iterdir())
+        wait_until(lambda: not postgres_processes(made / "data"))
+    left = set((made / "data" / "pg_dynshmem").iterdir())
     assert left
-    with EmbeddedPostgres(folder, settings=FAST):
-        assert left & set((folder / "data" / "pg_dynshmem").iterdir()) == set()
+    with EmbeddedPostgres(made, settings=FAST):
+        assert left & set((made / "data" / "pg_dynshmem").iterdir()) == set()
 
 
 def test_the_next_start_stops_the_orphan_of_a_killed_process(made: Path) -> None:

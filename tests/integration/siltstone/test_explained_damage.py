@@ -4,7 +4,10 @@ real `siltstone dev`, a file removed from its object store, a batch that no clie
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -97,11 +100,24 @@ def damaged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Damaged]:
             before = l0_objects(data)
             asyncio.run(produce(stack.bootstrap, topic, policy, [values("a", "b")]))
             [lost[topic]] = l0_objects(data) - before
-    for path in lost.values():
-        path.unlink()
-    with running_stack(data, SystemClock(), options=[*OPTIONS, *AT_ONCE]) as stack:
+        for path in lost.values():
+            path.unlink()
         keys = {topic: str(path.relative_to(data / "objects")) for topic, path in lost.items()}
-        yield Damaged(stack=stack, keys=keys)
+        with running_compactor(data, *OPTIONS, *AT_ONCE):
+            yield Damaged(stack=stack, keys=keys)
+
+
+@contextlib.contextmanager
+def running_compactor(data: Path, *options: str) -> Iterator[None]:
+    """A compactor beside the stack of `data`, started when it is ready and stopped at the end."""
+    command = [sys.executable, "-m", "siltstone", "compactor", "--data", str(data), *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline().startswith("compactor: ")
+            yield
+        finally:
+            process.terminate()
+            process.wait(60)
 
 
 def test_a_lost_object_is_told_by_explain_and_describe_as_by_fsck_and_its_job(damaged: Damaged) -> None:
