@@ -225,7 +225,7 @@ def test_a_length_that_lies_allocates_nothing(message_class: type[Message], monk
         lies = COMPACT_LIES if version in message_table(message_class).flexible else LIES
         decode(message_class, version, memoryview(good))  # compiles the class's code
         decoder = cast(FunctionType, message_class.wire_decoders[version])
-        # tracemalloc looks up the line of every allocation, which takes long in a long function that has a table of lines.
+        # tracemalloc looks up the line of every allocation, which takes long in a function with a long table of lines.
         without_lines = FunctionType(decoder.__code__.replace(co_linetable=b""), decoder.__globals__)
         monkeypatch.setitem(message_class.wire_decoders, version, without_lines)
         tracemalloc.start(1)
