@@ -81,9 +81,7 @@ def added_columns(url: str) -> int:
 class Librdkafka(LibrdkafkaWriterThatListens):
     """Few records, so that the clients leave processor time to the agents."""
 
-    def __init__(self, name: str, **to: Any) -> None:
-        super().__init__(name, **to)
-        self._pause_s = 0.1
+    PAUSE_S = 0.1
 
 
 class Aiokafka(AiokafkaWriter):

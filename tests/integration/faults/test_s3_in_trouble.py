@@ -30,6 +30,7 @@ from tests.fixtures.agents import RunningAgent, StartAgent
 from tests.fixtures.faults import Postgres, create_topic
 from tests.fixtures.faulty_proxies import S3Proxy
 from tests.fixtures.idempotent_load import LibrdkafkaWriter, Load, check_fsck, check_log, fresh_seed, read_log
+from tests.fixtures.metric_values import metric_value
 from tests.fixtures.s3 import BucketUrl, S3Server
 from tests.fixtures.waiting import until
 from wire.crc import crc32c
@@ -68,8 +69,7 @@ class Store:
         self.store = Retrying(Metered(self.inner, self.metrics, clock), clock, SystemIds())
 
     def requests(self, op: str, outcome: str) -> float:
-        labels = {"op": op, "outcome": outcome}
-        return self.metrics.registry.get_sample_value("siltstone_object_requests_total", labels) or 0.0
+        return metric_value(self.metrics, "object_requests_total", {"op": op, "outcome": outcome})
 
 
 async def written(running: RunningAgent, plan: FaultPlan, rules: list[FaultRule], enough: Callable[[], bool]) -> None:
@@ -204,7 +204,7 @@ async def bad_in_every_way(network: Network, records: int) -> None:
 
 
 async def test_s3_with_every_fault_loses_and_doubles_nothing(network: Network) -> None:
-    await bad_in_every_way(network, 500)
+    await bad_in_every_way(network, 200)
 
 
 @pytest.mark.soak
