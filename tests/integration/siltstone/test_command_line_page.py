@@ -28,9 +28,10 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "command-line.md"
 BLOCK = re.compile(r"^```sh\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
 LOOK_S = 0.05
 ASKING = """import base64, json, socket, sys
+given = base64.b64encode(sys.stdin.buffer.read()).decode()  # before it connects: commands of a pipe are run one by one
 with socket.create_connection(("127.0.0.1", {port})) as asked:
     stream = asked.makefile("rw")
-    print(json.dumps([sys.argv[1:], base64.b64encode(sys.stdin.buffer.read()).decode()]), file=stream, flush=True)
+    print(json.dumps([sys.argv[1:], given]), file=stream, flush=True)
     code, *written = json.loads(stream.readline())
 for into, text in zip((sys.stdout, sys.stderr), written):
     into.buffer.write(base64.b64decode(text))
