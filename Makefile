@@ -3,7 +3,7 @@
 # A stamp file in .venv remembers what was installed, so a second run starts at once.
 
 PYTHON ?= python3
-WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n + n / 2)))
+WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n + 2)))
 MUTANTS ?=
 VENV := .venv
 BIN := $(VENV)/bin
