@@ -1,4 +1,4 @@
-"""A proxy between clients and one agent: it records the frames of each connection, and the time of each answer."""
+"""A proxy between clients and one agent: it records the frames of each connection, and the answers with their times."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import time
 from dataclasses import dataclass
 
 from tests.fixtures.faulty_proxies import ThreadedProxy, first_to_end
-from wire.api import APIS, read_request_header
+from wire.api import APIS, decode_response, read_request_header
+from wire.schema import Message
 
 
 @dataclass(slots=True)
@@ -17,12 +18,19 @@ class Call:
     connection: int
     api: str
     asked_s: float
+    api_key: int
+    version: int
     answered_s: float = math.inf
+    answer: bytes = b""
+    """The frame of the answer, without its size."""
 
     @property
     def seconds(self) -> float:
         """inf if there was no answer."""
         return self.answered_s - self.asked_s
+
+    def answer_message(self) -> Message:
+        return decode_response(self.api_key, self.version, memoryview(self.answer))[1]
 
     def covers(self, at_s: float) -> bool:
         return self.asked_s < at_s < self.answered_s
@@ -50,7 +58,8 @@ class FrameLog(ThreadedProxy):
                 size = await reader.readexactly(4)
                 frame = await reader.readexactly(int.from_bytes(size, "big"))
                 header, _ = read_request_header(memoryview(frame))
-                call = Call(connection, APIS[header.api_key].name, time.monotonic())
+                name = APIS[header.api_key].name
+                call = Call(connection, name, time.monotonic(), header.api_key, header.api_version)
                 waiting[header.correlation_id] = call
                 self.calls.append(call)
                 there_writer.write(size + frame)
@@ -60,7 +69,8 @@ class FrameLog(ThreadedProxy):
             while True:
                 size = await there_reader.readexactly(4)
                 frame = await there_reader.readexactly(int.from_bytes(size, "big"))
-                waiting.pop(int.from_bytes(frame[:4], "big")).answered_s = time.monotonic()
+                call = waiting.pop(int.from_bytes(frame[:4], "big"))
+                call.answered_s, call.answer = time.monotonic(), frame
                 writer.write(size + frame)
                 await writer.drain()
 
