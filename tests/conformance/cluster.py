@@ -60,6 +60,7 @@ class Cluster:
         return f"t{next(self._numbers)}-{uuid.uuid4().hex[:6]}"
 
     def topic(self, partitions: int = 1, configs: Mapping[str, str] | None = None, *, name: str = "") -> str:
+        """Create it, and wait until all running agents know it: some clients retry for 0.3 s only."""
         name = name or self.name()
 
         async def create() -> None:
@@ -67,7 +68,17 @@ class Cluster:
                 await client.create_topic(name, partitions=partitions, configs=configs or {})
 
         in_thread(create())
+        running = [agent for agent in self.processes.agents if agent.is_running]
+        wait_until(lambda: all(self._knows(agent, name) for agent in running), TIMEOUT_S)
         return name
+
+    def _knows(self, agent: AgentProcess, topic: str) -> bool:
+        async def ask() -> bool:
+            async with connected(agent.address) as client:
+                [found] = (await client.metadata([topic])).topics
+                return found.error_code == ErrorCode.NONE
+
+        return in_thread(ask())
 
     def topic_again(self, name: str) -> None:
         """Create the topic after it was deleted; a client that asked for it meanwhile may have created it already."""

@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"strconv"
 	"strings"
@@ -151,6 +152,10 @@ func write(ask asked) (answer, error) {
 		messages = append(messages, made)
 	}
 	if err := producer.SendMessages(messages); err != nil {
+		var failed sarama.ProducerErrors
+		if errors.As(err, &failed) {
+			err = fmt.Errorf("%w The first: %w", err, failed[0].Err)
+		}
 		return nil, err
 	}
 	offsets := []int64{}
