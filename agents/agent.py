@@ -31,6 +31,7 @@ from agents.tail.log_index import LogIndex
 from agents.tail.waiters import ParkedReaders
 from agents.topics.topic_cache import TopicCache
 from agents.topics.topic_ids import TopicIds
+from agents.write.budget import early_per_second, share_of
 from agents.write.buffer import SealOptions
 from agents.write.path import FileOnItsWay, WriteCallbacks, WritePath
 from agents.write.stall import StallLimits, WriteStall
@@ -80,7 +81,7 @@ class Agent:
             poll_ms=settings.tail_poll_ms,
             callbacks=FollowerCallbacks(
                 on_fatal=self._fail,
-                on_live_files=self._stall.files_changed,
+                on_live_files=self._live_files_changed,
                 # late: the read path is made after the follower, which it needs
                 on_deduped=lambda partition_ids: self._reads.forget(partition_ids),
             ),
@@ -195,7 +196,7 @@ class Agent:
                 file_batches=BATCHES_MAX,
                 early_bytes=settings.produce_early_bytes,
                 early_idle_ms=settings.produce_early_idle_ms,
-                early_per_second=settings.produce_early_per_second,
+                early_per_second=early_per_second(settings.produce_early_per_second, settings.object_store_url),
                 early_free_bytes=settings.produce_early_free_bytes,
             ),
             uploads_max=settings.produce_uploads_max,
@@ -267,6 +268,11 @@ class Agent:
             hint = asyncio.create_task(self._hint(), name="hint")
             self._hints.add(hint)
             hint.add_done_callback(self._hints.discard)
+
+    def _live_files_changed(self, live_files: int) -> None:
+        self._stall.files_changed(live_files)
+        if self._write_path is not None:
+            self._write_path.set_early_share(share_of(live_files, self._settings.l0_stall_files))
 
     async def _hint(self) -> None:
         try:

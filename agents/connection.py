@@ -175,6 +175,8 @@ class Connection(asyncio.BufferedProtocol):
             self._frames_bytes += sum(map(len, frames))
             self.pump()
             return None
+        if self.sends_produce:
+            self.client.sender.arriving(self.last_bytes_ms)
         self._server.holds(self, self.held_bytes)
         if self._server.requests_are_full:
             self.update_reading()

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
+from agents.sender import Sender
 from runtime.logging import LOG_CONTEXT
 from runtime.tracing import Span, SpanKind, Tracing
 from wire.api import APIS, RequestHeader
@@ -26,13 +27,14 @@ PARTITIONS_SHOWN_MAX = 20
 class ClientConnection:
     """The client at the other end of a connection."""
 
-    __slots__ = ("host", "number", "peer")
+    __slots__ = ("host", "number", "peer", "sender")
 
     def __init__(self, number: int, peer: str) -> None:
         """`number` counts the connections of this process; `peer` is HOST:PORT."""
         self.number = number
         self.peer = peer
         self.host = peer.rpartition(":")[0]
+        self.sender = Sender()
 
     def log_facts(self) -> Mapping[str, Any]:
         return {"connection": self.number, "peer": self.peer}

@@ -102,7 +102,7 @@ def _take(
         promises: list[_ResultsFuture] = [
             asyncio.get_running_loop().create_future() for _ in _portions(accepted.batches)
         ]
-        _submit(broker, accepted.batches, promises, asking)
+        _submit(broker, accepted.batches, promises, asking, waits=False)
         return _unanswered(broker, request.timeout_ms, response, promises)
     # A refusal for the stall waits like any answer: answered at once, it would be retried at once.
     if not accepted.batches and broker.stall.refusal is None:
@@ -118,7 +118,7 @@ def _take(
     )
     # All shares before the first submission, or the first result could end the reply.
     shares = [reply.share(accepted.answers[each]) for each in _portions(accepted.batches)]
-    _submit(broker, accepted.batches, shares, asking)
+    _submit(broker, accepted.batches, shares, asking, waits=True)
     if not accepted.batches:
         reply.settle(0)
     return reply.future
@@ -143,13 +143,19 @@ def _portions(batches: Sequence[PendingBatch]) -> list[slice]:
 
 
 def _submit(
-    broker: Broker, batches: Sequence[PendingBatch], promises: Sequence[Promise], asking: RequestContext | None
+    broker: Broker,
+    batches: Sequence[PendingBatch],
+    promises: Sequence[Promise],
+    asking: RequestContext | None,
+    *,
+    waits: bool,
 ) -> None:
     """Hand over the batches in order, a portion with each promise."""
     if asking is not None and asking.trace is not None and batches:
         asking.trace.begin("buffered")
+    sender = asking.client.sender if asking is not None and waits else None
     for portion, promise in zip(_portions(batches), promises, strict=True):
-        broker.write_path.submit(Submission(batches[portion], promise, asking))
+        broker.write_path.submit(Submission(batches[portion], promise, asking, sender))
 
 
 def _refusal_of_all(broker: Broker, request: ProduceRequest) -> Refusal | None:

@@ -151,6 +151,10 @@ class WritePath:
         self._poke()
         self._on_bytes_changed()
 
+    def set_early_share(self, share: float) -> None:
+        """Seal early at this share of the budget's rate; 0 = never."""
+        self._buffer.set_early_share(share, self._clock.monotonic_ms())
+
     # ---- seal
 
     def _poke(self) -> None:
@@ -161,7 +165,7 @@ class WritePath:
             if reason is None:
                 break
             self._seal(reason, now_ms)
-        due_ms = self._buffer.next_due_ms()
+        due_ms = self._buffer.next_due_ms(now_ms)
         # If every upload slot is taken, the end of an upload pokes us instead of a timer.
         if due_ms is not None and len(self._uploads) < self._uploads_max:
             self._wake_at(due_ms, now_ms)
@@ -326,6 +330,9 @@ class WritePath:
     def _answer(self, file: FileOnItsWay, results: Sequence[BatchResult]) -> None:
         for submission, answer in zip(file.sealed.submissions, file.sealed.results_by_submission(results), strict=True):
             self._keep(submission, answer)
+        senders = (each.sender for each in file.sealed.submissions if each.sender is not None)
+        self._buffer.answered(senders, self._clock.monotonic_ms())
+        self._poke()  # an early seal may have waited for this file
         self._metrics.buffered_bytes.set(self.bytes)
         self._on_bytes_changed()
 

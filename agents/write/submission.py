@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, cast
 
 from agents.request_context import RequestContext
+from agents.sender import Sender
 from metadata.contract.l0_commit import BatchResult
 from wire.batch import BatchHeader
 
@@ -48,6 +49,8 @@ class Submission:
     batches: Sequence[PendingBatch]
     promise: Promise
     request: RequestContext | None = None
+    sender: Sender | None = None
+    """The connection that waits for the answer; None if none waits."""
     bytes: int = field(init=False)
     """Bytes of records; a file is sealed by this."""
     held_bytes: int = field(init=False)

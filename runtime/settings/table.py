@@ -73,10 +73,14 @@ class Settings:
         "A file that holds this much is sealed early once its writers are silent, because they wait for it.",
     )
     produce_early_idle_ms: int = duration_ms(
-        3, _WRITE, "Writers that are silent for this long count as waiting.", minimum=0
+        3, _WRITE, "Clients that are silent for this long count as waiting.", minimum=0
     )
     produce_early_per_second: int = count(
-        20, _WRITE, "Early seals per second at most; they cost PUT requests. 0: never early.", minimum=0
+        -1,
+        _WRITE,
+        "Early seals per second at most; each costs a PUT, a commit and the GETs of its readers. 0: never early. -1: by"
+        " the store, 20 on S3 and 250 on a local one.",
+        minimum=-1,
     )
     produce_early_free_bytes: int = size_bytes(
         524_288, _WRITE, "An early file of this size is not counted in that limit.", minimum=65_536

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from agents.write.budget import PRICED_PER_SECOND
 from runtime.text import plural
 from siltstone.cli.options.usage import WrongUsageError
 from siltstone.ops.cost.estimate import ASSUMPTIONS, Cost, Line, LingerStep, Load, cost_of, linger_steps, prices_with
@@ -80,7 +81,7 @@ LAUNCHES = ("fargate", "fargate-arm", "ec2")
 @click.option(
     "--early-per-second",
     type=Number(0, 1000),
-    default=20.0,
+    default=float(PRICED_PER_SECOND),
     show_default=True,
     help="Files that each agent seals early, a second.",
 )

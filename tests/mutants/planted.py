@@ -91,6 +91,46 @@ METADATA = (
     ),
 )
 
+SEALS = "tests/unit/agents/write/test_early_seals.py"
+
+WRITING = (
+    Mutant(
+        name="a-budget-that-leaks",
+        file="agents/write/budget.py",
+        text="        self._tokens -= self._price(file_bytes)\n",
+        replacement="        pass\n",
+        tests=(f"{SEALS}::test_the_budget_bounds_the_files_by_time_and_by_bytes",),
+    ),
+    Mutant(
+        name="takes-a-trickle-for-blocked",
+        file="agents/sender.py",
+        text="if self._quiet_ms >= QUIET_MS:",
+        replacement="if self._quiet_ms >= 0:",
+        tests=(f"{SEALS}::test_a_trickle_that_was_answered_quickly_because_of_others_keeps_its_linger_afterwards",),
+    ),
+    Mutant(
+        name="asks-for-no-second-proof",
+        file="agents/sender.py",
+        text="if self._last_ms - self._proven_ms > PROOF_AGE_MS:",
+        replacement="if False:",
+        tests=(f"{SEALS}::test_a_client_that_stops_waiting_and_trickles_in_step_with_its_answers_is_found_out",),
+    ),
+    Mutant(
+        name="lets-a-trickle-hold-up-clients-that-wait",
+        file="agents/write/buffer.py",
+        text="            self._blocked.discard(sender)\n            return\n        self._blocked.add(sender)\n",
+        replacement="            self._blocked.discard(sender)\n        else:\n            self._blocked.add(sender)\n",
+        tests=(f"{SEALS}::test_records_that_trickle_in_ride_along_and_have_no_say",),
+    ),
+    Mutant(
+        name="a-file-for-each-client-out-of-step",
+        file="agents/write/buffer.py",
+        text="(is_small and self._on_the_way >= EARLY_ON_THE_WAY_MAX)",
+        replacement="False",
+        tests=(f"{SEALS}::test_fifty_writers_that_wait_share_their_files",),
+    ),
+)
+
 COMPACTOR = (
     Mutant(
         name="plans-in-the-order-of-rows",
@@ -142,4 +182,4 @@ READING = (
     ),
 )
 
-MUTANTS = (*WIRE, *METADATA, *COMPACTOR, *READING)
+MUTANTS = (*WIRE, *METADATA, *WRITING, *COMPACTOR, *READING)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from agents.read.cache import BLOCK_BYTES
+from agents.write.budget import PRICED_PER_SECOND
 from compactor.merging.cursors import WINDOW_BYTES
 from compactor.planning.options import plan_options
 from runtime.errors import BadInputError
@@ -77,7 +78,7 @@ class Load:
     """Bytes read from history per byte written."""
     partitions: int = 100
     linger_ms: float = DEFAULTS.produce_linger_ms
-    early_per_second: float = DEFAULTS.produce_early_per_second
+    early_per_second: float = PRICED_PER_SECOND
     storage_class: str = "standard"
     """The class to which a lifecycle rule moves `l2/`."""
     class_day: float | None = None

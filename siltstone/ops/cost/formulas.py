@@ -32,8 +32,9 @@ def l0_files_per_second(
     """L0 files of all agents. An agent seals a file when it is full or `linger_ms` old, or early once it holds
     `early_mib`.
 
-    Early seals are assumed as frequent as the setting allows: one blocked producer causes that. No early file is
-    smaller than `early_mib`, which bounds the sum. Early files above `produce.early.free.bytes`, which the setting does
+    Early seals are assumed as frequent as the setting allows, of files of `early_mib` at least: one blocked producer
+    with that much in flight causes that. Clients with less in flight, such as those with stock settings, can spend all
+    of `early_per_second` on smaller files. Early files above `produce.early.free.bytes`, which the setting does
     not count, are left out: an agent at its limit seals up to twice as many.
     """
     of_one = mib_per_s / agents

@@ -38,7 +38,7 @@ def test_the_documented_names_and_defaults_hold() -> None:
         8388608,
         262144,
     )
-    assert (settings.produce_early_idle_ms, settings.produce_early_per_second) == (3, 20)
+    assert (settings.produce_early_idle_ms, settings.produce_early_per_second) == (3, -1)
     assert (settings.l0_stall_files, settings.l0_refuse_files) == (20_000, 100_000)
     assert (settings.gc_grace_ms, settings.purge_deadline_ms) == (900_000, 604_800_000)
     assert (settings.job_limit_base_ms, settings.job_limit_ms_per_mib, settings.forced_interval_ms) == (

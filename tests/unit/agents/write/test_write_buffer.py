@@ -20,6 +20,7 @@ OPTIONS = SealOptions(
     early_idle_ms=3,
     early_per_second=2,
     early_free_bytes=5000,
+    early_tokens_max=1,
 )
 TOPIC = UUID(int=7)
 
@@ -45,14 +46,14 @@ def buffer() -> WriteBuffer:
 
 def test_an_empty_buffer_is_never_due(buffer: WriteBuffer) -> None:
     assert buffer.due(1e9) is None
-    assert buffer.next_due_ms() is None
+    assert buffer.next_due_ms(1e9) is None
 
 
 def test_a_few_bytes_wait_for_the_linger_counted_from_the_oldest(buffer: WriteBuffer) -> None:
     buffer.add(submission(100), 0.0)
     buffer.add(submission(100), 200.0)
     assert buffer.due(249.9) is None
-    assert buffer.next_due_ms() == 250
+    assert buffer.next_due_ms(200.0) == 250
     assert buffer.due(250.0) is SealReason.LINGER
 
 
@@ -67,36 +68,44 @@ def test_an_idle_buffer_with_enough_bytes_is_sealed_early(buffer: WriteBuffer) -
     assert buffer.due(13.0) is SealReason.EARLY
     buffer.add(submission(100), 12.95)
     assert buffer.due(13.0) is None, "somebody still writes"
-    assert buffer.next_due_ms() == pytest.approx(15.95)
+    assert buffer.next_due_ms(13.0) == pytest.approx(15.95)
 
 
-def test_early_seals_are_bounded_per_second(buffer: WriteBuffer) -> None:
-    for now_ms in (0.0, 10.0):
+def take(buffer: WriteBuffer, now_ms: float) -> None:
+    """A file that is answered at once."""
+    buffer.take(SealReason.EARLY, now_ms)
+    buffer.answered([], now_ms)
+
+
+def test_an_early_seal_waits_until_the_budget_can_pay_for_it(buffer: WriteBuffer) -> None:
+    buffer.add(submission(1200), 0.0)
+    assert buffer.due(3.0) is SealReason.EARLY
+    take(buffer, 3.0)
+    buffer.add(submission(2500), 10.0)
+    assert buffer.due(13.0) is None, "it costs half a token, and two come back in a second"
+    assert buffer.next_due_ms(13.0) == pytest.approx(133, abs=1)
+    assert buffer.due(134.0) is SealReason.EARLY
+    take(buffer, 134.0)
+    buffer.add(submission(5000), 140.0)
+    assert buffer.due(143.0) is SealReason.EARLY, "large enough to cost nothing"
+
+
+def test_a_small_file_is_not_sealed_early_while_two_wait_for_their_commits() -> None:
+    buffer = WriteBuffer(replace(OPTIONS, early_per_second=1000, early_tokens_max=1000))
+    for now_ms in (0.0, 5.0):
         buffer.add(submission(1200), now_ms)
         assert buffer.due(now_ms + 3) is SealReason.EARLY
         buffer.take(SealReason.EARLY, now_ms + 3)
-    buffer.add(submission(1200), 20.0)
-    assert buffer.due(30.0) is None, "two in this second already"
-    assert buffer.due(270.0) is SealReason.LINGER
-    buffer.take(SealReason.LINGER, 270.0)
-    buffer.add(submission(1200), 1000.0)
-    assert buffer.next_due_ms() == 1003.0
-    assert buffer.due(1003.0) is SealReason.EARLY
-
-
-def test_early_seals_that_are_large_enough_are_not_counted(buffer: WriteBuffer) -> None:
-    for now_ms in range(0, 50, 5):
-        buffer.add(submission(5000), float(now_ms))
-        assert buffer.due(now_ms + 3) is SealReason.EARLY
-        buffer.take(SealReason.EARLY, now_ms + 3)
-    for now_ms in (60.0, 70.0):
-        buffer.add(submission(4999), now_ms)
-        assert buffer.due(now_ms + 3) is SealReason.EARLY
-        buffer.take(SealReason.EARLY, now_ms + 3)
-    buffer.add(submission(4999), 80.0)
-    assert buffer.due(90.0) is None, "two small ones in this second already"
-    buffer.add(submission(100), 91.0)
-    assert buffer.due(94.0) is SealReason.EARLY, "with what came since it is large enough"
+    buffer.add(submission(1200), 10.0)
+    assert (buffer.due(20.0), buffer.next_due_ms(20.0)) == (None, 260.0)
+    buffer.add(submission(4000), 21.0)
+    assert buffer.due(24.0) is SealReason.EARLY, "large enough to be worth a file of its own"
+    buffer.take(SealReason.EARLY, 24.0)
+    buffer.add(submission(1200), 30.0)
+    buffer.answered([], 31.0)
+    assert buffer.due(33.0) is None, "two are left"
+    buffer.answered([], 34.0)
+    assert buffer.due(34.0) is SealReason.EARLY
 
 
 def test_no_early_seal_where_the_rate_is_zero() -> None:
