@@ -74,7 +74,7 @@ def translate(error: BaseException, *, place: str, doing: str, key: str = "", wr
     if isinstance(error, ClientError):
         return _answered(error, place=place, doing=doing, key=key, writes=writes)
     said = f"{doing} {key!r} in {place}: {_text(error)}"
-    if isinstance(error, SSLError):
+    if isinstance(error, SSLError | aiohttp.ClientSSLError):
         return StoreMisconfiguredError(f"TLS to {place} failed: {error}", remedy="check the endpoint and AWS_CA_BUNDLE")
     if _never_sent(error):
         return StoreUnavailableError(f"cannot reach {place}: {_text(error)}")
@@ -121,6 +121,8 @@ def _answered(error: ClientError, *, place: str, doing: str, key: str, writes: b
 def _never_sent(error: BaseException) -> bool:
     if isinstance(error, ConnectTimeoutError | ProxyConnectionError):
         return True
+    if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
+        return True  # of a direct request
     if isinstance(error, EndpointConnectionError):
         cause = cast("dict[str, object]", error.kwargs).get("error")
         # Only a failed connect proves that nothing was sent; see the module's docstring.

@@ -28,3 +28,9 @@ class OneTrySession(AIOHTTPSession):
             raise BugError(f"aiohttp {aiohttp.__version__} may send a PUT twice, because it no longer has {_SWITCH}")
         setattr(session, _SWITCH, False)
         return session
+
+    async def direct_session(self, url: str) -> aiohttp.ClientSession | None:
+        """The session for requests to `url` that the client does not make itself; None where a proxy is between."""
+        if cast("Any", self)._proxy_config.proxy_url_for(url) is not None:
+            return None
+        return await self._get_session(None)

@@ -2,7 +2,8 @@
 
 One process has one client and one connection pool. One method call is one request (listing and deleting: one per page),
 tried once: `storage/wrappers/retrying.py` decides about another try. Every request has a total time limit, because
-neither the client nor the socket limits how long a body may take to send.
+neither the client nor the socket limits how long a body may take to send. PUTs and GETs of objects bypass most of the
+client once it has shown how it makes them (`storage/s3/direct.py`).
 
 A PUT carries our CRC-32C, which the store checks and keeps. The payload is not signed as well, because SHA-256 of 8 MiB
 costs more than everything else together, and `Expect: 100-continue`, a round trip per PUT, is dropped. A crash leaves a
@@ -13,14 +14,15 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import aioboto3
 from aiobotocore.config import AioConfig
 from botocore.exceptions import BotoCoreError
 
+from runtime.clock import SystemClock
 from runtime.errors import BugError
 from storage.keys import check_key
 from storage.objects import (
@@ -32,6 +34,7 @@ from storage.objects import (
     StoreMisconfiguredError,
     check_range,
 )
+from storage.s3.direct import Direct, asking
 from storage.s3.errors import CLIENT_ERRORS, translate
 from storage.s3.session import OneTrySession
 from wire.crc import crc32c as compute_crc32c
@@ -65,11 +68,18 @@ class S3Store:
         self._place = f"bucket {bucket!r} at {endpoint or 'AWS'}"
         self._stack = AsyncExitStack()
         self._opened: S3Client | None = None
+        self._direct: Direct | None = None
 
     async def open(self) -> None:
         """Make the client without sending anything yet. Raises StoreMisconfiguredError."""
         if self._opened is not None:
             return
+        sessions: list[OneTrySession] = []
+
+        def make_session(**settings: Any) -> OneTrySession:
+            sessions.append(OneTrySession(**settings))
+            return sessions[-1]
+
         config = AioConfig(
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
@@ -79,7 +89,7 @@ class S3Store:
             read_timeout=READ_TIMEOUT_S,
             # One attempt: only `Retrying` may repeat a request, because it knows which PUT is in doubt.
             retries={"mode": "standard", "total_max_attempts": 1},
-            http_session_cls=OneTrySession,
+            http_session_cls=cast("Any", make_session),
             # A server at an address of its own rarely has a DNS name for each bucket.
             s3={"addressing_style": "path" if self._endpoint else "auto", "payload_signing_enabled": False},
         )
@@ -89,6 +99,7 @@ class S3Store:
             client: S3Client = await self._stack.enter_async_context(
                 session.client("s3", region_name=region, endpoint_url=self._endpoint or None, config=config)
             )
+            credentials = await session.get_credentials()
         except (BotoCoreError, ValueError) as error:
             raise StoreMisconfiguredError(
                 f"cannot make a client for {self._place}: {error}",
@@ -96,10 +107,16 @@ class S3Store:
             ) from error
         client.meta.events.register("before-sign.s3.PutObject", _drop_expect)
         client.meta.events.register("before-sign.s3.UploadPart", _drop_expect)
+        # Without credentials the client says so at the first request.
+        if credentials is not None:
+            self._direct = Direct(sessions[0], credentials, SystemClock())
+            learn: Any = self._direct.learn  # awaited, which the stubs do not say
+            client.meta.events.register("before-send.s3.GetObject", learn)
+            client.meta.events.register("before-send.s3.PutObject", learn)
         self._opened = client
 
     async def close(self) -> None:
-        self._opened = None
+        self._opened = self._direct = None
         await self._stack.aclose()
 
     @property
@@ -116,14 +133,7 @@ class S3Store:
         return await self._ask("get a range of", self._get_range(self._whole(key), start, length), key=key)
 
     async def put_if_absent(self, key: str, body: Body, *, crc32c: int) -> None:
-        put = self._s3.put_object(
-            Bucket=self._bucket,
-            Key=self._whole(key),
-            Body=_as_payload(body),
-            IfNoneMatch="*",
-            ChecksumCRC32C=encode_crc32c(crc32c),
-        )
-        await self._ask("put", put, key=key, writes=True)
+        await self._ask("put", self._put(self._whole(key), body, encode_crc32c(crc32c)), key=key, writes=True)
 
     async def head(self, key: str) -> ObjectStat:
         head = self._s3.head_object(Bucket=self._bucket, Key=self._whole(key), ChecksumMode="ENABLED")
@@ -207,24 +217,41 @@ class S3Store:
             raise translate(error, place=self._place, doing=doing, key=key, writes=writes) from error
 
     async def _get(self, whole_key: str) -> bytes:
-        found = await self._s3.get_object(Bucket=self._bucket, Key=whole_key)
-        async with found["Body"] as body:
-            return await body.read()
+        read, _ = await self._read(whole_key, "")
+        return read
 
     async def _get_range(self, whole_key: str, start: int, length: int) -> bytes:
         try:
-            found = await self._s3.get_object(
-                Bucket=self._bucket, Key=whole_key, Range=f"bytes={start}-{start + length - 1}"
-            )
+            read, is_range = await self._read(whole_key, f"bytes={start}-{start + length - 1}")
         except self._s3.exceptions.ClientError as error:
             # The range begins at or past the end, which the contract answers with no bytes.
             if error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") == 416:
                 return b""
             raise
-        async with found["Body"] as body:
-            read = await body.read()
         # A server may ignore Range and answer 200 with everything (RFC 9110 section 14.2).
-        return read if "ContentRange" in found else read[start : start + length]
+        return read if is_range else read[start : start + length]
+
+    async def _read(self, whole_key: str, byte_range: str) -> tuple[bytes, bool]:
+        """The body of the answer, and whether it is a range of the object."""
+        s3 = self._s3
+        if self._direct is not None:
+            answer = await self._direct.get(whole_key, byte_range)
+            if answer is not None:
+                return answer.body, "Content-Range" in answer.headers
+        asking.set(whole_key)
+        only: Mapping[str, Any] = {"Range": byte_range} if byte_range else {}
+        found = await s3.get_object(Bucket=self._bucket, Key=whole_key, **only)
+        async with found["Body"] as body:
+            return await body.read(), "ContentRange" in found
+
+    async def _put(self, whole_key: str, body: Body, checksum: str) -> None:
+        s3 = self._s3
+        if self._direct is not None and await self._direct.put_if_absent(whole_key, body, checksum) is not None:
+            return
+        asking.set(whole_key)
+        await s3.put_object(
+            Bucket=self._bucket, Key=whole_key, Body=_as_payload(body), IfNoneMatch="*", ChecksumCRC32C=checksum
+        )
 
     async def _delete_chunk(self, chunk: Sequence[str], done: list[str], failed: dict[str, str]) -> None:
         objects: list[ObjectIdentifierTypeDef] = [{"Key": self._whole(key)} for key in chunk]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 
 import pytest
 
@@ -33,10 +33,26 @@ CRC = crc32c(BODY)
 pytestmark = pytest.mark.usefixtures("aws_environment")
 
 Answer = Callable[[bytes, bytes], bytes | None]
+Opened = Callable[[str], AbstractAsyncContextManager[S3Store]]
+
+
+@pytest.fixture(params=["client", "direct"])
+def opened(request: pytest.FixtureRequest) -> Opened:
+    """Opens a store whose next request goes by the client, or directly."""
+    return by_client if request.param == "client" else directly
 
 
 @asynccontextmanager
-async def opened(url: str) -> AsyncIterator[S3Store]:
+async def directly(url: str) -> AsyncIterator[S3Store]:
+    async with by_client(url) as store:
+        # The client learns from its request even if that one fails.
+        with suppress(ObjectStoreError):
+            await store.get("first")
+        yield store
+
+
+@asynccontextmanager
+async def by_client(url: str) -> AsyncIterator[S3Store]:
     place = parse_store_url(url)
     store = S3Store(bucket=place.bucket, prefix=place.prefix, endpoint=place.endpoint, region=place.region)
     await store.open()
@@ -78,7 +94,7 @@ def http(status: int, code: str = "", headers: str = "") -> bytes:
     return f"HTTP/1.1 {status} X\r\nContent-Length: {len(body)}\r\nConnection: close\r\n{headers}\r\n{body}".encode()
 
 
-async def test_a_put_carries_its_condition_and_checksum_and_neither_expects_nor_hashes() -> None:
+async def test_a_put_carries_its_condition_and_checksum_and_neither_expects_nor_hashes(opened: Opened) -> None:
     requests: list[tuple[bytes, bytes]] = []
 
     def answer(head: bytes, body: bytes) -> bytes:
@@ -87,7 +103,8 @@ async def test_a_put_carries_its_condition_and_checksum_and_neither_expects_nor_
 
     async with scripted_server(answer) as url, opened(url) as store:
         await store.put_if_absent("l0/k", BODY, crc32c=CRC)
-    [(head, body)] = requests
+    head, body = requests[-1]
+    assert (b"amz-sdk-invocation-id" in head) == (opened is by_client)
     assert head.startswith(b"put /bucket/p/l0/k ")
     assert b"if-none-match: *" in head
     assert b"x-amz-checksum-crc32c: " + base64.b64encode(CRC.to_bytes(4, "big")).lower() in head
@@ -133,7 +150,7 @@ def answer_by_key(head: bytes, body: bytes) -> bytes:
     return http(int(status), code) if status.isdigit() and not head.startswith(b"HEAD") else http(404)
 
 
-async def test_each_answer_to_a_put_has_its_meaning() -> None:
+async def test_each_answer_to_a_put_has_its_meaning(opened: Opened) -> None:
     async with scripted_server(answer_by_key) as url, opened(url) as store:
         for status, code, expected in ANSWERS_TO_PUT:
             with pytest.raises(ObjectStoreError) as caught:
@@ -144,7 +161,7 @@ async def test_each_answer_to_a_put_has_its_meaning() -> None:
                 assert caught.value.remedy
 
 
-async def test_each_answer_to_a_get_has_its_meaning() -> None:
+async def test_each_answer_to_a_get_has_its_meaning(opened: Opened) -> None:
     async with scripted_server(answer_by_key) as url, opened(url) as store:
         for status, code, expected in ANSWERS_TO_GET:
             for call in (store.get(f"{status}-{code}"), store.get_range(f"{status}-{code}", 0, 5)):
@@ -153,7 +170,9 @@ async def test_each_answer_to_a_get_has_its_meaning() -> None:
                 assert type(caught.value) is expected, (status, code)
 
 
-async def test_a_connection_that_breaks_after_the_body_leaves_a_put_in_doubt_and_a_get_unavailable() -> None:
+async def test_a_connection_that_breaks_after_the_body_leaves_a_put_in_doubt_and_a_get_unavailable(
+    opened: Opened,
+) -> None:
     async with scripted_server(lambda head, body: None) as url, opened(url) as store:
         with pytest.raises(PutInDoubtError, match="'bucket'"):
             await store.put_if_absent("k", BODY, crc32c=CRC)
@@ -161,7 +180,7 @@ async def test_a_connection_that_breaks_after_the_body_leaves_a_put_in_doubt_and
             await store.get("k")
 
 
-async def test_a_connection_that_breaks_in_the_middle_of_a_large_body_leaves_a_put_in_doubt() -> None:
+async def test_a_connection_that_breaks_in_the_middle_of_a_large_body_leaves_a_put_in_doubt(opened: Opened) -> None:
     async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.transport.abort()
@@ -176,6 +195,7 @@ async def test_a_connection_that_breaks_in_the_middle_of_a_large_body_leaves_a_p
 
 
 async def test_a_server_that_never_answers_is_given_up_and_leaves_a_put_in_doubt(
+    opened: Opened,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("storage.s3.store.REQUEST_TIMEOUT_S", 0.2)
@@ -197,26 +217,26 @@ async def test_a_server_that_never_answers_is_given_up_and_leaves_a_put_in_doubt
     await server.wait_closed()
 
 
-async def test_a_refused_connection_proves_that_nothing_was_written() -> None:
+async def test_a_refused_connection_proves_that_nothing_was_written(opened: Opened) -> None:
     async with opened(f"s3://bucket?endpoint=http://127.0.0.1:{free_port()}&region=us-east-1") as store:
         with pytest.raises(StoreUnavailableError, match="cannot reach"):
             await store.put_if_absent("k", BODY, crc32c=CRC)
 
 
-async def test_an_answer_that_breaks_off_is_unavailable_not_short() -> None:
+async def test_an_answer_that_breaks_off_is_unavailable_not_short(opened: Opened) -> None:
     cut = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nonly this"
     async with scripted_server(lambda head, body: cut) as url, opened(url) as store:
         with pytest.raises(StoreUnavailableError):
             await store.get("k")
 
 
-async def test_a_server_that_ignores_ranges_still_gives_the_range() -> None:
+async def test_a_server_that_ignores_ranges_still_gives_the_range(opened: Opened) -> None:
     whole = b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\nConnection: close\r\n\r\n0123456789"
     async with scripted_server(lambda head, body: whole) as url, opened(url) as store:
         assert await store.get_range("k", 3, 4) == b"3456"
 
 
-async def test_a_delete_that_the_store_does_not_confirm_counts_as_failed() -> None:
+async def test_a_delete_that_the_store_does_not_confirm_counts_as_failed(opened: Opened) -> None:
     listed = (
         b"<DeleteResult><Deleted><Key>p/a</Key></Deleted>"
         b"<Error><Key>p/b</Key><Code>AccessDenied</Code><Message>no</Message></Error></DeleteResult>"
@@ -229,7 +249,7 @@ async def test_a_delete_that_the_store_does_not_confirm_counts_as_failed() -> No
     assert set(deleted.failed) == {"b", "c"}
 
 
-async def test_without_credentials_the_remedy_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_credentials_the_remedy_says_so(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     async with opened("s3://bucket?endpoint=http://127.0.0.1:1&region=us-east-1") as store:
@@ -237,7 +257,7 @@ async def test_without_credentials_the_remedy_says_so(monkeypatch: pytest.Monkey
             await store.get("k")
 
 
-async def test_a_missing_profile_is_a_misconfiguration(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_missing_profile_is_a_misconfiguration(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_PROFILE", "nobody")
     with pytest.raises(StoreMisconfiguredError, match="nobody"):
         async with opened("s3://bucket?endpoint=http://127.0.0.1:1"):
@@ -249,7 +269,7 @@ async def test_a_store_that_is_not_open_says_so() -> None:
         await S3Store(bucket="bucket").get("k")
 
 
-async def test_a_missing_bucket_is_named_with_its_endpoint(s3_url: BucketUrl) -> None:
+async def test_a_missing_bucket_is_named_with_its_endpoint(opened: Opened, s3_url: BucketUrl) -> None:
     url = s3_url()
     missing = url.replace("s3://b-", "s3://missing-")
     async with opened(missing) as store:
@@ -259,7 +279,7 @@ async def test_a_missing_bucket_is_named_with_its_endpoint(s3_url: BucketUrl) ->
                 await call
 
 
-async def test_prefixes_of_one_bucket_do_not_see_each_other(s3_url: BucketUrl) -> None:
+async def test_prefixes_of_one_bucket_do_not_see_each_other(opened: Opened, s3_url: BucketUrl) -> None:
     url = s3_url(prefix="team")
     async with (
         opened(url) as team,
@@ -276,7 +296,7 @@ async def test_prefixes_of_one_bucket_do_not_see_each_other(s3_url: BucketUrl) -
 
 
 async def test_wrong_credentials_are_refused_by_a_strict_server(
-    strict_s3_url: BucketUrl, monkeypatch: pytest.MonkeyPatch
+    opened: Opened, strict_s3_url: BucketUrl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = strict_s3_url()
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
@@ -286,6 +306,7 @@ async def test_wrong_credentials_are_refused_by_a_strict_server(
 
 
 async def test_large_puts_of_one_key_end_with_one_winner_and_clear_refusals_on_a_strict_server(
+    opened: Opened,
     strict_s3_url: BucketUrl,
 ) -> None:
     # Losers of this size are often reset instead of answered. A HEAD then gives a clear answer.
@@ -300,7 +321,7 @@ async def test_large_puts_of_one_key_end_with_one_winner_and_clear_refusals_on_a
         assert await store.get("k") == bodies[winner]
 
 
-async def test_a_strict_server_keeps_our_checksum(strict_s3_url: BucketUrl) -> None:
+async def test_a_strict_server_keeps_our_checksum(opened: Opened, strict_s3_url: BucketUrl) -> None:
     async with opened(strict_s3_url()) as store:
         await store.put_if_absent("k", BODY, crc32c=CRC)
         assert (await store.head("k")).crc32c == CRC
