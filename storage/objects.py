@@ -1,10 +1,10 @@
 """The object store, as the rest of the tree sees it.
 
 Objects are written once and never changed (`put_if_absent`, S3's `If-None-Match: *`), read whole or by range, listed by
-prefix and deleted in batches. Three stores keep this contract under one suite (`tests/contract/test_object_store.py`):
-`storage/s3/store.py`, `storage/local.py`, `storage/memory.py`. Wrappers add behaviour (`storage/wrappers/retrying.py`,
-`storage/wrappers/metered.py`, `storage/wrappers/faulty.py`). Keys are relative to the store's prefix, use "/" and never
-start with it.
+prefix and deleted in batches. All stores keep this contract under one suite (`tests/contract/test_object_store.py`):
+`storage/s3/store.py` and its kind with other GETs, `storage/s3/obstore_gets.py`; `storage/local.py`;
+`storage/memory.py`. Wrappers add behaviour (`storage/wrappers/retrying.py`, `storage/wrappers/metered.py`,
+`storage/wrappers/faulty.py`). Keys are relative to the store's prefix, use "/" and never start with it.
 
 A PUT whose answer was lost is neither done nor not done: `PutInDoubtError`. `storage/wrappers/retrying.py` settles it
 by HEAD, which is sound because keys are unique: an object with our length and CRC-32C is ours.

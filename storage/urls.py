@@ -2,18 +2,23 @@
 
 `s3://bucket/prefix?endpoint=http://H:P&region=R`, `file:///dir`, `memory://`. Credentials never stand in a URL, because
 it is logged and shown: they come from the AWS chain. Messages name the wrong part and never repeat a user part.
+
+`&client=obstore` lets obstore make the GETs; without it, or with `client=aioboto3`, aioboto3 is the only client.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit
 
 from storage.keys import JOBS_PREFIX, BadKeyError, check_key, parse_job_key
 from storage.objects import ObjectStore, StoreMisconfiguredError
+
+if TYPE_CHECKING:
+    from storage.s3.store import S3Store
 
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]", re.ASCII)
 _REGION = re.compile(r"[a-z0-9][a-z0-9-]{0,62}", re.ASCII)
@@ -32,6 +37,8 @@ class ObjectStoreUrl:
     """`http(s)://host:port` of an S3-compatible server; empty = AWS."""
     region: str = ""
     """Empty = from the AWS chain."""
+    client: Literal["aioboto3", "obstore"] = "aioboto3"
+    """Who makes the GETs; an object's bytes and place do not depend on it."""
     directory: Path = Path("/")
 
     def __str__(self) -> str:
@@ -40,9 +47,9 @@ class ObjectStoreUrl:
             return "memory://"
         if self.scheme == "file":
             return self.directory.as_uri()
-        query = urlencode(
-            {name: value for name, value in (("endpoint", self.endpoint), ("region", self.region)) if value}
-        )
+        client = self.client if self.client != "aioboto3" else ""
+        parameters = {"endpoint": self.endpoint, "region": self.region, "client": client}
+        query = urlencode({name: value for name, value in parameters.items() if value})
         return (
             f"s3://{self.bucket}" + (f"/{quote(self.prefix)}" if self.prefix else "") + (f"?{query}" if query else "")
         )
@@ -74,7 +81,8 @@ def parse_store_url(url: str) -> ObjectStoreUrl:
 
 def object_url(store: ObjectStoreUrl, key: str) -> str:
     """The URL of an object of a merge job, for a process elsewhere. Raises StoreMisconfiguredError for `memory://`."""
-    whole, question, query = str(store).partition("?")
+    # The other process may lack what an optional client needs.
+    whole, question, query = str(replace(store, client="aioboto3")).partition("?")
     if store.scheme == "memory":
         raise StoreMisconfiguredError(
             "object.store.url is memory://, which no other process can read", remedy="write s3:// or file://"
@@ -103,7 +111,8 @@ def open_store(url: ObjectStoreUrl | str, *, must_exist: bool = False) -> Object
     if place.scheme == "s3":
         from storage.s3.store import S3Store  # costs 0.3 s of imports, which the other stores need not pay
 
-        return S3Store(bucket=place.bucket, prefix=place.prefix, endpoint=place.endpoint, region=place.region)
+        kind = S3Store if place.client == "aioboto3" else _obstore_gets()
+        return kind(bucket=place.bucket, prefix=place.prefix, endpoint=place.endpoint, region=place.region)
     if place.scheme == "file":
         from storage.local import LocalStore
 
@@ -111,6 +120,19 @@ def open_store(url: ObjectStoreUrl | str, *, must_exist: bool = False) -> Object
     from storage.memory import MemoryStore
 
     return MemoryStore()
+
+
+def _obstore_gets() -> type[S3Store]:
+    try:
+        from storage.s3.obstore_gets import ObstoreGets
+    except ModuleNotFoundError as error:
+        if error.name is None or not error.name.startswith("obstore"):
+            raise
+        raise StoreMisconfiguredError(
+            "object.store.url says client=obstore, which is not installed",
+            remedy="install the extra fast-s3 (pip install 'siltstone[fast-s3]'), or take client=obstore out",
+        ) from None
+    return ObstoreGets
 
 
 def _parse_s3(parts: SplitResult) -> ObjectStoreUrl:
@@ -128,12 +150,12 @@ def _parse_s3(parts: SplitResult) -> ObjectStoreUrl:
             raise StoreMisconfiguredError(f"object.store.url has a bad prefix: {error.message}") from None
     parameters: dict[str, str] = {}
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
-        if name not in ("endpoint", "region"):
+        if name not in ("endpoint", "region", "client"):
             # Credentials in a parameter: say so, and do not show the value.
             if "key" in name.lower() or "secret" in name.lower() or "token" in name.lower():
                 raise _credentials("object.store.url")
             raise StoreMisconfiguredError(
-                f"object.store.url has the parameter {name!r}", remedy="s3:// takes endpoint and region"
+                f"object.store.url has the parameter {name!r}", remedy="s3:// takes endpoint, region and client"
             )
         if name in parameters:
             raise StoreMisconfiguredError(f"object.store.url has the parameter {name!r} twice")
@@ -142,7 +164,12 @@ def _parse_s3(parts: SplitResult) -> ObjectStoreUrl:
     region = parameters.get("region", "")
     if "region" in parameters and _REGION.fullmatch(region) is None:
         raise StoreMisconfiguredError(f"object.store.url has the region {region!r}", remedy="e.g. region=eu-central-1")
-    return ObjectStoreUrl(scheme="s3", bucket=bucket, prefix=prefix, endpoint=endpoint, region=region)
+    client = parameters.get("client", "aioboto3")
+    if client != "aioboto3" and client != "obstore":
+        raise StoreMisconfiguredError(
+            f"object.store.url has the client {client!r}", remedy="write client=aioboto3 or client=obstore"
+        )
+    return ObjectStoreUrl(scheme="s3", bucket=bucket, prefix=prefix, endpoint=endpoint, region=region, client=client)
 
 
 def _parse_endpoint(text: str) -> str:

@@ -43,7 +43,7 @@ class Endless(asyncio.BufferedProtocol):
             last = _number_after(head, b"range: bytes=%d-" % first)
             size = last - first + 1
             self._say(
-                b"HTTP/1.1 206 Partial Content\r\nContent-Length: %d\r\nContent-Range: bytes %d-%d/*\r\n\r\n"
+                b"HTTP/1.1 206 Partial Content\r\nContent-Length: %d\r\nContent-Range: bytes %d-%d/99999999\r\n\r\n"
                 % (size, first, last)
             )
             self._say(self._buffer[:size])

@@ -90,7 +90,7 @@ class Direct:
 
     def __init__(self, http: OneTrySession, credentials: Credentials, clock: Clock) -> None:
         self._http = http
-        self._credentials = credentials
+        self.credentials = credentials
         self._clock = clock
         self._place: Place | None = None
         self._session: aiohttp.ClientSession | None = None
@@ -111,9 +111,12 @@ class Direct:
         if ours["authorization"] == sent.get("authorization"):
             self._place, self._session, self._user_agent = place, session, sent.get("user-agent", "")
 
-    async def get(self, key: str, byte_range: str = "") -> Answer | None:
-        """None: nothing was done, and the client must ask. Raises ClientError for a refusal."""
-        return await self._send("GET", key, {"range": byte_range} if byte_range else {}, None)
+    async def get(self, key: str, span: tuple[int, int] | None = None) -> Answer | None:
+        """The object, or the bytes of `span` (start, length). None: nothing was done, and the client must ask.
+
+        Raises ClientError for a refusal.
+        """
+        return await self._send("GET", key, {} if span is None else {"range": range_header(span)}, None)
 
     async def put_if_absent(self, key: str, body: Body, checksum: str) -> Answer | None:
         """None: nothing was done, and the client must ask. Raises ClientError for a refusal."""
@@ -147,7 +150,7 @@ class Direct:
         self, place: Place, method: str, path: str, headers: Mapping[str, str], timestamp: str
     ) -> dict[str, str]:
         """All signed headers and the signature."""
-        frozen = await self._credentials.get_frozen_credentials()
+        frozen = await self.credentials.get_frozen_credentials()
         signed = {
             **headers,
             "host": place.host,
@@ -166,6 +169,11 @@ class Direct:
     def place(self) -> Place | None:
         """None: not learned, or the client's requests are unlike ours."""
         return self._place
+
+    @property
+    def ca_bundle(self) -> str:
+        """The file of certificates that the client trusts instead of the usual ones; "" = the usual ones."""
+        return self._http.ca_bundle
 
     def _signing_key(self, place: Place, frozen: FrozenCredentials, day: str) -> SigningKey:
         """The key of the last request, while it holds: until the day, the credentials or the region change."""
@@ -202,6 +210,11 @@ class BufferPayload(Payload):
     async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
         for start in range(0, len(self._view), WRITE_BYTES):
             await writer.write(self._view[start : start + WRITE_BYTES])
+
+
+def range_header(span: tuple[int, int]) -> str:
+    """`Range` for (start, length)."""
+    return f"bytes={span[0]}-{span[0] + span[1] - 1}"
 
 
 def _place_of(request: AWSPreparedRequest, key: str) -> Place | None:

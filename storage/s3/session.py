@@ -34,3 +34,8 @@ class OneTrySession(AIOHTTPSession):
         if cast("Any", self)._proxy_config.proxy_url_for(url) is not None:
             return None
         return await self._get_session(None)
+
+    @property
+    def ca_bundle(self) -> str:
+        verify = cast("Any", self)._verify
+        return verify if isinstance(verify, str) else ""

@@ -34,7 +34,7 @@ from storage.objects import (
     StoreMisconfiguredError,
     check_range,
 )
-from storage.s3.direct import Direct, asking
+from storage.s3.direct import Direct, asking, range_header
 from storage.s3.errors import CLIENT_ERRORS, translate
 from storage.s3.session import OneTrySession
 from wire.crc import crc32c as compute_crc32c
@@ -217,12 +217,12 @@ class S3Store:
             raise translate(error, place=self._place, doing=doing, key=key, writes=writes) from error
 
     async def _get(self, whole_key: str) -> bytes:
-        read, _ = await self._read(whole_key, "")
+        read, _ = await self._read(whole_key, None)
         return read
 
     async def _get_range(self, whole_key: str, start: int, length: int) -> bytes:
         try:
-            read, is_range = await self._read(whole_key, f"bytes={start}-{start + length - 1}")
+            read, is_range = await self._read(whole_key, (start, length))
         except self._s3.exceptions.ClientError as error:
             # The range begins at or past the end, which the contract answers with no bytes.
             if error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") == 416:
@@ -231,15 +231,15 @@ class S3Store:
         # A server may ignore Range and answer 200 with everything (RFC 9110 section 14.2).
         return read if is_range else read[start : start + length]
 
-    async def _read(self, whole_key: str, byte_range: str) -> tuple[bytes, bool]:
-        """The body of the answer, and whether it is a range of the object."""
+    async def _read(self, whole_key: str, span: tuple[int, int] | None) -> tuple[bytes, bool]:
+        """The object or its `span` (start, length): the body of the answer, and whether it is a range of the object."""
         s3 = self._s3
         if self._direct is not None:
-            answer = await self._direct.get(whole_key, byte_range)
+            answer = await self._direct.get(whole_key, span)
             if answer is not None:
                 return answer.body, "Content-Range" in answer.headers
         asking.set(whole_key)
-        only: Mapping[str, Any] = {"Range": byte_range} if byte_range else {}
+        only: Mapping[str, Any] = {} if span is None else {"Range": range_header(span)}
         found = await s3.get_object(Bucket=self._bucket, Key=whole_key, **only)
         async with found["Body"] as body:
             return await body.read(), "ContentRange" in found

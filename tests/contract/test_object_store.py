@@ -28,7 +28,7 @@ from storage.wrappers.retrying import Retrying
 from wire.crc import crc32c
 
 PART = 5 * 2**20
-STORES = ["memory", "local", "moto", "strict", "wrapped"]
+STORES = ["memory", "local", "moto", "strict", "obstore", "strict-obstore", "wrapped"]
 
 
 @pytest.fixture(params=STORES)
@@ -40,6 +40,10 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
             opened = open_store((tmp_path / "store").as_uri())
         case "moto":
             opened = open_store(request.getfixturevalue("s3_url")())
+        case "obstore":
+            opened = await read_by_obstore(request.getfixturevalue("s3_url")())
+        case "strict-obstore":
+            opened = await read_by_obstore(request.getfixturevalue("strict_s3_url")())
         case "wrapped":
             clock, ids = SystemClock(), SystemIds()
             inner = Faulty(open_store("memory://"), FaultPlan(), ids, clock)
@@ -50,6 +54,16 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         await opened.open()
     yield opened
     await opened.close()
+
+
+async def read_by_obstore(url: str) -> ObjectStore:
+    """A store whose GETs go by obstore from the first one on."""
+    opened = open_store(f"{url}&client=obstore")
+    assert isinstance(opened, SupportsOpen)
+    await opened.open()
+    with pytest.raises(ObjectNotFoundError):
+        await opened.get("first")
+    return opened
 
 
 async def put(store: ObjectStore, key: str, body: bytes) -> None:

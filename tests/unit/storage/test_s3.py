@@ -23,7 +23,7 @@ from storage.objects import (
     StoreUnavailableError,
 )
 from storage.s3.store import S3Store, decode_crc32c, encode_crc32c
-from storage.urls import parse_store_url
+from storage.urls import open_store
 from storage.wrappers.retrying import Retrying
 from tests.fixtures.s3 import BucketUrl, free_port
 from wire.crc import crc32c
@@ -36,10 +36,15 @@ Answer = Callable[[bytes, bytes], bytes | None]
 Opened = Callable[[str], AbstractAsyncContextManager[S3Store]]
 
 
-@pytest.fixture(params=["client", "direct"])
+@pytest.fixture(params=["client", "direct", "obstore"])
 def opened(request: pytest.FixtureRequest) -> Opened:
-    """Opens a store whose next request goes by the client, or directly."""
-    return by_client if request.param == "client" else directly
+    """Opens a store whose next request goes by the client, or directly (a GET: by obstore)."""
+    ways: dict[str, Opened] = {
+        "client": by_client,
+        "direct": directly,
+        "obstore": lambda url: directly(f"{url}&client=obstore"),
+    }
+    return ways[request.param]
 
 
 @asynccontextmanager
@@ -53,8 +58,8 @@ async def directly(url: str) -> AsyncIterator[S3Store]:
 
 @asynccontextmanager
 async def by_client(url: str) -> AsyncIterator[S3Store]:
-    place = parse_store_url(url)
-    store = S3Store(bucket=place.bucket, prefix=place.prefix, endpoint=place.endpoint, region=place.region)
+    store = open_store(url)
+    assert isinstance(store, S3Store)
     await store.open()
     try:
         yield store
@@ -89,8 +94,8 @@ async def scripted_server(answer: Answer) -> AsyncIterator[str]:
         await server.wait_closed()
 
 
-def http(status: int, code: str = "", headers: str = "") -> bytes:
-    body = f"<Error><Code>{code}</Code><Message>m</Message></Error>" if code else ""
+def http(status: int, code: str = "", headers: str = "", body: str = "") -> bytes:
+    body = f"<Error><Code>{code}</Code><Message>m</Message></Error>" if code else body
     return f"HTTP/1.1 {status} X\r\nContent-Length: {len(body)}\r\nConnection: close\r\n{headers}\r\n{body}".encode()
 
 

@@ -28,6 +28,8 @@ def test_an_s3_url_has_bucket_prefix_endpoint_and_region() -> None:
         ("s3://logs//a/b//", "s3://logs/a/b"),
         ("s3://logs/a%20b", "s3://logs/a%20b"),
         ("s3://logs?endpoint=https://s3.example", "s3://logs?endpoint=https%3A%2F%2Fs3.example"),
+        ("s3://logs?client=obstore&region=r", "s3://logs?region=r&client=obstore"),
+        ("s3://logs?client=aioboto3", "s3://logs"),
         ("file:///var/lib/x", "file:///var/lib/x"),
         ("file://localhost/x%20y/", "file:///x%20y"),
         ("memory://", "memory://"),
@@ -52,6 +54,7 @@ def test_a_url_has_one_normal_form_that_parses_to_the_same(text: str, normal: st
         ("s3://logs?zone=1", "'zone'"),
         ("s3://logs?region=a&region=b", "twice"),
         ("s3://logs?region=", "region"),
+        ("s3://logs?client=boto3", "'boto3'"),
         ("s3://logs?region=EU!", "region"),
         ("s3://logs?endpoint=127.0.0.1:9000", "endpoint"),
         ("s3://logs?endpoint=ftp://h", "endpoint"),
@@ -109,6 +112,11 @@ def test_the_url_of_a_plan_leads_to_its_store_and_key(store: str, url: str | Non
     made = object_url(parse_store_url(store), key)
     assert url is None or made == url.format(key)
     assert split_object_url(made) == (parse_store_url(store), key)
+
+
+def test_the_url_of_a_plan_names_no_optional_client() -> None:
+    made = object_url(parse_store_url("s3://logs/p?region=r&client=obstore"), job_key(12, "0" * 32, PLAN_NAME))
+    assert split_object_url(made)[0] == parse_store_url("s3://logs/p?region=r")
 
 
 def test_no_other_process_reads_a_plan_in_memory_and_a_url_of_no_plan_is_refused() -> None:
