@@ -134,6 +134,12 @@ class Metrics:
         self.object_request_seconds = self._histogram(
             "object_request_seconds", "One request to the object store.", SECONDS, "op"
         )
+        self.object_hedges_total = self._counter(
+            "object_hedges_total",
+            "Late ranged GETs, by the fate of the second request: `won` (answered first), `lost`, `failed` (both did),"
+            " `refused` (not sent: too many).",
+            "outcome",
+        )
 
     def _declare_reads_and_health(self) -> None:
         self.fetch_bytes_total = self._counter(

@@ -111,7 +111,7 @@ async def _started(
     beside: Beside | None,
 ) -> Agent:
     settings = await settings_on_ecs(settings, os.environ, runtime.clock)
-    store, metadata = await stack.enter_async_context(opened_stores(settings, runtime))
+    store, metadata = await stack.enter_async_context(opened_stores(settings, runtime, hedges=True))
     if beside is not None:
         await stack.enter_async_context(beside(settings, store, metadata, runtime))
     agent = Agent(settings=settings, store=store, metadata=metadata, runtime=runtime)

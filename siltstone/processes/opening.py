@@ -16,7 +16,8 @@ from runtime.settings.table import Settings
 from storage.cluster import check_cluster
 from storage.objects import ObjectStore
 from storage.probe import probe_conditional_create
-from storage.urls import open_store
+from storage.urls import open_store, parse_store_url
+from storage.wrappers.hedged import Hedged
 from storage.wrappers.metered import Metered
 from storage.wrappers.retrying import Retrying
 from storage.wrappers.traced import Traced
@@ -29,8 +30,13 @@ class MissingUrlError(BadInputError):
 
 
 @asynccontextmanager
-async def opened_stores(settings: Settings, runtime: Runtime) -> AsyncGenerator[tuple[ObjectStore, MetadataStore]]:
-    """Open both stores and check them against each other; close them at the end of the block."""
+async def opened_stores(
+    settings: Settings, runtime: Runtime, *, hedges: bool = False
+) -> AsyncGenerator[tuple[ObjectStore, MetadataStore]]:
+    """Open both stores and check them against each other; close them at the end of the block.
+
+    `hedges`: a ranged GET from S3 that is late gets a second request. For those whose readers wait.
+    """
     for name, url in (("object.store.url", settings.object_store_url), ("metadata.url", settings.metadata_url)):
         if not url:
             raise MissingUrlError(
@@ -39,8 +45,7 @@ async def opened_stores(settings: Settings, runtime: Runtime) -> AsyncGenerator[
             )
     async with AsyncExitStack() as stack:
         # parse both URLs before either store is used
-        metered = Metered(open_store(settings.object_store_url), runtime.metrics, runtime.clock)
-        store = Retrying(Traced(metered) if runtime.tracing.on else metered, runtime.clock, runtime.ids)
+        store = layered_store(settings.object_store_url, runtime, hedges=hedges)
         metadata = open_metadata(
             settings.metadata_url,
             producer_id_expiration_ms=settings.producer_id_expiration_ms,
@@ -57,6 +62,18 @@ async def opened_stores(settings: Settings, runtime: Runtime) -> AsyncGenerator[
             await metadata.bind_store()
         (await probe_conditional_create(store, runtime.ids, runtime.clock)).check()
         yield store, metadata
+
+
+def layered_store(url: str, runtime: Runtime, *, hedges: bool) -> Retrying:
+    """The store with its wrappers, not opened yet (see `storage/wrappers/wrapper.py`)."""
+    place = parse_store_url(url)
+    store: ObjectStore = Metered(open_store(place), runtime.metrics, runtime.clock)
+    if runtime.tracing.on:
+        store = Traced(store)
+    # A disk has no second way to the same bytes.
+    if hedges and place.scheme == "s3":
+        store = Hedged(store, runtime.metrics, runtime.clock)
+    return Retrying(store, runtime.clock, runtime.ids)
 
 
 @contextmanager

@@ -1,1 +1,1 @@
-"""Stores that wrap a store: retries, metrics, traces, and faults for tests."""
+"""Stores that wrap a store: retries, second requests, metrics, traces, and faults for tests."""

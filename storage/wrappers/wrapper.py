@@ -1,7 +1,7 @@
 """The base of the stores that wrap a store: it passes every call through, so a wrapper states only what it changes.
 
-The stack, from the caller down: Metered (the callers' waits) > Retrying > Metered, optionally (single requests) >
-Faulty, in tests > the store.
+The stack, from the caller down: Metered (the callers' waits) > Retrying > Hedged, optionally > Metered, optionally
+(single requests) > Faulty, in tests > the store.
 """
 
 from __future__ import annotations
