@@ -36,6 +36,7 @@ from agents.write.buffer import SealOptions
 from agents.write.path import FileOnItsWay, WriteCallbacks, WritePath
 from agents.write.stall import StallLimits, WriteStall
 from agents.write.submission import BATCHES_MAX
+from agents.write.waits import WaitsReport
 from metadata.contract.errors import MetadataUnavailableError
 from metadata.contract.l0_commit import Committed
 from metadata.contract.leases import AgentAddress
@@ -107,6 +108,10 @@ class Agent:
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Ends with an exception when the agent must halt: the metadata store went back in time, or was migrated to a
         schema that this program does not support."""
+
+    def waits(self) -> WaitsReport | None:
+        """The clients that wait for this agent; None while it does not run."""
+        return self._write_path.waits() if self._write_path is not None else None
 
     async def start(self) -> None:
         """Serve. Raises AddressError, MetadataUnavailableError, SchemaMismatchError."""

@@ -27,7 +27,7 @@ PARTITIONS_SHOWN_MAX = 20
 class ClientConnection:
     """The client at the other end of a connection."""
 
-    __slots__ = ("host", "number", "peer", "sender")
+    __slots__ = ("host", "number", "peer", "sender", "software")
 
     def __init__(self, number: int, peer: str) -> None:
         """`number` counts the connections of this process; `peer` is HOST:PORT."""
@@ -35,6 +35,8 @@ class ClientConnection:
         self.peer = peer
         self.host = peer.rpartition(":")[0]
         self.sender = Sender()
+        self.software = ""
+        """The client library's own name (KIP-511); empty if it did not say."""
 
     def log_facts(self) -> Mapping[str, Any]:
         return {"connection": self.number, "peer": self.peer}

@@ -46,6 +46,7 @@ class Sender:
         "_quiet_ms",
         "_return_ms",
         "_sealed_outstanding",
+        "away_ms",
         "outstanding",
         "window",
     )
@@ -72,6 +73,8 @@ class Sender:
         """Between two requests of a round; a running mean."""
         self._return_ms = 5.0
         """Between an answer and the next request; a running mean."""
+        self.away_ms = 0.0
+        """Between its last answer and the request after it."""
 
     @property
     def is_blocked(self) -> bool:
@@ -91,6 +94,10 @@ class Sender:
         self._last_ms = now_ms
         if self._first_ms is None:
             self._first_ms = now_ms
+
+    def silent_ms(self, now_ms: float) -> float:
+        """The time since its last request."""
+        return now_ms - self._last_ms
 
     def arriving(self, now_ms: float) -> None:
         """A part of its next request came."""
@@ -127,6 +134,7 @@ class Sender:
 
     def _judge(self, return_ms: float, now_ms: float) -> None:
         """Its first request after an answer has come."""
+        self.away_ms = return_ms
         self._in_time.append(return_ms <= RETURN_MS)
         if return_ms > RETURN_MS:
             return

@@ -110,6 +110,11 @@ class Metrics:
             "Live L0 files above which answers are delayed (`stall`) or produce is refused (`refuse`); 0: never.",
             "limit",
         )
+        self.blocked_seconds_total = self._counter(
+            "blocked_seconds_total",
+            "Time that clients with a full window waited for their answers, all connections together;"
+            " `siltstone producers` names them.",
+        )
         self.buffered_bytes = self._gauge("buffered_bytes", "Bytes held for waiting produce requests.")
 
     def _declare_files(self) -> None:

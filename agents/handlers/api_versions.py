@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 
 from agents.broker import Broker
+from agents.request_context import current_request
 from wire.api import APIS, RequestHeader
 from wire.error_codes import ErrorCode
 from wire.messages.api_versions import ApiVersion, ApiVersionsRequest, ApiVersionsResponse
@@ -19,6 +20,8 @@ def handle(broker: Broker, header: RequestHeader, request: ApiVersionsRequest) -
         for text in (request.client_software_name, request.client_software_version):
             if not _SOFTWARE.fullmatch(text):
                 return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
+        if (asking := current_request()) is not None:
+            asking.client.software = request.client_software_name
     return ApiVersionsResponse(api_keys=_advertised())
 
 

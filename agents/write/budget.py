@@ -45,8 +45,17 @@ class EarlyBudget:
         self._counted_ms = 0.0
 
     @property
+    def rate(self) -> float:
+        """Tokens that come in a second now."""
+        return self._per_second * self._share
+
+    @property
     def is_off(self) -> bool:
-        return self._per_second * self._share <= 0
+        return self.rate <= 0
+
+    def tokens(self, now_ms: float) -> float:
+        self._count(now_ms)
+        return self._tokens
 
     def set_share(self, share: float, now_ms: float) -> None:
         self._count(now_ms)
@@ -56,7 +65,7 @@ class EarlyBudget:
         """When a file of this size can be paid for; ask only while the budget is not off."""
         self._count(now_ms)
         missing = self._price(file_bytes) - self._tokens
-        return now_ms if missing <= 0 else now_ms + missing / (self._per_second * self._share) * 1000
+        return now_ms if missing <= 0 else now_ms + missing / self.rate * 1000
 
     def spend(self, file_bytes: int, now_ms: float) -> None:
         self._count(now_ms)
@@ -66,6 +75,5 @@ class EarlyBudget:
         return max(1 - file_bytes / self._free_bytes, 0.0)
 
     def _count(self, now_ms: float) -> None:
-        rate = self._per_second * self._share
-        self._tokens = min(self._tokens + rate * (now_ms - self._counted_ms) / 1000, self._tokens_max)
+        self._tokens = min(self._tokens + self.rate * (now_ms - self._counted_ms) / 1000, self._tokens_max)
         self._counted_ms = now_ms

@@ -97,6 +97,10 @@ class WriteBuffer:
         """Lower the rate of early seals to this share; 0 = none."""
         self._budget.set_share(share, now_ms)
 
+    def early_rate(self, now_ms: float) -> tuple[float, float]:
+        """Early seals a second that the budget allows now, and its tokens in hand."""
+        return self._budget.rate, self._budget.tokens(now_ms)
+
     def due(self, now_ms: float) -> SealReason | None:
         """The reason to seal the buffer now; None = not yet."""
         if not self._submissions:

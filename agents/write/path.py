@@ -24,6 +24,7 @@ from agents.write.buffer import SealOptions, SealReason, WriteBuffer
 from agents.write.file_log import about_file, begin_commit, begin_span, note_sealed, requests_named
 from agents.write.seal import SealedL0, seal
 from agents.write.submission import Submission
+from agents.write.waits import RunningMean, Waits, WaitsReport
 from metadata.contract.agents import AgentMetadata
 from metadata.contract.errors import MetadataUnavailableError
 from metadata.contract.l0_commit import BatchResult, CommitInDoubtError, CommitL0, CommitRefusedError, Committed
@@ -92,6 +93,9 @@ class WritePath:
         runtime: Runtime,
     ) -> None:
         self._buffer = WriteBuffer(options)
+        self._waits = Waits()
+        self._put_ms = RunningMean()
+        self._commit_ms = RunningMean()
         self._uploads_max = uploads_max
         self._store = store
         self._metadata = metadata
@@ -154,6 +158,17 @@ class WritePath:
     def set_early_share(self, share: float) -> None:
         """Seal early at this share of the budget's rate; 0 = never."""
         self._buffer.set_early_share(share, self._clock.monotonic_ms())
+
+    def waits(self) -> WaitsReport:
+        """The clients that wait for this agent, and the bounds of their rounds."""
+        per_second, tokens = self._buffer.early_rate(self._clock.monotonic_ms())
+        return WaitsReport(
+            early_per_second=per_second,
+            early_tokens=tokens,
+            put_ms=self._put_ms.value,
+            commit_ms=self._commit_ms.value,
+            clients=self._waits.clients,
+        )
 
     # ---- seal
 
@@ -224,6 +239,7 @@ class WritePath:
         await self._store.put_if_absent(key, sealed.file.body, crc32c=sealed.file.crc32c)
         put_ms = self._clock.monotonic_ms() - started_ms
         self._metrics.l0_put_seconds.observe(put_ms / 1000)
+        self._put_ms.add(put_ms)
         _log.debug("file put", elapsed_ms=round(put_ms, 1))
 
     def _uploaded(self, task: asyncio.Task[None]) -> None:
@@ -319,6 +335,7 @@ class WritePath:
                 raise
             commit_ms = self._clock.monotonic_ms() - started_ms
             self._metrics.l0_commit_seconds.observe(commit_ms / 1000)
+            self._commit_ms.add(commit_ms)
             _log.debug("file committed", file_id=committed.file_id, elapsed_ms=round(commit_ms, 1))
             if span is not None:
                 span.set({"siltstone.file.id": committed.file_id})
@@ -328,10 +345,12 @@ class WritePath:
     # ---- out
 
     def _answer(self, file: FileOnItsWay, results: Sequence[BatchResult]) -> None:
-        for submission, answer in zip(file.sealed.submissions, file.sealed.results_by_submission(results), strict=True):
+        submissions = file.sealed.submissions
+        for submission, answer in zip(submissions, file.sealed.results_by_submission(results), strict=True):
             self._keep(submission, answer)
-        senders = (each.sender for each in file.sealed.submissions if each.sender is not None)
-        self._buffer.answered(senders, self._clock.monotonic_ms())
+        now_ms = self._clock.monotonic_ms()
+        self._metrics.blocked_seconds_total.inc(self._waits.answered(submissions, now_ms) / 1000)
+        self._buffer.answered((each.sender for each in submissions if each.sender is not None), now_ms)
         self._poke()  # an early seal may have waited for this file
         self._metrics.buffered_bytes.set(self.bytes)
         self._on_bytes_changed()

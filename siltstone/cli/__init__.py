@@ -28,6 +28,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "siltstone.cli.groups.commands:groups",
         "List consumer groups, show their lag, reset their offsets, delete them.",
     ),
+    "producers": ("siltstone.cli.producers:producers", "Show which producers wait for the agents, and what to set."),
     "tables": ("siltstone.cli.tables.commands:tables", "Export topics to Parquet files and Iceberg tables."),
     "record": ("siltstone.cli.record:record", "Show where one record is stored, or why it is not there."),
     "compact": ("siltstone.cli.compaction.compact:compact", "Show which compaction of a topic is due, or run it now."),

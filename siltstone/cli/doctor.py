@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import click
 from rich.text import Text
@@ -24,18 +25,21 @@ from siltstone.cli.options.system_options import (
     system_options,
 )
 from siltstone.cli.postgres_remedies import remedy_of
-from siltstone.embedded.run_file import run_file_exists
+from siltstone.cli.producers import agent_urls, fetch_page
+from siltstone.embedded.run_file import read_run_file, run_file_exists
 from siltstone.ops.doctor import (
     Check,
     Verdict,
     failure,
     judge_bucket,
     judge_postgres,
+    judge_producers,
     judge_python,
     judge_store,
     passed,
     warning,
 )
+from siltstone.ops.producers import producers_of
 from siltstone.terminal.output import console, json_option, print_json
 from storage.cluster import Action
 from storage.probe import probe_conditional_create
@@ -48,7 +52,7 @@ _STYLES: Mapping[Verdict, str] = {Verdict.OK: "green", Verdict.WARN: "yellow", V
 @system_options
 @json_option
 def doctor(given: SystemOptions, as_json: bool) -> None:
-    """Check that store, Postgres and clock are fit for use.
+    """Check that store, Postgres and clock are fit for use, and that no producer waits for small batches.
 
     Exit code 1 if a check fails, or if neither a store nor a Postgres is named. Writes a few small objects below probe/
     in the object store and deletes them. Changes nothing in Postgres.
@@ -61,7 +65,7 @@ def doctor(given: SystemOptions, as_json: bool) -> None:
       siltstone doctor --config agent.toml --json
     """
     with resolved(given) as urls:
-        checks = asyncio.run(_examine(urls))
+        checks = [*asyncio.run(_examine(urls)), *_producer_checks(given.data)]
     if as_json:
         fields = ("name", "verdict", "detail", "remedy")
         print_json([{field: str(getattr(check, field)) for field in fields} for check in checks])
@@ -131,6 +135,18 @@ async def _cluster_check(urls: Urls) -> Check:
     if action is Action.WRITE:
         return passed(name, f"{cluster_id}; the first agent will write it to the store")
     return passed(name, f"{cluster_id} in both")
+
+
+def _producer_checks(data: Path | None) -> Sequence[Check]:
+    """Only for agents that run on this machine: elsewhere `siltstone producers --agent` asks them."""
+    running = read_run_file(data) if data is not None else None
+    if running is None or not running.metrics_urls:
+        return []
+    try:
+        pages = [fetch_page(url) for url in agent_urls(None, running.metrics_urls)]
+    except SiltstoneError as error:
+        return [warning("producers", error.message, "see the log of `siltstone dev`")]
+    return [judge_producers(producers_of(pages))]
 
 
 def _print(checks: Sequence[Check]) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from metadata.postgres.probe import PostgresFacts
+from siltstone.ops.producers import Producer, advice_for, round_text
 from storage.probe import REMEDY, ProbeResult
 from storage.s3.bucket import BucketFacts
 
@@ -217,3 +218,19 @@ def _snapshots(facts: PostgresFacts) -> Check:
             "end it (pg_stat_activity shows it): commits get slower and slower while it lasts",
         )
     return passed(name, "no old snapshot is held")
+
+
+def judge_producers(producers: Sequence[Producer]) -> Check:
+    """The producers that an agent has seen since it started."""
+    name = "producers"
+    slow = [each for each in producers if each.waits and advice_for(each)]
+    if not slow:
+        return passed(name, "none waits for small batches")
+    worst = max(slow, key=lambda each: each.wait_ms)
+    others = f", and {len(slow) - 1} more" if len(slow) > 1 else ""
+    return warning(
+        name,
+        f"{worst.client_id or worst.software or 'a client'} waits {worst.waiting_share:.0%} of its time, with"
+        f" {round_text(worst)} a round{others}",
+        f"{advice_for(worst)}; `siltstone producers` shows all",
+    )

@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from agents.agent import Agent
 from metadata.contract.store import MetadataStore
@@ -85,6 +85,7 @@ async def serve_agent(
                 listen=settings.metrics_listen,
                 metrics=runtime.metrics,
                 not_ready=lambda: reasons_not_ready(agent, stopping),
+                producers=lambda: producers_page(agent),
                 insecure=settings.insecure,
             )
             await endpoint.start()
@@ -95,6 +96,12 @@ async def serve_agent(
         on_ready(RunningAgent(bootstrap=agent.address, metrics_url=metrics_url))
         await unless(stopping, agent.failed)
         _log.info("agent stops", address=agent.address)
+
+
+def producers_page(agent: Agent) -> Mapping[str, object]:
+    """`/producers`; an agent that does not run yet has an empty page."""
+    report = agent.waits()
+    return {} if report is None else asdict(report)
 
 
 def reasons_not_ready(agent: Agent, stopping: asyncio.Event) -> Sequence[str]:

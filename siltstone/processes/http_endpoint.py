@@ -1,4 +1,5 @@
-"""The HTTP endpoint of a process, for monitoring: `/metrics`, `/healthz` (alive) and `/readyz` (ready for work).
+"""The HTTP endpoint of a process, for monitoring: `/metrics`, `/healthz` (alive), `/readyz` (ready for work), and an
+agent's `/producers` (the clients that wait for it).
 
 It listens only on loopback unless `insecure` allows more, because everybody who can reach it sees the activity of the
 cluster.
@@ -15,6 +16,8 @@ from runtime.metrics import CONTENT_TYPE, Metrics
 from runtime.settings.addresses import AddressInUseError, format_address, is_loopback, parse_address
 from runtime.settings.values import SettingsError
 
+PRODUCERS_PATH = "/producers"
+
 
 class HttpEndpoint:
     """An HTTP server that is started once and stopped once.
@@ -22,10 +25,17 @@ class HttpEndpoint:
     Args:
         listen: HOST:PORT; port 0: any free port.
         not_ready: the reasons why no work should be sent here; empty: ready. Called for every `/readyz`.
+        producers: the JSON of `/producers`; without it there is no such page.
     """
 
     def __init__(
-        self, *, listen: str, metrics: Metrics, not_ready: Callable[[], Sequence[str]], insecure: bool = False
+        self,
+        *,
+        listen: str,
+        metrics: Metrics,
+        not_ready: Callable[[], Sequence[str]],
+        producers: Callable[[], Mapping[str, object]] | None = None,
+        insecure: bool = False,
     ) -> None:
         self._host, self._port = parse_address(listen, name="metrics.listen")
         if not is_loopback(self._host) and not insecure:
@@ -35,6 +45,7 @@ class HttpEndpoint:
             )
         self._metrics = metrics
         self._not_ready = not_ready
+        self._producers = producers
         self._runner: web.AppRunner | None = None
         self.address = ""
         """HOST:PORT of the server, once it is started."""
@@ -49,6 +60,8 @@ class HttpEndpoint:
         app.router.add_get("/metrics", self._serve_metrics)
         app.router.add_get("/healthz", self._serve_health)
         app.router.add_get("/readyz", self._serve_ready)
+        if self._producers is not None:
+            app.router.add_get(PRODUCERS_PATH, self._serve_producers)
         # One second: a scraper that holds a connection open must not delay the end of the process.
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await runner.setup()
@@ -74,6 +87,10 @@ class HttpEndpoint:
     async def _serve_ready(self, _: web.Request) -> web.Response:
         reasons = list(self._not_ready())
         return _answer({"ready": not reasons, "reasons": reasons}, status=503 if reasons else 200)
+
+    async def _serve_producers(self, _: web.Request) -> web.Response:
+        assert self._producers is not None
+        return _answer(self._producers())
 
 
 def _answer(body: Mapping[str, object], *, status: int = 200) -> web.Response:

@@ -1,0 +1,158 @@
+"""Which producers wait for the agents, and what each should set. Pure: pages of agents in, lines out.
+
+An agent's page (`/producers`, `agents/write/waits.py`) holds sums since its start. Two pages give the sums of the time
+between them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from runtime.text import size_text
+from siltstone.ops.cost.formulas import SECONDS_PER_MONTH
+from siltstone.ops.cost.prices import PRICES
+
+WAITING_SHARE = 0.5
+"""A client that waits for more of its time is bound by the agents and not by itself."""
+ROUNDS_MIN = 10
+LARGE_BATCH_BYTES = 500_000
+SUGGESTED_BATCH_BYTES = 1_000_000
+"""A little below `max.message.bytes` (1 MiB): a file that carries half of it costs nothing of the budget."""
+ONE_RECORD_BYTES = 4_096
+"""Smaller rounds are a program that waits for each record, whatever its batch size."""
+
+_SETTINGS: Sequence[tuple[str, str]] = (
+    # the beginning of the library's own name, its settings
+    ("aiokafka", "max_batch_size=1000000, linger_ms=50"),
+    ("kafka-python", "batch_size=1000000, linger_ms=50"),
+    ("sarama", "Producer.Flush.Bytes=1000000, Producer.Flush.Frequency=50ms"),
+    ("kgo", "kgo.ProducerLinger(50ms), kgo.MaxProduceRequestsInflightPerBroker(5)"),
+    ("kafka-go", "Writer.BatchBytes=1000000, Writer.BatchSize=10000, Writer.BatchTimeout=50ms"),
+)
+_KAFKA_SETTINGS = "batch.size=1000000, linger.ms=50"
+"""Java, librdkafka and all that are built on them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Producer:
+    """One client over all agents and connections."""
+
+    client_id: str
+    software: str
+    rounds: int
+    requests: int
+    batches: int
+    bytes: int
+    wait_ms: float
+    away_ms: float
+
+    @property
+    def waiting_share(self) -> float:
+        return self.wait_ms / (self.wait_ms + self.away_ms) if self.wait_ms else 0.0
+
+    @property
+    def round_bytes(self) -> float:
+        return self.bytes / self.rounds
+
+    @property
+    def batch_bytes(self) -> float:
+        return self.bytes / self.batches
+
+    @property
+    def waits(self) -> bool:
+        return self.rounds >= ROUNDS_MIN and self.waiting_share >= WAITING_SHARE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """An agent's early seals."""
+
+    agent: str
+    per_second: float
+    tokens: float
+    put_ms: float
+    commit_ms: float
+
+
+def producers_of(pages: Sequence[Mapping[str, Any]], earlier: Sequence[Mapping[str, Any]] = ()) -> Sequence[Producer]:
+    """The clients that had blocked rounds between the pages, by the bytes they sent; without `earlier`: ever."""
+    sums: defaultdict[tuple[str, str], dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for sign, each in ((1, pages), (-1, earlier)):
+        for page in each:
+            for client in cast("Sequence[Mapping[str, Any]]", page.get("clients", ())):
+                of_client = sums[str(client["client_id"]), str(client["software"])]
+                for name in ("rounds", "requests", "batches", "bytes", "wait_ms", "away_ms"):
+                    of_client[name] += sign * client[name]
+    found = [
+        Producer(
+            client_id=client_id,
+            software=software,
+            rounds=int(of["rounds"]),
+            requests=int(of["requests"]),
+            batches=int(of["batches"]),
+            bytes=int(of["bytes"]),
+            wait_ms=of["wait_ms"],
+            away_ms=of["away_ms"],
+        )
+        for (client_id, software), of in sums.items()
+        # An agent that was started again, or that forgot a client, has smaller sums than before.
+        if of["rounds"] > 0 and of["batches"] > 0
+    ]
+    return sorted(found, key=lambda each: (-each.bytes, each.client_id))
+
+
+def budget_of(agent: str, page: Mapping[str, Any]) -> Budget:
+    return Budget(
+        agent=agent,
+        per_second=page["early_per_second"],
+        tokens=page["early_tokens"],
+        put_ms=page["put_ms"],
+        commit_ms=page["commit_ms"],
+    )
+
+
+def advice_for(producer: Producer) -> str:
+    """What the client should set, in its library's own words; empty if it does not wait for the agents."""
+    if not producer.waits:
+        return ""
+    if producer.round_bytes < ONE_RECORD_BYTES:
+        return "it waits for each record: send many, then wait for all of them (flush)"
+    if producer.batch_bytes >= LARGE_BATCH_BYTES:
+        return "its batches are large already: more partitions, or a second producer, carry more at a time"
+    times = SUGGESTED_BATCH_BYTES / producer.batch_bytes
+    return f"{_settings_of(producer)}: up to {times:.0f} times as much in a round"
+
+
+def _settings_of(producer: Producer) -> str:
+    # Libraries that do not tell their name mostly begin their default client.id with it.
+    library = (producer.software or producer.client_id).lower()
+    return next((settings for name, settings in _SETTINGS if library.startswith(name)), _KAFKA_SETTINGS)
+
+
+def round_text(producer: Producer) -> str:
+    """For example "80 KiB in 5 batches"."""
+    batches = producer.batches / producer.rounds
+    plural = "batch" if round(batches) == 1 else "batches"
+    return f"{size_text(int(producer.round_bytes))} in {batches:.0f} {plural}"
+
+
+def budget_advice(budget: Budget) -> str:
+    """Empty unless the budget of early seals is what clients wait for."""
+    if budget.per_second == 0:
+        return (
+            f"{budget.agent} seals no file early (produce.early.per.second is 0, or merges lag behind): each round"
+            " takes the linger"
+        )
+    if budget.tokens >= 1 or budget.put_ms + budget.commit_ms <= 0:
+        return ""
+    wanted = 1000 / (budget.put_ms + budget.commit_ms)
+    if wanted <= budget.per_second:
+        return ""
+    usd = (wanted - budget.per_second) * SECONDS_PER_MONTH / 1000 * PRICES["s3.put.1000"].usd
+    return (
+        f"{budget.agent} has spent its budget of early seals: produce.early.per.second={wanted:.0f} instead of"
+        f" {budget.per_second:.0f} would serve every round at once, for up to ${usd:,.0f} a month more in PUTs on S3"
+    )
