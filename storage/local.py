@@ -137,12 +137,14 @@ class LocalStore:
 
     def _read(self, key: str, start: int, length: int | None) -> bytes:
         try:
-            with self._path(key).open("rb", buffering=0) as file:
-                wanted = max(0, os.fstat(file.fileno()).st_size - start)
+            descriptor = os.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                wanted = max(0, os.fstat(descriptor).st_size - start)
                 if length is not None:
                     wanted = min(wanted, length)
-                file.seek(start)
-                return _read_fully(file.read, wanted)
+                return _read_fully(descriptor, start, wanted)
+            finally:
+                os.close(descriptor)
         except _ABSENT:
             raise ObjectNotFoundError(key) from None
 
@@ -364,14 +366,14 @@ def _take(found: Iterator[ObjectStat]) -> list[ObjectStat]:
     return list(islice(found, LIST_CHUNK))
 
 
-def _read_fully(read: Callable[[int], bytes | None], wanted: int) -> bytes:
-    """Read exactly `wanted` bytes if they are there: read(2) may give less (at most 2 GiB less a page at a time)."""
-    first = read(wanted) or b""
+def _read_fully(descriptor: int, start: int, wanted: int) -> bytes:
+    """Read exactly `wanted` bytes if they are there: pread(2) may give less (at most 2 GiB less a page at a time)."""
+    first = os.pread(descriptor, wanted, start)
     if len(first) == wanted:
         return first
     parts = [first]
     got = len(first)
-    while got < wanted and (part := read(wanted - got)):
+    while got < wanted and (part := os.pread(descriptor, wanted - got, start + got)):
         parts.append(part)
         got += len(part)
     return b"".join(parts)

@@ -6,11 +6,13 @@ for each file and one for each 8 MiB. After each answer to the consumer, if less
 way, one more window is fetched. Bytes that it asks for and that no GET covers yet become the head of such a GET. A
 single look at old records reads only what it needs; if it turns out to be a replay, it has cost one extra GET.
 
-Bounded: bytes that are fetched and not yet read take at most three quarters of the cold cache, shared evenly by the
-active streams. A GET that does not fit into the rest is not cut short. It waits until others have read on, or until its
-stream has nothing left and asks. So the promise holds for as many streams as have room for a window each. Blocks stay
-in the cache until their stream has read them, and are then the first to leave. Blocks that no consumer comes for no
-longer count after IDLE_MS. No I/O here: `BlockReader` does that.
+Bounded: GETs that are not yet read to their end take at most three quarters of the cold cache, shared evenly by the
+active streams, and seven eighths with those that a reader waits for. A GET counts whole until its last block is read,
+because its blocks are views of one buffer. What answers on their way hold beside that leaves less room. A GET that does
+not fit into the rest is not cut short. It waits until others have read on, or until its stream has nothing left and
+asks. So the promise holds for as many streams as have room for a window each. Blocks stay in the cache until their
+stream has read them, and are then the first to leave. Blocks that no consumer comes for no longer count after IDLE_MS.
+No I/O here: `BlockReader` does that.
 """
 
 from __future__ import annotations
@@ -30,6 +32,9 @@ file continues after it."""
 AHEAD_RANGES_MAX = 64
 """Ranges of one look ahead: a partition of very small extents must not make the plan long."""
 IDLE_MS = 30_000.0
+AHEAD_EIGHTHS, WAITED_FOR_EIGHTHS = 6, 7
+"""Parts of the cache that unread GETs may take: those for later, and together with them those that a reader waits for.
+A GET may be a block longer than a window, so that streams with a window each need a little more than their share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,19 +46,30 @@ class NextGet:
     blocks: range
 
 
+@dataclass(slots=True, eq=False)
+class _Get:
+    size: int
+    unread: int
+    """Blocks of it that no reader has passed yet."""
+
+
 class ReadAhead:
     def __init__(self, blocks: BlockReader, clock: Clock, *, cache_bytes: int) -> None:
         self._blocks = blocks
         self._clock = clock
-        self._blocks_max = cache_bytes * 3 // 4 // BLOCK_BYTES
-        self._unread: OrderedDict[tuple[str, int], float] = OrderedDict()
-        """Blocks fetched ahead that no reader has passed yet, and when."""
+        self._cache_bytes = cache_bytes
+        self._blocks_max = cache_bytes * AHEAD_EIGHTHS // 8 // BLOCK_BYTES
+        self._unread: OrderedDict[tuple[str, int], tuple[_Get, float]] = OrderedDict()
+        """Blocks fetched ahead that no reader has passed yet: by which GET, and when."""
+        self._held = 0
+        """Blocks of the GETs that have unread blocks."""
         self._streams: OrderedDict[int, float] = OrderedDict()
         """The streams that read on, and when each last did."""
 
     @property
-    def unread_bytes(self) -> int:
-        return len(self._unread) * BLOCK_BYTES
+    def held_bytes(self) -> int:
+        """Bytes of all GETs ahead that are not yet read to their end."""
+        return self._held * BLOCK_BYTES
 
     def passed(self, where: ReadRange, position: int) -> None:
         """A stream has read the bytes of its range up to `position` of the object."""
@@ -64,11 +80,9 @@ class ReadAhead:
             # The reader is inside this block and needs the rest of it next.
             if end > position and position < where.extent_end:
                 continue
-            if self._unread.pop((where.key, block), None) is None:
-                continue
             # The block at either end of the extent holds another partition's records too.
             is_whole = start >= where.extent_start and end <= where.extent_end
-            self._blocks.release(where.key, block, first_to_go=is_whole)
+            self._forget(where.key, block, first_to_go=is_whole)
 
     def is_coming(self, ranges: Iterable[ReadRange]) -> bool:
         """All bytes of the ranges are here or on their way."""
@@ -93,11 +107,11 @@ class ReadAhead:
             size = len(get.blocks)
             # A reader waits for these anyway; the GET is worth beginning here only if it is longer than what was asked.
             if asked_blocks := sum((get.key, block) in waited_for for block in get.blocks):
-                size = min(size, self._free_blocks())
+                size = min(size, self._free_blocks(WAITED_FOR_EIGHTHS))
                 if size > asked_blocks:
                     self._fetch(get, size, waited_for=True)
             # No shorter GET instead: it costs as much as a whole one, and the next begins in the middle.
-            elif (fetched and fetched + size > window) or size > self._free_blocks():
+            elif (fetched and fetched + size > window) or size > self._free_blocks(AHEAD_EIGHTHS):
                 return
             else:
                 self._fetch(get, size)
@@ -120,9 +134,12 @@ class ReadAhead:
     def _fetch(self, get: NextGet, size: int, *, waited_for: bool = False) -> None:
         now_ms = self._clock.monotonic_ms()
         run = get.blocks[:size]
+        begun = _Get(size, size)
+        self._held += size
         for block in run:
-            self._unread[get.key, block] = now_ms
-            self._unread.move_to_end((get.key, block))
+            # It may have been fetched before and evicted unread.
+            self._forget(get.key, block, first_to_go=True)
+            self._unread[get.key, block] = begun, now_ms
         self._blocks.start(get.key, get.file_size_bytes, run, waited_for=waited_for)
 
     def _window(self, stream: int) -> int:
@@ -135,12 +152,24 @@ class ReadAhead:
             self._streams.popitem(last=False)
         return min(GET_BLOCKS_MAX, self._blocks_max // len(self._streams))
 
-    def _free_blocks(self) -> int:
+    def _free_blocks(self, eighths: int) -> int:
         now_ms = self._clock.monotonic_ms()
-        while self._unread and next(iter(self._unread.values())) < now_ms - IDLE_MS:
-            (key, block), _ = self._unread.popitem(last=False)
-            self._blocks.release(key, block, first_to_go=True)
-        return max(0, self._blocks_max - len(self._unread))
+        while self._unread:
+            (key, block), (_, since_ms) = next(iter(self._unread.items()))
+            if since_ms >= now_ms - IDLE_MS:
+                break
+            self._forget(key, block, first_to_go=True)
+        room = min(self._cache_bytes * eighths // 8, self._cache_bytes - self._blocks.only_pinned_bytes)
+        return max(0, room // BLOCK_BYTES - self._held)
+
+    def _forget(self, key: str, block: int, *, first_to_go: bool) -> None:
+        """The block no longer counts as unread, if it did."""
+        get, _ = self._unread.pop((key, block), (None, 0.0))
+        if get is not None:
+            get.unread -= 1
+            if not get.unread:
+                self._held -= get.size
+            self._blocks.release(key, block, first_to_go=first_to_go)
 
 
 def gets_of(missing: Collection[tuple[str, int]], window: int) -> Iterator[tuple[str, range]]:

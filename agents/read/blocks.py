@@ -1,9 +1,11 @@
 """Bytes of objects through the cache: ranged GETs of whole blocks, joined where they touch, each in flight only once.
 
-`read` answers at once if the bytes are in memory. Otherwise the missing blocks are fetched, neighbours in one GET. If
+`pieces` answers at once if the bytes are in memory. Otherwise the missing blocks are fetched, neighbours in one GET. If
 another reader is already fetching a block, this one waits for it instead of fetching it again (single flight). A waiter
 that goes away does not cancel the fetch. At most `concurrency` GETs run at a time, so that a big replay cannot take
 every connection; reads ahead take at most half of these.
+
+The bytes of a GET stay where the store put them: what readers get are views.
 
 Errors are those of the object store. A short answer is an ObjectStoreError, because an object never shrinks.
 """
@@ -11,15 +13,20 @@ Errors are those of the object store. A short answer is an ObjectStoreError, bec
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 
-from agents.read.cache import BLOCK_BYTES, BlockCache
+from agents.read.cache import BLOCK_BYTES, BlockCache, Body
+from agents.read.pieces import Pieces
 from runtime.metrics import Metrics
 from storage.objects import ObjectStore, ObjectStoreError
 
 GET_BLOCKS_MAX = 8
 """Longest joined GET: 8 MiB; for a read ahead, plus the seam at the end of a file's bytes of a partition."""
+
+GAP_BLOCKS_MAX = 2
+"""Blocks that nobody asked for, between two that are read at once, which a GET takes along: a second GET costs more CPU
+and a round trip. As a rule they hold the next records of a partition in an L0 file."""
 
 
 class BlockReader:
@@ -30,25 +37,26 @@ class BlockReader:
         self._misses = metrics.cache_requests_total.labels(pool=pool, outcome="miss")
         self._slots = asyncio.Semaphore(concurrency)
         self._slots_ahead = asyncio.Semaphore(max(1, concurrency // 2))
-        self._flying: dict[tuple[str, int], asyncio.Future[bytes]] = {}
+        self._flying: dict[tuple[str, int], asyncio.Future[Body]] = {}
         self._gets: set[asyncio.Task[None]] = set()
 
-    def cached(self, key: str, start: int, length: int) -> memoryview | None:
-        """The bytes, if that needs no waiting and copies no more than one seam; else None."""
+    def cached(self, key: str, start: int, length: int) -> Pieces | None:
+        """The bytes, if that needs no waiting; else None."""
         whole = self._cache.file(key)
         if whole is not None:
             self._hits.inc()
-            return whole[start : start + length]
-        blocks = blocks_of(start, length)
-        found = [self._cache.block(key, block) for block in blocks]
-        present = [body for body in found if body is not None]
-        # Not counted as a miss here: the caller goes on to `read`, which counts it.
-        if len(present) != len(found):
-            return None
+            return Pieces([memoryview(whole.data)[start : start + length]], [whole])
+        bodies: dict[int, Body] = {}
+        for block in blocks_of(start, length):
+            body = self._cache.block(key, block)
+            # Not counted as a miss here: the caller goes on to `pieces`, which counts it.
+            if body is None:
+                return None
+            bodies[block] = body
         self._hits.inc()
-        view = _cut(present, start - blocks[0] * BLOCK_BYTES, length)
-        # Shorter only if the object ends before its recorded size; `read` will report that.
-        return view if len(view) == length else None
+        found = _cut(bodies, start, length)
+        # Shorter only if the object ends before its recorded size; `pieces` will report that.
+        return found if len(found) == length else None
 
     def holds(self, key: str, start: int, length: int) -> bool:
         """`cached` would find the bytes."""
@@ -67,73 +75,85 @@ class BlockReader:
             self._cache.expect(key, block)
         self._start_get(key, size_bytes, run, ahead=not waited_for)
 
+    def start_missing(self, key: str, size_bytes: int, blocks: Iterable[int]) -> None:
+        """Begin the GETs of all these blocks that are not here or on their way. The caller reads them at once."""
+        missing = [block for block in sorted(set(blocks)) if not self.is_coming(key, block)]
+        for run in runs_of(self._bridged(key, missing)):
+            self._start_get(key, size_bytes, run)
+
+    def _bridged(self, key: str, missing: Sequence[int]) -> Iterator[int]:
+        """The missing blocks and those in short gaps between them, unless one of the gap is here or on its way."""
+        before: int | None = None
+        for block in missing:
+            if before is not None and block - before <= GAP_BLOCKS_MAX + 1:
+                gap = range(before + 1, block)
+                if not any(self.is_coming(key, each) for each in gap):
+                    yield from gap
+            yield block
+            before = block
+
+    @property
+    def only_pinned_bytes(self) -> int:
+        """Bytes that answers on their way hold in the cache, of which no more is expected to be read."""
+        return self._cache.only_pinned_bytes
+
     def release(self, key: str, block: int, *, first_to_go: bool) -> None:
         self._cache.release(key, block, first_to_go=first_to_go)
 
-    async def read(self, key: str, size_bytes: int, start: int, length: int) -> memoryview:
+    async def pieces(self, key: str, size_bytes: int, start: int, length: int) -> Pieces:
         """Exactly `length` bytes of the object from `start`. Raises ObjectStoreError."""
         here = self.cached(key, start, length)
         if here is not None:
             return here
         self._misses.inc()
-        blocks = blocks_of(start, length)
-        bodies = await self._load(key, size_bytes, blocks)
-        view = _cut([memoryview(bodies[block]) for block in blocks], start - blocks[0] * BLOCK_BYTES, length)
-        if len(view) != length:
-            raise ObjectStoreError(f"object {key!r} ends early: {len(view)} of {length} bytes at {start}")
-        return view
+        found = _cut(await self._load(key, size_bytes, blocks_of(start, length)), start, length)
+        if len(found) != length:
+            raise ObjectStoreError(f"object {key!r} ends early: {len(found)} of {length} bytes at {start}")
+        return found
 
-    async def _load(self, key: str, size_bytes: int, blocks: range) -> dict[int, bytes]:
-        bodies: dict[int, bytes] = {}
-        awaited: dict[int, asyncio.Future[bytes]] = {}
-        missing: list[int] = []
+    async def read(self, key: str, size_bytes: int, start: int, length: int) -> memoryview:
+        """As `pieces`, in one buffer."""
+        return (await self.pieces(key, size_bytes, start, length)).joined()
+
+    async def _load(self, key: str, size_bytes: int, blocks: range) -> dict[int, Body]:
+        bodies: dict[int, Body] = {}
+        self.start_missing(key, size_bytes, blocks)
+        awaited: dict[int, asyncio.Future[Body]] = {}
         for block in blocks:
-            cached = self._cache.block(key, block)
-            if cached is not None:
-                bodies[block] = bytes(cached)
-            elif (flying := self._flying.get((key, block))) is not None:
+            flying = self._flying.get((key, block))
+            body = self._cache.block(key, block) if flying is None else None
+            if body is not None:
+                bodies[block] = body
+            elif flying is not None:
                 awaited[block] = flying
-            else:
-                missing.append(block)
-        for run in runs_of(missing):
-            awaited |= self._start_get(key, size_bytes, run)
         for block, future in awaited.items():
             # Shielded: the fetch belongs to all its waiters.
             bodies[block] = await asyncio.shield(future)
         return bodies
 
-    def _start_get(
-        self, key: str, size_bytes: int, run: Sequence[int], *, ahead: bool = False
-    ) -> dict[int, asyncio.Future[bytes]]:
-        futures = {block: asyncio.get_running_loop().create_future() for block in run}
-        for block, future in futures.items():
+    def _start_get(self, key: str, size_bytes: int, run: range, *, ahead: bool = False) -> None:
+        future: asyncio.Future[Body] = asyncio.get_running_loop().create_future()
+        future.add_done_callback(_mark_seen)
+        for block in run:
             self._flying[key, block] = future
-            future.add_done_callback(_mark_seen)
-        task = asyncio.create_task(self._get(key, size_bytes, futures, ahead=ahead), name=f"get {key}")
+        task = asyncio.create_task(self._get(key, size_bytes, run, future, ahead=ahead), name=f"get {key}")
         self._gets.add(task)
         task.add_done_callback(self._gets.discard)
-        return futures
 
-    async def _get(self, key: str, size_bytes: int, futures: dict[int, asyncio.Future[bytes]], *, ahead: bool) -> None:
-        first, last = min(futures), max(futures)
-        start = first * BLOCK_BYTES
+    async def _get(self, key: str, size_bytes: int, run: range, future: asyncio.Future[Body], *, ahead: bool) -> None:
+        start = run.start * BLOCK_BYTES
         try:
             # In this order: reads ahead wait for their half first, and hold no slot that a waiting reader could use.
             async with self._slots_ahead if ahead else nullcontext(), self._slots:
-                body = await self._store.get_range(key, start, min((last + 1) * BLOCK_BYTES, size_bytes) - start)
-            for block, future in futures.items():
-                cut = body[(block - first) * BLOCK_BYTES : (block - first + 1) * BLOCK_BYTES]
-                self._cache.put_block(key, block, cut)
-                future.set_result(cut)
+                data = await self._store.get_range(key, start, min(run.stop * BLOCK_BYTES, size_bytes) - start)
+            future.set_result(self._cache.put_blocks(key, run, data))
         except BaseException as error:
-            for future in futures.values():
-                if not future.done():
-                    future.set_exception(error)
+            future.set_exception(error)
             # A cancellation goes on; a store's error has reached all waiters, and nobody awaits this task.
             if not isinstance(error, Exception):
                 raise
         finally:
-            for block in futures:
+            for block in run:
                 self._flying.pop((key, block), None)
 
     async def close(self) -> None:
@@ -142,7 +162,7 @@ class BlockReader:
         await asyncio.gather(*self._gets, return_exceptions=True)
 
 
-def _mark_seen(future: asyncio.Future[bytes]) -> None:
+def _mark_seen(future: asyncio.Future[Body]) -> None:
     """Marks the error of a fetch as seen, because all its waiters may have gone."""
     if not future.cancelled():
         future.exception()
@@ -153,20 +173,31 @@ def blocks_of(start: int, length: int) -> range:
     return range(start // BLOCK_BYTES, (start + length - 1) // BLOCK_BYTES + 1)
 
 
-def runs_of(blocks: Iterable[int]) -> Iterator[list[int]]:
-    """Runs of neighbouring blocks, at most GET_BLOCKS_MAX each."""
-    run: list[int] = []
+def runs_of(blocks: Iterable[int]) -> Iterator[range]:
+    """Runs of neighbouring blocks of ascending numbers, at most GET_BLOCKS_MAX each."""
+    run: range | None = None
     for block in blocks:
-        if run and (block != run[-1] + 1 or len(run) == GET_BLOCKS_MAX):
+        if run is not None and (block != run.stop or len(run) == GET_BLOCKS_MAX):
             yield run
-            run = []
-        run.append(block)
-    if run:
+            run = None
+        run = range(run.start if run is not None else block, block + 1)
+    if run is not None:
         yield run
 
 
-def _cut(blocks: Sequence[memoryview], skip: int, length: int) -> memoryview:
-    """`length` bytes after `skip`. One block is sliced; several are joined (the only copy on the read path)."""
-    if len(blocks) == 1:
-        return blocks[0][skip : skip + length]
-    return memoryview(b"".join(blocks))[skip : skip + length]
+def _cut(bodies: Mapping[int, Body], start: int, length: int) -> Pieces:
+    """`length` bytes from `start` of an object, as views of the bodies that hold its blocks."""
+    views: list[memoryview] = []
+    found: list[Body] = []
+    position, end = start, start + length
+    while position < end:
+        body = bodies[position // BLOCK_BYTES]
+        skip = position - body.start
+        view = memoryview(body.data)[skip : skip + end - position]
+        # The object ends before its recorded size.
+        if not view:
+            break
+        views.append(view)
+        found.append(body)
+        position += len(view)
+    return Pieces(views, found)

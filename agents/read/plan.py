@@ -25,6 +25,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeAlias, TypeGuard
 
+from agents.read.pieces import Pieces
 from agents.tail.log_index import Extent, LogIndex
 from metadata.contract.leveled import LeveledExtent
 from storage.format.block_index import BLOCK_BYTES, BlockEntry, block_end, block_of_offset
@@ -379,7 +380,7 @@ class CutBatch:
     """BATCH_HEADER_BYTES if not even the header is there."""
 
 
-def batches_of(data: memoryview, where: ReadRange) -> Iterator[FoundBatch | CutBatch]:
+def batches_of(data: Pieces, where: ReadRange) -> Iterator[FoundBatch | CutBatch]:
     """Batches of a range's bytes in order; a CutBatch comes last. Raises CorruptBatchError.
 
     Checks the CRC of whole batches if the range asks for it.
@@ -390,7 +391,7 @@ def batches_of(data: memoryview, where: ReadRange) -> Iterator[FoundBatch | CutB
         if len(data) - start < BATCH_HEADER_BYTES:
             yield CutBatch(base_offset, start, BATCH_HEADER_BYTES)
             return
-        header = read_header(data, start)
+        header = read_header(*data.contiguous(start, BATCH_HEADER_BYTES))
         size = header.size_bytes
         if header.magic != MAGIC_V2 or size < BATCH_HEADER_BYTES or header.last_offset_delta < 0:
             raise CorruptBatchError(f"no record batch at byte {where.position + start} of {where.key}")
@@ -405,7 +406,7 @@ def batches_of(data: memoryview, where: ReadRange) -> Iterator[FoundBatch | CutB
         if start + size > len(data):
             yield CutBatch(base_offset, start, size)
             return
-        if crcs_due and not crc_matches(data, start, header):
+        if crcs_due and not crc_matches(*data.contiguous(start, size), header):
             raise CorruptBatchError(
                 f"the CRC-32C of the batch at byte {where.position + start} of {where.key} is wrong"
             )

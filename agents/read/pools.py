@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from agents.read.blocks import BlockReader
+from agents.read.blocks import BlockReader, blocks_of
 from agents.read.budget import Source
+from agents.read.pieces import Pieces
 from agents.read.plan import ReadRange
 from agents.tail.log_index import LogIndex
 from runtime.logging import get_logger
@@ -50,22 +51,33 @@ class Pools:
     def holds(self, where: ReadRange) -> bool:
         return self.source([where]) is Source.MEMORY
 
-    def cached(self, where: ReadRange) -> memoryview | None:
+    def cached(self, where: ReadRange) -> Pieces | None:
         """The bytes if they are in memory."""
-        view = self._hot.cached(where.key, where.position, where.length)
+        found = self._hot.cached(where.key, where.position, where.length)
         # A hot file is never in the cold pool; a cold one may still be in the hot pool, from when it was new.
-        if view is None and not self.is_hot(where):
-            view = self.cold.cached(where.key, where.position, where.length)
-        if view is not None:
+        if found is None and not self.is_hot(where):
+            found = self.cold.cached(where.key, where.position, where.length)
+        if found is not None:
             self._metrics.fetch_bytes_total.labels(source="memory").inc(where.length)
-        return view
+        return found
 
-    async def stored(self, where: ReadRange) -> memoryview:
+    def start(self, ranges: Iterable[ReadRange]) -> None:
+        """Begin the GETs of ranges that are read at once: neighbours come in one, whatever partitions they are of."""
+        blocks: dict[tuple[BlockReader, str, int], list[int]] = {}
+        for where in ranges:
+            reader = self._hot if self.is_hot(where) else self.cold
+            blocks.setdefault((reader, where.key, where.file_size_bytes), []).extend(
+                blocks_of(where.position, where.length)
+            )
+        for (reader, key, size_bytes), wanted in blocks.items():
+            reader.start_missing(key, size_bytes, wanted)
+
+    async def stored(self, where: ReadRange) -> Pieces:
         """The bytes, from memory if they are there by now, else from the store. Raises ObjectStoreError."""
         reader = self._hot if self.is_hot(where) else self.cold
         try:
             async with asyncio.timeout(STORE_WAIT_MS_MAX / 1000):
-                view = await reader.read(where.key, where.file_size_bytes, where.position, where.length)
+                found = await reader.pieces(where.key, where.file_size_bytes, where.position, where.length)
         # No error yet: as a rule the file was merged, and the caller plans again.
         except ObjectNotFoundError:
             raise
@@ -76,9 +88,9 @@ class Pools:
             _log.error("object not read in time", key=where.key, waited_ms=STORE_WAIT_MS_MAX)
             raise ObjectStoreError(f"{where.key!r} was not read in {STORE_WAIT_MS_MAX:.0f} ms") from None
         self._metrics.fetch_bytes_total.labels(source="store").inc(where.length)
-        return view
+        return found
 
     async def bytes_of(self, where: ReadRange) -> memoryview:
-        """Raises ObjectStoreError."""
-        view = self.cached(where)
-        return view if view is not None else await self.stored(where)
+        """The bytes in one buffer. Raises ObjectStoreError."""
+        found = self.cached(where)
+        return (found if found is not None else await self.stored(where)).joined()

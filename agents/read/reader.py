@@ -15,11 +15,13 @@ import asyncio
 import itertools
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TypeAlias
 
 from agents.read.ahead import AHEAD_BYTES, AHEAD_RANGES_MAX, ReadAhead
 from agents.read.budget import ByteBudget, Release, Source
 from agents.read.locate import Found, Locator
+from agents.read.pieces import Pieces, Pins
 from agents.read.plan import (
     READ_BYTES_MIN,
     CutBatch,
@@ -38,7 +40,7 @@ from runtime.errors import SiltstoneError
 from runtime.logging import get_logger
 from runtime.tracing import CURRENT_SPAN
 from storage.objects import ObjectNotFoundError, ObjectStoreError
-from wire.batch import CorruptBatchError, stamp_offset
+from wire.batch import BATCH_HEADER_BYTES, CorruptBatchError, stamp_offset
 from wire.error_codes import ErrorCode
 
 _log = get_logger(__name__)
@@ -68,23 +70,26 @@ class Taken:
     next_offset: int = -1
     """The place after the last batch, and where in its object that batch ended."""
     position: int = -1
-    _run: tuple[memoryview, int, int] | None = None
-    """The place of the last buffer, if the next batch may follow it without a seam."""
+    _run: tuple[Pieces, int, int, int] | None = None
+    """The place of the last buffers and their number, if the next batch may follow them without a seam."""
 
-    def add(self, where: ReadRange, data: memoryview, batch: FoundBatch) -> None:
+    def add(self, where: ReadRange, data: Pieces, batch: FoundBatch) -> None:
         end = batch.start + batch.size_bytes
         self.size_bytes += batch.size_bytes
         self.last, self.next_offset, self.position = where, batch.next_offset, where.position + end
         if not where.carries_offsets:
-            head = stamp_offset(data[batch.start : end], batch.base_offset)
-            self.buffers += (head, data[batch.start + len(head) : end])
+            header, at = data.contiguous(batch.start, BATCH_HEADER_BYTES)
+            stamp = stamp_offset(header[at:], batch.base_offset)
+            self.buffers.append(stamp)
+            self.buffers += data.cut(batch.start + len(stamp), end)
             return
         start = batch.start
         if self._run is not None and self._run[0] is data and self._run[2] == start:
             start = self._run[1]
-            self.buffers.pop()
-        self.buffers.append(data[start:end])
-        self._run = (data, start, end)
+            del self.buffers[-self._run[3] :]
+        views = data.cut(start, end)
+        self.buffers += views
+        self._run = (data, start, end, len(views))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +100,7 @@ class Reading:
     """Frees the bytes in the budget; call it when the answer has left."""
 
 
-_Bytes: TypeAlias = memoryview | SiltstoneError | None
+_Bytes: TypeAlias = Pieces | SiltstoneError | None
 
 
 class Reader:
@@ -151,7 +156,9 @@ class Reader:
                 plan.ranges.clear()  # its missing facts did not come in time
         ranges = [each for plan in plans for each in plan.ranges]
         source = self._pools.source(ranges)
-        release = await self._budget.take(sum(each.length for each in ranges), source)
+        free = await self._budget.take(sum(each.length for each in ranges), source)
+        pins: Pins = []
+        release = partial(_release, free, pins)
         try:
             if source is Source.HISTORY:
                 self._begin_ahead(found, wants, plans)
@@ -167,7 +174,7 @@ class Reader:
                 if taken.error is ErrorCode.NONE:
                     views = data[place : place + len(plan.ranges)]
                     # `total`: the first batch of the whole answer may exceed every limit, no other batch may.
-                    await self._take(want, plan, views, taken, bytes_max, total)
+                    await self._take(want, plan, views, taken, pins, bytes_max - total, first=total == 0)
                     self._go_on(found, want, plan, taken)
                 answers.append(taken)
                 place += len(plan.ranges)
@@ -295,10 +302,11 @@ class Reader:
         """Bytes, an error, or None if they did not come in time, in the order of the plans."""
         ranges = [each for plan in plans for each in plan.ranges]
         data: list[_Bytes] = [self._pools.cached(each) for each in ranges]
+        self._pools.start([where for where, found in zip(ranges, data, strict=True) if found is None])
         reads = {
             place: asyncio.create_task(self._stored(ranges[place]), name=f"read {ranges[place].key}")
-            for place, view in enumerate(data)
-            if view is None
+            for place, found in enumerate(data)
+            if found is None
         }
         if not reads:
             return data
@@ -310,7 +318,7 @@ class Reader:
             await wait_bound.wait(
                 reads.values(),
                 at_hand=any(data[place] is not None for place in heads),
-                puts_at_hand=lambda read: read in head_reads and isinstance(read.result(), memoryview),
+                puts_at_hand=lambda read: read in head_reads and isinstance(read.result(), Pieces),
             )
             for place, read in reads.items():
                 data[place] = read.result() if read.done() else None
@@ -320,7 +328,7 @@ class Reader:
                 task.cancel()
         return data
 
-    async def _stored(self, where: ReadRange) -> memoryview | SiltstoneError:
+    async def _stored(self, where: ReadRange) -> Pieces | SiltstoneError:
         try:
             return await self._pools.stored(where)
         except ObjectStoreError as error:
@@ -329,17 +337,25 @@ class Reader:
     # ---- batches
 
     async def _take(
-        self, want: Want, plan: PartitionPlan, data: Sequence[_Bytes], taken: Taken, bytes_max: int, total: int
+        self,
+        want: Want,
+        plan: PartitionPlan,
+        data: Sequence[_Bytes],
+        taken: Taken,
+        pins: Pins,
+        left: int,
+        *,
+        first: bool,
     ) -> None:
-        left = min(want.bytes_max, bytes_max - total)
+        left = min(want.bytes_max, left)
         where: ReadRange | None = None
         try:
-            for where, view in zip(plan.ranges, data, strict=True):
-                if view is None:
+            for where, found in zip(plan.ranges, data, strict=True):
+                if found is None:
                     break
-                if isinstance(view, SiltstoneError):
-                    raise view
-                if not await self._take_range(plan, where, view, taken, left, first=total == 0):
+                if isinstance(found, SiltstoneError):
+                    raise found
+                if not await self._take_range(plan, where, found, taken, pins, left, first=first):
                     break
             else:
                 if plan.flagged is not None:
@@ -360,14 +376,16 @@ class Reader:
         self,
         plan: PartitionPlan,
         where: ReadRange,
-        data: memoryview,
+        data: Pieces,
         taken: Taken,
+        pins: Pins,
         left: int,
         *,
         first: bool,
     ) -> bool:
         """Take what fits from one range. True = all of it was taken, go on with the next."""
         while True:
+            data = data.kept(pins)
             cut: CutBatch | None = None
             for batch in batches_of(data, where):
                 if isinstance(batch, CutBatch):
@@ -425,3 +443,11 @@ class Reader:
         to_come = plan_partition(found, partition_id, offset, AHEAD_BYTES, resume, ranges_max=AHEAD_RANGES_MAX)
         cold = [each for each in to_come.ranges if not self._pools.is_hot(each)]
         self._ahead.go_on(partition_id, cold, asked=asked)
+
+
+def _release(free: Release, pins: Pins) -> None:
+    """The answer has left: its bytes and the bodies that held them."""
+    free()
+    while pins:
+        cache, body = pins.pop()
+        cache.unpin(body)

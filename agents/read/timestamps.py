@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from agents.read.leveled import BlockIndexes
 from agents.read.locate import TRIES_MAX, CatchUp
+from agents.read.pieces import Pieces
 from agents.read.plan import CutBatch, ReadRange, batches_of
 from agents.read.pools import Pools
 from agents.tail.log_index import LogIndex, PartitionLog
@@ -258,7 +259,7 @@ def _records_of(
     Only its header can be believed: it counts as a record of the largest timestamp at its base offset, so that a
     consumer that reads on from the answer misses no record that qualifies.
     """
-    for batch in batches_of(data, where):
+    for batch in batches_of(Pieces([data]), where):
         if isinstance(batch, CutBatch):
             raise CorruptBatchError(f"an extent or block of {where.key} ends inside a batch")
         whole = data[batch.start : batch.start + batch.size_bytes]

@@ -107,7 +107,7 @@ class Settings:
         268_435_456, _READ, "Bytes of all fetch answers that are being read or sent; other fetches wait for their turn."
     )
     cache_hot_bytes: int = size_bytes(134_217_728, _READ, "Memory for blocks of recently written records.", minimum=0)
-    cache_cold_bytes: int = size_bytes(134_217_728, _READ, "Memory for blocks of older records.", minimum=0)
+    cache_cold_bytes: int = size_bytes(201_326_592, _READ, "Memory for blocks of older records.", minimum=0)
     index_bytes_max: int = size_bytes(
         536_870_912,
         _READ,

@@ -113,9 +113,9 @@ async def test_a_replay_from_the_middle_costs_two_looks_more(start_agent: StartA
 
 
 async def test_looks_at_old_records_do_not_drive_out_what_is_read_ahead(start_agent: StartAgent, dial: Dial) -> None:
-    # given: a cold cache of 20 MiB, of which 15 may be read ahead, and a replay
+    # given: a cold cache with room for three GETs ahead (two of the replay, one that a look began), and a replay
     store, writer, _ = await history(start_agent, dial, partitions=2, files=1, batches=60)
-    reader = await start_agent(store=store, metadata=writer.metadata, cache_cold_bytes=20 * MIB)
+    reader = await start_agent(store=store, metadata=writer.metadata, cache_cold_bytes=28 * MIB)
     client = await dial.kafka(reader.address)
     store.gets.clear()
     end = 60 * RECORDS
