@@ -42,6 +42,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     _module("compact", "a whole compaction of one partition, per record"),
     _module("spark", "heavy merges on Spark and without, and what a unit costs"),
     _module("produce", "producing through Kafka clients"),
+    _module("stock", "producing through clients as they come, with nothing set but the address"),
     _module("consume", "consuming through Kafka clients"),
     _module("tail", "from the producer's send to the consumer's hands, with 1 to 12 writers"),
     _module("replay", "reading merged history, and the tail beside it"),
