@@ -27,6 +27,7 @@ from agents.handlers import api_versions
 from agents.handlers.produce import DropConnectionError
 from agents.read.budget import Release
 from agents.request_context import ClientConnection, RequestContext, RequestTrace, about_group, error_of
+from agents.sending import COPIED_BYTES, TURN_BYTES, after, next_parts
 from runtime.errors import SiltstoneError
 from runtime.logging import LOG_CONTEXT, get_logger, log_context
 from runtime.tracing import CURRENT_SPAN
@@ -49,12 +50,6 @@ _REASONS = (
 REQUESTS_MAX = 1_000
 """Unanswered requests of one connection. Only a client that sends without acknowledgement (acks=0) has so many in
 flight; above this bound the connection is not read until an answer has left."""
-WRITE_BYTES = 256 << 10
-"""Bytes handed to the socket per write."""
-WRITE_PARTS = 512
-"""Pieces per write; the kernel takes 1,024."""
-COPIED_BYTES = 64 << 10
-"""Bytes that the transport is given, and copies, when the socket is full; it then reports when there is room again."""
 LARGE_FRAME_BYTES = 16 << 10
 """A connection with a larger partial frame may have to wait."""
 READ_BYTES_WHEN_FULL = 64 << 10
@@ -237,7 +232,9 @@ class Connection(asyncio.BufferedProtocol):
             self._begin(frame)
         if not self._ended:
             self._server.holds(self, self.held_bytes)
-            self._flush()
+            # If it is due again, this turn is over.
+            if not self._pump_due:
+                self._flush()
             self.update_reading()
 
     def update_reading(self) -> None:
@@ -399,46 +396,34 @@ class Connection(asyncio.BufferedProtocol):
 
     # ---- answers
 
-    def _flush(self) -> None:
-        """Line up the complete answers at the head of the line, and send."""
+    def _flush(self, bytes_max: float = TURN_BYTES) -> None:
+        """Line up the complete answers at the head of the line, and send up to `bytes_max` in this turn of the loop."""
         while self._slots and (ready := self._slots[0].parts) is not None:
             slot = self._slots.popleft()
             if slot.drops:
-                self._send()
+                self._send(float("inf"))
                 return self._end("a produce request without acks was refused")
             self._unsent += ready
             if slot.release is not None:
                 self._unsent.append(slot.release)
-        self._send()
+        self._send(bytes_max)
         return None
 
-    def _send(self) -> None:
+    def _send(self, left: float) -> None:
         """Write in slices, only as fast as the client reads. The line holds views, not copies."""
         transport, unsent = self._transport, self._unsent
         if transport is None:
-            return
+            return None
         while unsent and not self._write_paused and not transport.is_closing():
             if callable(unsent[0]):
                 cast(Release, unsent.popleft())()
+            elif left <= 0:
+                return self._pump_soon()
             else:
-                self._write(transport, self._next_parts())
-
-    def _next_parts(self) -> list[Octets]:
-        """Take the next slice off the line: at most WRITE_BYTES in WRITE_PARTS pieces, up to the next release."""
-        parts: list[Octets] = []
-        room = WRITE_BYTES
-        while self._unsent and room > 0 and len(parts) < WRITE_PARTS:
-            item = self._unsent[0]
-            if callable(item):
-                break
-            if len(item) > room:
-                self._unsent[0] = memoryview(item)[room:]
-                item = memoryview(item)[:room]
-            else:
-                self._unsent.popleft()
-            parts.append(item)
-            room -= len(item)
-        return parts
+                parts = next_parts(unsent)
+                left -= sum(map(len, parts))
+                self._write(transport, parts)
+        return None
 
     def _write(self, transport: asyncio.Transport, parts: list[Octets]) -> None:
         """Give a slice to the socket. The rest goes back to the head of the line, or to the transport."""
@@ -450,10 +435,10 @@ class Connection(asyncio.BufferedProtocol):
             taken = os.writev(self._descriptor, parts)
         except OSError:
             taken = 0  # full, or broken: the transport finds out at its next write
-        left = _after(parts, taken)
+        left = after(parts, taken)
         if left:
             transport.write(left[0][:COPIED_BYTES])
-            self._unsent.extendleft(reversed(_after(left, COPIED_BYTES) if len(left[0]) > COPIED_BYTES else left[1:]))
+            self._unsent.extendleft(reversed(after(left, COPIED_BYTES) if len(left[0]) > COPIED_BYTES else left[1:]))
 
     def _drop_answers(self) -> None:
         """No client will take these answers: release what they hold."""
@@ -471,7 +456,7 @@ class Connection(asyncio.BufferedProtocol):
         with log_context(self.client):
             _log.warning("connection closed, protocol error", error=str(error))
         # Complete answers were earned by good requests; send them before the connection is cut.
-        self._flush()
+        self._flush(float("inf"))
         self._end("protocol error")
 
     def _end(self, reason: str) -> None:
@@ -489,12 +474,3 @@ def _end_trace(trace: RequestTrace, error: str, release: Release | None) -> None
     trace.end(error=error)
     if release is not None:
         release()
-
-
-def _after(parts: Sequence[Octets], taken: int) -> list[Octets]:
-    """The parts that remain after the first `taken` bytes."""
-    for number, part in enumerate(parts):
-        if taken < len(part):
-            return [memoryview(part)[taken:] if taken else part, *parts[number + 1 :]]
-        taken -= len(part)
-    return []

@@ -36,3 +36,18 @@ class LoopYielder:
                 await asyncio.sleep(0)
             self._left -= 1
             yield part
+
+
+class TurnCounter:
+    """Counts the parts of one request, for loops that are no sequence, and says when the event loop gets a turn."""
+
+    def __init__(self) -> None:
+        self._left = PARTS_PER_TURN
+
+    def is_over(self) -> bool:
+        """Call it once for each part; if True, yield."""
+        self._left -= 1
+        if self._left:
+            return False
+        self._left = PARTS_PER_TURN
+        return True

@@ -35,6 +35,7 @@ from agents.read.plan import (
 )
 from agents.read.pools import Pools
 from agents.read.wait_bound import News, WaitBound
+from agents.yielding import TurnCounter
 from metadata.contract.errors import MetadataUnavailableError
 from runtime.errors import SiltstoneError
 from runtime.logging import get_logger
@@ -90,6 +91,15 @@ class Taken:
         views = data.cut(start, end)
         self.buffers += views
         self._run = (data, start, end, len(views))
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What the partitions of one answer share while their batches are taken."""
+
+    pins: Pins
+    turn: TurnCounter = field(default_factory=TurnCounter)
+    """Small batches by the ten thousand must not hold up the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +167,8 @@ class Reader:
         ranges = [each for plan in plans for each in plan.ranges]
         source = self._pools.source(ranges)
         free = await self._budget.take(sum(each.length for each in ranges), source)
-        pins: Pins = []
-        release = partial(_release, free, pins)
+        answer = _Answer(pins=[])
+        release = partial(_release, free, answer.pins)
         try:
             if source is Source.HISTORY:
                 self._begin_ahead(found, wants, plans)
@@ -174,7 +184,7 @@ class Reader:
                 if taken.error is ErrorCode.NONE:
                     views = data[place : place + len(plan.ranges)]
                     # `total`: the first batch of the whole answer may exceed every limit, no other batch may.
-                    await self._take(want, plan, views, taken, pins, bytes_max - total, first=total == 0)
+                    await self._take(want, plan, views, taken, answer, bytes_max - total, first=total == 0)
                     self._go_on(found, want, plan, taken)
                 answers.append(taken)
                 place += len(plan.ranges)
@@ -342,7 +352,7 @@ class Reader:
         plan: PartitionPlan,
         data: Sequence[_Bytes],
         taken: Taken,
-        pins: Pins,
+        answer: _Answer,
         left: int,
         *,
         first: bool,
@@ -355,7 +365,7 @@ class Reader:
                     break
                 if isinstance(found, SiltstoneError):
                     raise found
-                if not await self._take_range(plan, where, found, taken, pins, left, first=first):
+                if not await self._take_range(plan, where, found, taken, answer, left, first=first):
                     break
             else:
                 if plan.flagged is not None:
@@ -378,19 +388,21 @@ class Reader:
         where: ReadRange,
         data: Pieces,
         taken: Taken,
-        pins: Pins,
+        answer: _Answer,
         left: int,
         *,
         first: bool,
     ) -> bool:
         """Take what fits from one range. True = all of it was taken, go on with the next."""
         while True:
-            data = data.kept(pins)
+            data = data.kept(answer.pins)
             cut: CutBatch | None = None
             for batch in batches_of(data, where):
                 if isinstance(batch, CutBatch):
                     cut = batch
                     break
+                if answer.turn.is_over():
+                    await asyncio.sleep(0)
                 if batch.next_offset <= where.from_offset:
                     continue
                 fits = taken.size_bytes + batch.size_bytes <= left or (first and not taken.buffers)

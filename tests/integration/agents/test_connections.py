@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
+from collections.abc import Sequence
 
+import pytest
+
+from agents.sending import TURN_BYTES, WRITE_BYTES
 from agents.write.reply import ProduceReply
 from storage.memory import MemoryStore
 from storage.objects import Body
@@ -22,6 +26,7 @@ from wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from wire.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 from wire.messages.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
 from wire.records import NewRecord, build_batch
+from wire.schema import Octets
 
 MIB = 1 << 20
 FOR_EVER_MS = 2**31 - 1
@@ -181,6 +186,43 @@ async def test_an_agent_that_stops_gives_clients_time_to_read_their_last_answers
     await asyncio.sleep(0.2)
     assert len(await raw.read_frame()) > 18 * MIB
     await stopping
+
+
+async def test_a_long_answer_leaves_in_turns_of_the_loop_even_to_a_client_that_reads_at_once(
+    dial: Dial, start_agent: StartAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await start_agent(message_max_bytes=10 * MIB)
+    client = await dial.kafka(running.address)
+    await client.create_topic("t", partitions=1, configs={"max.message.bytes": str(10 * MIB)})
+    for _ in range(3):
+        await client.produce("t", 0, build_batch([NewRecord(int(time.time() * 1000), None, b"x" * (6 * MIB))]))
+    raw = await dial.raw(running.address)
+    # given: a socket that is never full, and a count of the loop's turns
+    loop, turns, ticking = asyncio.get_running_loop(), [0], [True]
+    sent: dict[int, int] = {}
+
+    def tick() -> None:
+        turns[0] += 1
+        if ticking:
+            loop.call_soon(tick)
+
+    def swallow(_: int, parts: Sequence[Octets]) -> int:
+        taken = sum(map(len, parts))
+        sent[turns[0]] = sent.get(turns[0], 0) + taken
+        return taken
+
+    monkeypatch.setattr("agents.connection.os.writev", swallow)
+    tick()
+    # when
+    parts = [FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=50 * MIB)]
+    await raw.begin(
+        FetchRequest(max_wait_ms=0, min_bytes=1, max_bytes=50 * MIB, topics=[FetchTopic(topic="t", partitions=parts)]),
+        11,
+    )
+    await until(lambda: sum(sent.values()) >= 18 * MIB)
+    ticking.clear()
+    # then: others have a turn after each two MiB or so
+    assert max(sent.values()) <= TURN_BYTES + WRITE_BYTES
 
 
 async def test_what_is_named_many_times_is_answered_once(agent: RunningAgent, dial: Dial) -> None:
