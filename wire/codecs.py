@@ -273,6 +273,9 @@ def _zstd_compressor(level: int) -> zstandard.ZstdCompressor:
 
 
 def _decompress_zstd(data: Body, bytes_max: int) -> bytes:
+    whole = _one_zstd_frame(data, bytes_max)
+    if whole is not None:
+        return whole
     view = memoryview(data)
     frames: list[bytes] = []
     left = bytes_max
@@ -289,6 +292,25 @@ def _decompress_zstd(data: Body, bytes_max: int) -> bytes:
         view = view[frame.pieces[-1][1] :]
         if not view:
             return frames[0] if len(frames) == 1 else b"".join(frames)
+
+
+def _one_zstd_frame(data: Body, bytes_max: int) -> bytes | None:
+    """The content of `data` if it is one frame that tells its size, as producers write it; else None.
+
+    None also stands for every error: the walk over blocks finds the reason.
+    """
+    # The library takes the size of a frame that is to be skipped for a size of content.
+    if bytes(data[:4]) != _ZSTD_MAGIC:
+        return None
+    try:
+        parameters = zstandard.get_frame_parameters(data)
+        # An unknown size is above every bound. Of a frame without content the library looks at the header only.
+        if not 0 < parameters.content_size <= bytes_max or parameters.window_size > _ZSTD_WINDOW_KEPT_BYTES:
+            return None
+        # The library refuses content that differs from the size, and, asked to, bytes behind the frame.
+        return _contexts.zstd_decompressor.decompress(data, allow_extra_data=False)
+    except zstandard.ZstdError:
+        return None
 
 
 class _ZstdFrame(NamedTuple):

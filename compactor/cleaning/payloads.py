@@ -27,6 +27,7 @@ PLAIN_CHUNK_BYTES = 16 << 20
 """The size of a chunk of a window without compressed batches, which is in memory anyway."""
 CHUNK_RECORDS = 1 << 17
 """Records of a chunk: the columns take 41 bytes a record."""
+_CODECS: tuple[Codec, ...] = tuple(Codec)
 
 
 class CorruptRecordAtError(CorruptRecordError):
@@ -130,25 +131,20 @@ class Payloads:
         view = memoryview(data)
         parts: list[Body] = []
         first = chunk_bytes = records = 0
-        for index, (position, size, attributes, count) in enumerate(
-            zip(
-                table.positions.tolist(),
-                table.sizes.tolist(),
-                table.attributes.tolist(),
-                table.record_counts.tolist(),
-                strict=True,
-            )
-        ):
-            payload: Body = view[position + BATCH_HEADER_BYTES : position + size]
-            codec = Codec(attributes & CODEC_MASK)
-            # A batch without records has no payload to decompress, whatever codec its header names.
-            if codec is not Codec.NONE and count:
-                payload = self._payload(codec, payload, first_batch + index, table, index, last_pass)
-            if parts and (chunk_bytes + len(payload) > CHUNK_BYTES or records + count > CHUNK_RECORDS):
+        starts, ends = table.positions + BATCH_HEADER_BYTES, table.positions + table.sizes
+        # A batch without records has no payload to decompress, whatever codec its header names.
+        codecs: NDArray[np.int64] = np.where(table.record_counts > 0, table.attributes & CODEC_MASK, 0)
+        columns = (starts.tolist(), ends.tolist(), codecs.tolist(), table.record_counts.tolist())
+        for index, (start, end, codec, count) in enumerate(zip(*columns, strict=True)):
+            payload: Body = view[start:end]
+            if codec:
+                payload = self._payload(_CODECS[codec], payload, first_batch + index, table, index, last_pass)
+            size_bytes = len(payload)
+            if parts and (chunk_bytes + size_bytes > CHUNK_BYTES or records + count > CHUNK_RECORDS):
                 yield _joined(first, parts)
                 parts, first, chunk_bytes, records = [], index, 0, 0
             parts.append(payload)
-            chunk_bytes += len(payload)
+            chunk_bytes += size_bytes
             records += count
         if parts:
             yield _joined(first, parts)
@@ -171,7 +167,7 @@ class Payloads:
 
 
 def _joined(first: int, parts: list[Body]) -> Chunk:
-    ends = np.cumsum(np.fromiter((len(part) for part in parts), dtype=np.int64, count=len(parts)))
+    ends = np.cumsum(np.array([len(part) for part in parts], dtype=np.int64))
     starts = np.concatenate((np.zeros(1, dtype=np.int64), ends[:-1]))
     arena = np.frombuffer(parts[0] if len(parts) == 1 else b"".join(parts), dtype=np.uint8)
     return Chunk(first, first + len(parts), arena, starts, ends, False)

@@ -11,9 +11,9 @@ found after parts of the extent were written, the run starts again with the exte
 not corrupt: before an extent is flagged for the first time, the format of its file is checked, and a merge of a file
 with an unknown format fails.
 
-Memory (`MergeMemory` bounds it): L0 files whole, else windows within `cursor_bytes`; a dedupe buffer, allocated once
-and used by one partition after the other; a partition of up to 64 MiB between its passes; parts of outputs in flight
-(24 MiB for each class).
+Memory (`MergeMemory` bounds it): L0 files whole, else windows and decompressed records within `cursor_bytes`; a dedupe
+buffer, allocated once and used by one partition after the other; a partition of up to 64 MiB between its passes; parts
+of outputs in flight (24 MiB for each class).
 """
 
 from __future__ import annotations
@@ -221,9 +221,12 @@ class _Run:
         }
         twice = [each for each in inputs.partitions if self._is_read_twice(each)]
         everything = [extent for each in inputs.partitions for extent in each.extents]
-        # With large partitions, the scan and the rewrite get 3/8 of the budget each, and further passes 1/4.
-        shares = (3, 8) if twice else (1, 1)
-        budget_bytes = engine.memory.cursor_bytes * shares[0] // shares[1]
+        shares = engine.memory.shares(
+            sum(each.input_bytes for each in inputs.partitions),
+            dedupes=any(each.dedupe for each in inputs.partitions),
+            reads_twice=bool(twice),
+        )
+        budget_bytes = shares.pass_bytes
         self._first = Cursors(engine.store, everything, inputs.files, budget_bytes=budget_bytes)
         again = [extent for each in twice for extent in each.extents]
         self._second = Cursors(engine.store, again, inputs.files, budget_bytes=budget_bytes)
@@ -237,7 +240,7 @@ class _Run:
             # The store's clock may have been ahead at one of the two: a horizon has passed only if both are past it.
             now_ms=min(spec.now_ms, claimed.now_ms),
             waited_ms=max(claimed.now_ms - spec.now_ms, 0),
-            extra_bytes=engine.memory.cursor_bytes // 4,
+            shares=shares,
         )
 
     async def merge(self) -> CommitMerge:

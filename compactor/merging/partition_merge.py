@@ -34,6 +34,7 @@ from compactor.merging.windows import (
     reason_of,
     windows,
 )
+from compactor.planning.options import CursorShares
 from compactor.planning.spec import PartitionSpec
 from metadata.contract.jobs import CleanedPartition
 from metadata.rules.retention import TIMESTAMP_MS_MAX
@@ -96,8 +97,7 @@ class MergeContext(NamedTuple):
     waited_ms: int
     """The time from the spec to the claim. Old values vanish at the commit, whose time limit runs from the claim, so
     the horizons of the spec are moved by this time."""
-    extra_bytes: int
-    """The budget of the cursors of all passes but the first scan and the rewrite."""
+    shares: CursorShares
 
 
 async def copy_partition(
@@ -203,7 +203,12 @@ class PartitionDedupe:
         """All scan passes; they start again each time that an extent has to be flagged."""
         unread: Cursors | None = first
         while True:
-            cleaner = PartitionCleaner(self._buffer, self._bounds(), passes=self._spec.passes)
+            cleaner = PartitionCleaner(
+                self._buffer,
+                self._bounds(),
+                passes=self._spec.passes,
+                kept_bytes_max=self._context.shares.decompressed_bytes,
+            )
             self._scans = 0
             is_sound = True
             while is_sound:
@@ -226,7 +231,9 @@ class PartitionDedupe:
             # A scan that ended early left windows unread; they would hold memory that the next partition needs.
             unread.skip_rest(self._inputs.extents)
         else:
-            cursors = Cursors(context.store, self._inputs.extents, context.files, budget_bytes=context.extra_bytes)
+            cursors = Cursors(
+                context.store, self._inputs.extents, context.files, budget_bytes=context.shares.extra_bytes
+            )
             try:
                 yield cursors
             finally:

@@ -15,9 +15,12 @@ from compactor.planning.spec import MIB, MergeKind, PlanOptions
 from runtime.settings.table import Settings
 
 CURSOR_BYTES = 256 * MIB
-"""Shared by the cursors of a merge that is not an L0 job."""
+"""Shared by the cursors of a merge that is not an L0 job, and the records that it decompressed."""
 KEPT_BYTES = 64 * MIB
 """A partition below this size stays in memory between the passes of a dedupe."""
+DECOMPRESSED_KEPT_RATIO = 3
+"""The most bytes of decompressed records that are kept for each byte of the inputs, so that a small merge takes little
+memory."""
 OUTPUT_BYTES = 48 * MIB
 """Parts of outputs on their way to the store, for both classes together."""
 L0_JOB_BYTES_LEAST = 16 * MIB
@@ -35,9 +38,29 @@ class MergeMemory:
     keys_max: int = DEDUPE_KEYS_MAX
     """Size of the dedupe buffer."""
     cursor_bytes: int = CURSOR_BYTES
-    """Budget of the cursors."""
+    """Budget of the cursors and of decompressed records."""
     kept_bytes_max: int = KEPT_BYTES
     """A deduped partition below this size stays in memory between its passes."""
+
+    def shares(self, input_bytes: int, *, dedupes: bool, reads_twice: bool) -> CursorShares:
+        """`input_bytes`: of all inputs. `reads_twice`: a deduped partition is too large to stay in memory."""
+        whole, kept_most = self.cursor_bytes, input_bytes * DECOMPRESSED_KEPT_RATIO
+        if reads_twice:
+            return CursorShares(whole * 3 // 8, whole // 8, min(whole // 8, kept_most))
+        # What stays in memory is read once, so no further scan needs cursors.
+        return CursorShares(whole // 2, 0, min(whole // 2, kept_most)) if dedupes else CursorShares(whole, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class CursorShares:
+    """The parts of `MergeMemory.cursor_bytes`."""
+
+    pass_bytes: int
+    """For the cursors of the first scan; as much again for those of the rewrite, if partitions are read twice."""
+    extra_bytes: int
+    """For the cursors of each further scan."""
+    decompressed_bytes: int
+    """For decompressed records that a partition keeps between its passes."""
 
 
 def merge_memory_bytes(keys_max: int) -> int:
@@ -50,7 +73,7 @@ def job_memory_bytes(kind: str, input_bytes: int, keys_max: int) -> int:
     output_bytes = min(input_bytes, OUTPUT_BYTES)
     if kind == MergeKind.LEVEL:
         return input_bytes + output_bytes
-    cursors = min(input_bytes, CURSOR_BYTES) + min(input_bytes, KEPT_BYTES)
+    cursors = min(input_bytes * (1 + DECOMPRESSED_KEPT_RATIO), CURSOR_BYTES) + min(input_bytes, KEPT_BYTES)
     return cursors + output_bytes + keys_max * DEDUPE_ENTRY_BYTES
 
 

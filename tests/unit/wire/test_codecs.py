@@ -140,6 +140,15 @@ def test_zstd_frames_in_a_row_read_as_one() -> None:
         decompress(Codec.ZSTD, frames, bytes_max=5)
 
 
+def test_what_lies_around_an_empty_zstd_frame_is_not_lost() -> None:
+    empty, skipped = compress(Codec.ZSTD, b""), b"\x50\x2a\x4d\x18" + bytes(4)
+
+    assert decompress(Codec.ZSTD, empty + compress(Codec.ZSTD, b"a"), bytes_max=1) == b"a"
+    for data in (empty + b"a", skipped + empty, skipped):
+        with pytest.raises(CodecError):
+            decompress(Codec.ZSTD, data, bytes_max=1)
+
+
 def test_zstd_frames_with_a_large_window_are_read() -> None:
     parameters = zstandard.ZstdCompressionParameters(window_log=27, write_content_size=False)
     assert (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from compactor.planning.options import job_memory_bytes, l0_job_bytes_max, merge_memory_bytes, plan_options
+from compactor.planning.options import MergeMemory, job_memory_bytes, l0_job_bytes_max, merge_memory_bytes, plan_options
 from compactor.planning.spec import GIB, MIB, PlanOptions
 from runtime.settings.table import Settings
 
@@ -66,4 +66,22 @@ def test_the_largest_l0_job_fits_beside_the_largest_other_merge(memory_bytes: in
 
 
 def test_a_small_merge_takes_little_memory() -> None:
-    assert job_memory_bytes("merge", 1 * MIB, 1_000) < 4 * MIB
+    assert job_memory_bytes("merge", 1 * MIB, 1_000) < 7 * MIB
+
+
+@pytest.mark.parametrize(("input_bytes", "reads_twice"), [(1 * MIB, False), (63 * MIB, False), (100 * GIB, True)])
+def test_cursors_and_decompressed_records_stay_within_the_memory_of_the_merge(
+    input_bytes: int, reads_twice: bool
+) -> None:
+    memory = MergeMemory(keys_max=0)
+    shares = memory.shares(input_bytes, dedupes=True, reads_twice=reads_twice)
+    passes = 2 if reads_twice else 1
+    held = passes * shares.pass_bytes + shares.extra_bytes + shares.decompressed_bytes
+    assert held <= memory.cursor_bytes
+    held = passes * min(shares.pass_bytes, input_bytes) + shares.decompressed_bytes
+    assert held + min(input_bytes, 64 * MIB) <= job_memory_bytes("merge", input_bytes, 0)
+
+
+def test_a_merge_that_only_copies_gives_its_cursors_everything() -> None:
+    memory = MergeMemory()
+    assert memory.shares(GIB, dedupes=False, reads_twice=False).pass_bytes == memory.cursor_bytes
