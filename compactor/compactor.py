@@ -32,7 +32,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from compactor.compaction_metrics import begin_counts, show_jobs, show_no_sweep, show_nothing, show_view
 from compactor.deletion.janitor import ClocksApartError, Janitor, JanitorHaltedError, JanitorLimits, TooManyOrphansError
-from compactor.deletion.metadata_backup import backup_of
+from compactor.deletion.metadata_backup import PURGE_PARTS, backup_of
 from compactor.deletion.retention import Retention
 from compactor.intervals import Tuning
 from compactor.loop import CompactorLoop, Pace
@@ -116,6 +116,8 @@ class Compactor:
                 grace_ms=settings.gc_grace_ms,
                 orphan_age_ms=settings.orphan_age_ms,
                 orphan_refuse_files=settings.orphan_refuse_files,
+                # A deleted topic must leave the bucket, with the snapshots that name it, before the purge deadline.
+                leftovers_ms=min(self._intervals.leftovers_interval_ms, settings.purge_deadline_ms // PURGE_PARTS),
             ),
             before_deleting=None if self._backup is None else self._backup.flush,
         )
@@ -267,6 +269,8 @@ class Compactor:
     async def _write_backup(self) -> bool:
         interval_ms = self._settings.catalog_increment_interval_ms
         if self._backup is None or not await self._has_duty("catalog", interval_ms):
+            if self._backup is not None:
+                self._backup.pause()
             self._metrics.catalog_age_seconds.set(0)  # the compactor with the duty shows the age
             return False
         return await self._backup.round()

@@ -16,8 +16,11 @@ class Intervals:
     (`compactor/loop.py`)."""
     janitor_interval_ms: int = 60_000
     """Between two deletions of dead files. They have waited for `gc.grace.ms`; a minute more costs next to nothing."""
-    orphan_check_interval_ms: int = 900_000
-    """Between two listings of the object store. Each costs a LIST request per 1,000 objects."""
+    leftovers_interval_ms: int = 3_600_000
+    """Between two listings of begun uploads, finished jobs and replaced parts of the metadata backup."""
+    orphan_check_interval_ms: int = 4_000_000
+    """Between two listings of the object store. Each costs a LIST request per 1,000 objects. With the loop's jitter
+    (a tenth) there are never two in an hour."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -315,7 +315,7 @@ class Metrics:
             " `siltstone fsck --adopt`.",
         )
         self.catalog_age_seconds = self._gauge(
-            "catalog_age_seconds", "Time since the last catalogue snapshot that this compactor knows of."
+            "catalog_age_seconds", "Time since the last catalogue snapshot was written, or found to be up to date."
         )
         self.catalog_bytes = self._gauge(
             "catalog_bytes", "Size of the last catalogue snapshot that this compactor wrote."

@@ -16,6 +16,7 @@ import re
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -138,13 +139,24 @@ def _arrow_type(kind: str) -> Any:
     return pa.list_(type_) if item != kind else type_
 
 
+REFRESHED: Mapping[str, str] = {"group_offsets": "committed_ms"}
+"""Table -> the column that clients renew without any news: an idle consumer commits the same offsets again."""
+_DIGEST_MASK = (1 << 128) - 1
+
+
 class TableFile:
-    """One table, written to a Parquet file on the local disk; each call of `add` writes a row group."""
+    """One table, written to a Parquet file on the local disk; each call of `add` writes a row group.
+
+    `digest` and `steady_digest` (without the column of `REFRESHED`) tell whether two files hold the same rows. They are
+    sums over the rows, because Postgres gives rows in any order.
+    """
 
     def __init__(self, table: BackupTable, path: Path) -> None:
         pa = _arrow()
         self.path, self.rows = path, 0
+        self.digest = self.steady_digest = 0
         self._table = table
+        self._steady = [at for at, name in enumerate(table.columns) if name != REFRESHED.get(table.name)]
         self._schema = pa.schema([(name, _arrow_type(table.kind(name))) for name in table.columns])
         self._writer = _arrow("pyarrow.parquet").ParquetWriter(str(path), self._schema, compression="zstd")
 
@@ -156,9 +168,18 @@ class TableFile:
         ]
         self._writer.write_table(pa.Table.from_arrays(columns, schema=self._schema))
         self.rows += len(rows)
+        whole = sum(_row_digest(row, range(len(row))) for row in rows)
+        is_whole = len(self._steady) == len(self._table.columns)
+        steady = whole if is_whole else sum(_row_digest(row, self._steady) for row in rows)
+        self.digest = self.digest + whole & _DIGEST_MASK
+        self.steady_digest = self.steady_digest + steady & _DIGEST_MASK
 
     def close(self) -> None:
         self._writer.close()
+
+
+def _row_digest(row: Sequence[Any], columns: Iterable[int]) -> int:
+    return int.from_bytes(blake2b(repr([row[at] for at in columns]).encode(), digest_size=16).digest())
 
 
 def read_table(name: str, body: bytes) -> list[Row]:

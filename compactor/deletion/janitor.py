@@ -16,12 +16,14 @@ Before a dead file goes, the metadata backup in the bucket records that it is de
    stays dead, and the next sweep tries again.
 2. Abort uploads that were begun and never ended.
 3. Delete plans, manifests and other objects of heavy merges that are over, and replaced parts of the metadata backup.
+   Steps 2 and 3 list the bucket, so they run once in `leftovers_ms`: what they find costs storage and nothing else.
 4. Delete rows of deleted and aborted files that are older than any commit that may still come.
 
 If step 1 fails (for example because the backup cannot be written), the other steps run before its error is raised. The
 gauges of waiting files are set in any case.
 
-`sweep_orphans` lists the store and deletes the orphans that `compactor/deletion/orphans.py` finds. It aborts the key
+`sweep_orphans` lists the store and deletes the orphans that `compactor/deletion/orphans.py` finds. It reads the store's
+clock, which takes a probe object, only if it found an unknown object. It aborts the key
 first (from then on no commit of the key can succeed), then deletes the object. A crash in between leaves an aborted row
 and an object, which the next listing finds again. With too many orphans, or clocks that disagree, it deletes nothing
 (`TooManyOrphansError`, `ClocksApartError`): a restored or wrong database is then the likelier cause. If there seem to
@@ -46,6 +48,7 @@ from compactor.deletion.orphans import (
     is_copy,
     is_done_again,
     judge,
+    old_by_its_key,
     orphans_allowed,
     writers_patience_ms,
 )
@@ -62,7 +65,7 @@ from storage.format.file_format import CorruptFileError
 from storage.format.file_properties import FileProperties
 from storage.format.inspect import inspect_file
 from storage.keys import LEVEL_PREFIXES, PROBE_PREFIX
-from storage.objects import ObjectNotFoundError, ObjectStore, ObjectStoreError
+from storage.objects import ObjectNotFoundError, ObjectStat, ObjectStore, ObjectStoreError
 from wire.crc import crc32c
 
 _log = get_logger(__name__)
@@ -119,6 +122,8 @@ class JanitorLimits:
     """Younger objects are never orphans (`orphan.age.ms`)."""
     orphan_refuse_files: int = 0
     """With more orphans the sweep refuses (`orphan.refuse.files`); 0 = by the number of objects."""
+    leftovers_ms: int = 0
+    """The least time between two listings of begun uploads, finished jobs and replaced parts of the backup."""
     orphan_bound_ms: int = HARD_BOUND_MS
     """No writer commits an older object; tests pass less."""
 
@@ -145,6 +150,8 @@ class Janitor:
         self._before_deleting = before_deleting
         self._halted = ""
         self._refused: type[SiltstoneError] | None = None
+        self._leftovers_ms = float("-inf")
+        """The monotonic time of the last whole sweep of leftovers."""
 
     # ---- permission to delete
     async def _check_history(self) -> None:
@@ -184,10 +191,14 @@ class Janitor:
         except Exception as error:  # whatever the error is: the other steps do not depend on this one
             refused = error
         now_ms = await self._metadata.now_ms()
-        uploads = await self._store.abort_multiparts(older_than_ms=now_ms - MULTIPART_AGE_MS)
-        self._metrics.multiparts_aborted_total.inc(uploads)
-        failed += await self._delete_all(await keys_of_jobs_over(self._store, self._metadata))
-        failed += await self._delete_all(await keys_over(self._store))
+        uploads = 0
+        began_ms = self._clock.monotonic_ms()
+        if began_ms - self._leftovers_ms >= self._limits.leftovers_ms:
+            uploads = await self._store.abort_multiparts(older_than_ms=now_ms - MULTIPART_AGE_MS)
+            self._metrics.multiparts_aborted_total.inc(uploads)
+            failed += await self._delete_all(await keys_of_jobs_over(self._store, self._metadata))
+            failed += await self._delete_all(await keys_over(self._store))
+            self._leftovers_ms = began_ms
         rows = await self._metadata.deletion.forget_rows(before_ms=now_ms - ROWS_KEPT_MS)
         if files or failed or uploads:
             _log.info("swept", files=files, bytes=size_bytes, failed=failed, uploads=uploads)
@@ -274,6 +285,33 @@ class Janitor:
 
     async def _find_orphans(self) -> tuple[int, int, Judged]:
         """Returns the number of listed objects, the number of foreign ones among them, and the unknown ones, judged."""
+        now_ms = await self._metadata.now_ms()
+        listed = foreign = 0
+        strange: list[ObjectStat] = []
+        old: list[ObjectStat] = []
+        for prefix in LEVEL_PREFIXES:
+            async for stat in self._store.list(prefix):
+                listed += 1
+                found = old_by_its_key(stat, now_ms=now_ms, age_ms_min=self._limits.orphan_age_ms)
+                if found is Skipped.FOREIGN:
+                    foreign += 1
+                elif found is None:
+                    old.append(stat)
+                if len(old) >= BATCH:
+                    strange += await self._unknown(old)
+                    old.clear()
+        strange += await self._unknown(old)
+        unknown = await self._old_enough(strange) if strange else ()
+        # Queried after the listing: a writer that began to work meanwhile has written no old object.
+        judged = judge(unknown, patience_ms=await self._writers_patience_ms(unknown) if unknown else {})
+        self._metrics.orphans.set(len(judged.orphans))
+        allowed = orphans_allowed(listed, setting=self._limits.orphan_refuse_files)
+        if len(judged.orphans) > allowed:
+            await self._check_count(judged.orphans, allowed, listed)
+        return listed, foreign, judged
+
+    async def _old_enough(self, strange: Sequence[ObjectStat]) -> Sequence[OrphanCandidate]:
+        """Those that are old by the store's clock as well and that still have no row. Raises ClocksApartError."""
         store_now_ms = await self._store_now_ms()
         now_ms = await self._metadata.now_ms()
         if not clocks_agree(store_now_ms, now_ms):
@@ -283,28 +321,17 @@ class Janitor:
                 " because the ages of objects are unknown",
                 remedy="correct the clocks (`siltstone doctor` shows them)",
             )
-        listed = foreign = 0
+        age_ms_min = self._limits.orphan_age_ms
+        found = (candidate(each, store_now_ms=store_now_ms, now_ms=now_ms, age_ms_min=age_ms_min) for each in strange)
+        old = {each.key: each for each in found if isinstance(each, OrphanCandidate)}
+        # Again, because the ages are of this moment: a row may have come since the listing.
         unknown: list[OrphanCandidate] = []
-        old: list[OrphanCandidate] = []
-        for prefix in LEVEL_PREFIXES:
-            async for stat in self._store.list(prefix):
-                listed += 1
-                found = candidate(stat, store_now_ms=store_now_ms, now_ms=now_ms, age_ms_min=self._limits.orphan_age_ms)
-                if found is Skipped.FOREIGN:
-                    foreign += 1
-                elif isinstance(found, OrphanCandidate):
-                    old.append(found)
-                if len(old) >= BATCH:
-                    unknown += await self._unknown(old)
-                    old.clear()
-        unknown += await self._unknown(old)
-        # Queried after the listing: a writer that began to work meanwhile has written no old object.
-        judged = judge(unknown, patience_ms=await self._writers_patience_ms(unknown))
-        self._metrics.orphans.set(len(judged.orphans))
-        allowed = orphans_allowed(listed, setting=self._limits.orphan_refuse_files)
-        if len(judged.orphans) > allowed:
-            await self._check_count(judged.orphans, allowed, listed)
-        return listed, foreign, judged
+        keys = list(old)
+        for start in range(0, len(keys), BATCH):
+            some = keys[start : start + BATCH]
+            known = await self._metadata.deletion.known_keys(some)
+            unknown += [old[key] for key in some if key not in known]
+        return unknown
 
     async def _check_count(self, orphans: Sequence[OrphanCandidate], allowed: int, listed: int) -> None:
         """Raises TooManyOrphansError if too many orphans may be the last copy of a record."""
@@ -367,7 +394,7 @@ class Janitor:
             return rows[0].state, False
         return rows[0].state, stat.size_bytes == rows[0].size_bytes
 
-    async def _unknown(self, old: Sequence[OrphanCandidate]) -> Sequence[OrphanCandidate]:
+    async def _unknown(self, old: Sequence[ObjectStat]) -> Sequence[ObjectStat]:
         if not old:
             return ()
         known = await self._metadata.deletion.known_keys([each.key for each in old])

@@ -4,6 +4,10 @@ It writes a snapshot every `catalog.interval.ms`, an increment every few seconds
 increment **before anything is deleted** (`flush`): an object leaves the bucket only after the backup records durably
 that it is dead. So every object that the newest snapshot and its increments call live is still there.
 
+Where nothing changes, nothing is written, and the bucket is not listed: Postgres alone tells whether there are changes.
+A snapshot that is due is read from Postgres and compared with the last one. It is left out if all kept snapshots hold
+the same rows (only then has a deleted topic left the bucket), and if the last one is still there and the newest.
+
 A snapshot is first spooled to the local disk, in one transaction, and uploaded after that transaction; its manifest is
 written last, and only if absent. A crash before the manifest leaves objects without one. No reader uses them, and
 `keys_over` lists them later for deletion.
@@ -20,7 +24,8 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -69,6 +74,40 @@ OVERLAP_MS = 600_000
 """Increments up to this much older than the oldest kept snapshot are kept, by their names and by the store's clock."""
 
 
+LOOK_MS = 4_000_000
+"""A snapshot that is left out lists the snapshots if the last listing is older: somebody may have deleted them."""
+REFRESH_MS = 24 * 3_600_000
+"""Where clients renew the times of their offsets and nothing else, a snapshot is written once in this time. It is far
+below the days after which offsets expire."""
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """The rows of a snapshot, to compare it with the next one."""
+
+    cursor: Cursor
+    sequences: Mapping[str, int]
+    steady: Mapping[str, int]
+    """Digests of the tables, without the columns that clients renew."""
+    whole: Mapping[str, int]
+
+    def is_same(self, other: Content, *, renewed_too: bool) -> bool:
+        """`renewed_too`: whether the columns that clients renew count."""
+        mine, theirs = (self.whole, other.whole) if renewed_too else (self.steady, other.steady)
+        return (self.cursor, self.sequences, mine) == (other.cursor, other.sequences, theirs)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The last snapshot that this compactor wrote."""
+
+    id: str
+    taken_ms: int
+    content: Content
+    repeats: int
+    """How many snapshots in a row held these rows."""
+
+
 class SnapshotTooSlowError(UnavailableError):
     """Changes since the snapshot were deleted from the metadata before its manifest could be written."""
 
@@ -108,7 +147,10 @@ class MetadataBackup:
         self._named_ms = 0
         """The latest known time in a name: names rise even if the clock goes back."""
         self._snapshot_ms = 0
-        """The time of this compactor's last snapshot."""
+        """The latest time at which this compactor's last snapshot was seen to hold the present."""
+        self._written: Written | None = None
+        self._looked_ms = 0.0
+        """The monotonic time of the last listing of snapshots."""
         self._began_ms = 0
         self._last_key = ""
 
@@ -124,6 +166,10 @@ class MetadataBackup:
     async def snapshot(self) -> str:
         """Takes a snapshot now and returns its id."""
         return await self._counted(self._caught_up_snapshot)
+
+    def pause(self) -> None:
+        """Another compactor has the duty and may write snapshots: the next one of this compactor is not left out."""
+        self._written = None
 
     async def _counted(self, work: Callable[[], Awaitable[T]]) -> T:
         async with self._lock:
@@ -144,16 +190,16 @@ class MetadataBackup:
         snapshot_ms = self._snapshot_ms
         age_ms = now_ms - (snapshot_ms or self._began_ms)
         self._metrics.catalog_age_seconds.set(max(age_ms, 0) / 1000)
-        await self._catch_up()
         if self._must_begin():
-            await self._measured_snapshot()
+            await self._caught_up_snapshot()
             return True
         written = await self._increments()
         # A negative age means that the clock went back: the snapshot might look young for any length of time.
+        if age_ms < 0:
+            self._written = None
         is_due = not 0 <= age_ms < self._interval_ms
         if is_due and self._snapshot_ms == snapshot_ms:
-            await self._measured_snapshot()
-            return True
+            return bool(await self._measured_snapshot(unless_same=True)) or written
         return written
 
     def _must_begin(self) -> bool:
@@ -161,15 +207,15 @@ class MetadataBackup:
         return self._cursor is None or self._clock.monotonic_ms() - self._asked_ms > UNASKED_MS_MAX
 
     async def _flush(self) -> None:
-        await self._catch_up()
         if self._must_begin():
-            await self._measured_snapshot()
+            await self._caught_up_snapshot()
         else:
             await self._increments()
 
     # ---- increments of other compactors
     async def _catch_up(self) -> None:
-        """Continues from the newest increment, which another compactor may have written.
+        """Continues from the newest increment, which another compactor may have written. Costs a listing, so it is only
+        called where there are changes to write.
 
         Before its first snapshot a process only notes the newest name: existing increments may be from before a restore
         of Postgres.
@@ -198,14 +244,15 @@ class MetadataBackup:
 
     # ---- increments
     async def _increments(self) -> bool:
-        written = await self._write_increments()
+        written = await self._write_increments(catches_up=True)
         if written is None:
             await self._measured_snapshot()
         return written is not False
 
-    async def _write_increments(self) -> bool | None:
+    async def _write_increments(self, *, catches_up: bool = False) -> bool | None:
         """Writes increments until there are no more changes. Returns whether it wrote any; None if some changes since
-        the cursor are deleted, so that only a snapshot can follow."""
+        the cursor are deleted, so that only a snapshot can follow. `catches_up`: another compactor's increments come
+        first."""
         written = False
         while True:
             before = self._cursor
@@ -214,12 +261,19 @@ class MetadataBackup:
             taken_ms = await self._metadata.now_ms()
             tail = await self._metadata.agents.tail(before)
             if tail.cold:
+                if catches_up:  # the snapshot's name must rise above the others
+                    await self._catch_up()
                 return None
             asked_ms = self._clock.monotonic_ms()
             done, jobs = await self._backup.done_jobs(self._jobs)
             if not (tail.files or tail.changes or done):
                 self._jobs, self._asked_ms = jobs, asked_ms
                 return written
+            if catches_up:
+                catches_up = False
+                await self._catch_up()
+                if self._cursor != before:
+                    continue
             increment = Increment(
                 taken_ms=taken_ms,
                 cluster_id=await self._cluster(),
@@ -242,29 +296,37 @@ class MetadataBackup:
             written = True
 
     # ---- snapshots
-    async def _measured_snapshot(self) -> str:
+    async def _measured_snapshot(self, *, unless_same: bool = False) -> str:
+        """Returns the id; "" if the snapshot was left out."""
         began_ms = self._clock.monotonic_ms()
         folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="siltstone-catalog-"))
         try:
-            id_, size_bytes = await self._snapshot(folder)
+            id_, size_bytes = await self._snapshot(folder, unless_same=unless_same)
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        self._metrics.catalog_age_seconds.set(0)
+        if not id_:
+            return ""
         seconds = (self._clock.monotonic_ms() - began_ms) / 1000
         self._metrics.catalog_seconds.set(seconds)
         self._metrics.catalog_bytes.set(size_bytes)
-        self._metrics.catalog_age_seconds.set(0)
         _log.info("metadata snapshot written", id=id_, bytes=size_bytes, seconds=round(seconds, 3))
         return id_
 
-    async def _snapshot(self, folder: Path) -> tuple[str, int]:
+    async def _snapshot(self, folder: Path, *, unless_same: bool) -> tuple[str, int]:
+        """Returns the id and the size; ("", 0) if the snapshot was left out."""
         asked_ms = self._clock.monotonic_ms()
         # Before the rows: a merge that ends meanwhile is recorded twice, but never missed.
         _, jobs = await self._backup.done_jobs(None)
         # To the local disk and not straight to the store: the transaction would stay open during the uploads, and an
         # open transaction slows down the hot rows.
         instant, tables = await self._spool(folder)
+        content = _content(instant, tables)
+        if unless_same and await self._is_kept(content, instant.taken_ms):
+            self._snapshot_ms = instant.taken_ms
+            return "", 0
         # Names must rise, even if an earlier Postgres had a clock that was ahead.
-        newest = max((int(id_[:15]) for id_ in await _snapshots(self._store)), default=0)
+        newest = max((int(id_[:15]) for id_ in await self._list_snapshots()), default=0)
         named_ms = max(instant.taken_ms, newest + 1)
         id_ = snapshot_id(named_ms, self._ids.uuid7(self._clock.wall_ms()))
         entries: dict[str, TableEntry] = {}
@@ -287,7 +349,27 @@ class MetadataBackup:
             self._cursor, self._base, self._jobs, self._asked_ms = before
             raise
         self._snapshot_ms = instant.taken_ms
+        last = self._written
+        repeats = 1 + (last.repeats if last is not None and content.is_same(last.content, renewed_too=False) else 0)
+        self._written = Written(id_, instant.taken_ms, content, repeats)
         return id_, len(body) + sum(entry.size_bytes for entry in entries.values())
+
+    async def _is_kept(self, content: Content, taken_ms: int) -> bool:
+        """Whether all kept snapshots hold these rows already, and the last one is there and the newest."""
+        last = self._written
+        if last is None or last.repeats < SNAPSHOTS_KEPT:
+            return False
+        if not content.is_same(last.content, renewed_too=taken_ms - last.taken_ms >= REFRESH_MS):
+            return False
+        if self._clock.monotonic_ms() - self._looked_ms < LOOK_MS:
+            return True
+        whole = [id_ for id_, is_whole in (await self._list_snapshots()).items() if is_whole]
+        return len(whole) >= SNAPSHOTS_KEPT and max(whole) == last.id
+
+    async def _list_snapshots(self) -> Mapping[str, bool]:
+        found = await _snapshots(self._store)
+        self._looked_ms = self._clock.monotonic_ms()
+        return found
 
     async def _spool(self, folder: Path) -> tuple[BackupInstant, dict[str, TableFile]]:
         """Writes the tables to the local disk."""
@@ -331,6 +413,15 @@ class MetadataBackup:
                 await upload.abort()
                 raise
         return TableEntry(key, file.rows, size_bytes, crc)
+
+
+def _content(instant: BackupInstant, tables: Mapping[str, TableFile]) -> Content:
+    return Content(
+        cursor=instant.cursor,
+        sequences=dict(instant.sequences),
+        steady={name: file.steady_digest for name, file in tables.items()},
+        whole={name: file.digest for name, file in tables.items()},
+    )
 
 
 async def _snapshots(store: ObjectStore) -> dict[str, bool]:

@@ -107,6 +107,16 @@ def candidate(stat: ObjectStat, *, store_now_ms: int, now_ms: int, age_ms_min: i
     )
 
 
+def old_by_its_key(stat: ObjectStat, *, now_ms: int, age_ms_min: int) -> Skipped | None:
+    """None if the writer's time, which is in the key, says that the object is old; else why it is no candidate. The
+    store's clock is not needed for this, and `candidate` decides later with both."""
+    try:
+        key = parse_file_key(stat.key)
+    except BadKeyError:
+        return Skipped.FOREIGN
+    return None if now_ms - _begun_ms(key) >= age_ms_min else Skipped.TOO_YOUNG
+
+
 def writers_patience_ms(
     agents: Iterable[int], compactors: Mapping[int, int], *, bound_ms: int = HARD_BOUND_MS
 ) -> Mapping[int, int]:

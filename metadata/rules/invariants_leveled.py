@@ -29,7 +29,7 @@ class Allowances:
     """How long an object may exist without a live file, in ms."""
 
     grace_ms: int = 900_000
-    late_ms: int = 3_600_000
+    late_ms: int = 10_800_000
     """The extra time after the grace period until the janitor must have deleted a dead file."""
     orphan_ms: int = 86_400_000
     """The time for an object that no row names."""

@@ -45,7 +45,7 @@ REMOVED_SETTINGS = {
         "0.1.0", "OFFSET_METADATA_MAX_BYTES = 4096 in agents/handlers/offset_commit.py"
     ),
     "offsets.retention.check.interval.ms": Removed("0.1.0", "CHECK_INTERVAL_MS = 600000 in agents/groups/expiry.py"),
-    "orphan.check.interval.ms": Removed("0.1.0", f"orphan_check_interval_ms = 900000 {_INTERVALS}"),
+    "orphan.check.interval.ms": Removed("0.1.0", f"orphan_check_interval_ms = 4000000 {_INTERVALS}"),
     "read.concurrency": Removed("0.1.0", "READS_AT_ONCE = 16 in agents/read/path.py"),
 }
 """By dotted name."""

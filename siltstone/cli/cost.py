@@ -11,7 +11,18 @@ import click
 from agents.write.budget import PRICED_PER_SECOND
 from runtime.text import plural
 from siltstone.cli.options.usage import WrongUsageError
-from siltstone.ops.cost.estimate import ASSUMPTIONS, Cost, Line, LingerStep, Load, cost_of, linger_steps, prices_with
+from siltstone.ops.cost.estimate import (
+    ASSUMPTIONS,
+    IDLE_LISTS_PER_HOUR,
+    Cost,
+    Line,
+    LingerStep,
+    Load,
+    cost_of,
+    idle_requests_usd,
+    linger_steps,
+    prices_with,
+)
 from siltstone.ops.cost.prices import AS_OF, PRICES, REGION
 from siltstone.ops.cost.storage import STORAGE_CLASSES, class_day_note
 from siltstone.terminal.output import console, json_option, print_json, print_pairs, print_table
@@ -224,6 +235,7 @@ def _print(estimated: Cost, steps: Sequence[LingerStep]) -> None:
             "of Kafka": f"{estimated.usd / estimated.kafka_usd:.0%}",
             "write amplification": f"{1 + len(flow.outputs_mib)}: L0, and {plural(len(flow.outputs_mib), 'merge')}",
             "agents needed": f"{flow.agents_needed}, for {flow.agent_cores:.2f} cores",
+            "idle": f"{_usd(idle_requests_usd(estimated.prices))} $ a month: {IDLE_LISTS_PER_HOUR} LISTs an hour",
             "prices": f"{REGION}, {AS_OF}; not fetched",
         }
     )

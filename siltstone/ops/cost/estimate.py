@@ -42,6 +42,9 @@ SPARK_UNIT_S = 0.086
 SPARK_GIB_PER_VCPU = 4
 INTERFACE_ENDPOINTS = 4
 CATALOG_PUTS_PER_SECOND = 1000 / DEFAULTS.catalog_increment_interval_ms
+IDLE_LISTS_PER_HOUR = 8
+"""Listings of an idle system with any number of agents, a page of 1,000 objects each: three levels of files, jobs, the
+backup and its snapshots, begun uploads; `tests/integration/compactor/test_idle_requests.py` counts them."""
 KAFKA_MS_PER_MB = 2.6
 KAFKA_FULL_SHARE = 0.7
 KAFKA_VOLUME_MIB_PER_S = 125
@@ -224,6 +227,11 @@ def flow_of(load: Load) -> Flow:
         spark_mib_per_s=spark_mib,
         spark_jobs_per_s=spark_jobs,
     )
+
+
+def idle_requests_usd(prices: Mapping[str, float], *, lists_per_hour: float = IDLE_LISTS_PER_HOUR) -> float:
+    """The requests of a month in which nobody writes and readers wait at the end of the log."""
+    return _requests(lists_per_hour / 3600, prices["s3.put.1000"])
 
 
 def linger_steps(

@@ -20,7 +20,7 @@ from runtime.settings.table import Settings
 from siltstone.cli import main
 from siltstone.cli.cost import bar
 from siltstone.ops.cost import formulas
-from siltstone.ops.cost.estimate import Cost, Load, cost_of, flow_of, linger_steps, prices_with
+from siltstone.ops.cost.estimate import Cost, Load, cost_of, flow_of, idle_requests_usd, linger_steps, prices_with
 from siltstone.ops.cost.prices import PRICES
 from siltstone.ops.cost.storage import tiering_usd_per_month
 
@@ -204,6 +204,12 @@ def test_a_longer_linger_trades_latency_for_requests() -> None:
     first, *_, last = linger_steps(Load(mib_s=1, agents=3), LIST, (50, 250))
     assert (first.produce_ms_p50, last.produce_ms_p99) == (150, 500)
     assert first.puts_usd_least == pytest.approx(5 * last.puts_usd_least) == pytest.approx(788.4)
+
+
+def test_an_idle_system_costs_less_than_five_dollars_a_month_in_requests() -> None:
+    # eight LISTs an hour, 730 hours, at half a cent a thousand
+    assert idle_requests_usd(LIST) == pytest.approx(8 * 730 * 0.005 / 1000)
+    assert idle_requests_usd(LIST) < 5
 
 
 def test_prices_are_replaced_by_name() -> None:
