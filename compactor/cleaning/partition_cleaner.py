@@ -398,7 +398,7 @@ class PartitionCleaner:
         is_unreadable, stop = self.unreadable.stretch(done.batches + row)
         stop = min(stop - done.batches, len(table.positions))
         if not is_unreadable and self._keep_unreadable:
-            large = np.flatnonzero(table.record_counts[row:stop] > RECORDS_MAX)
+            large = (table.record_counts[row:stop] > RECORDS_MAX).nonzero()[0]
             if len(large) and large[0] == 0:
                 base_offset, records = int(table.base_offsets[row]), int(table.record_counts[row])
                 reason = f"a batch of {records} records (base offset {base_offset}), more than are read at once"
@@ -414,7 +414,7 @@ class PartitionCleaner:
         is_control = (part.attributes & CONTROL_BIT) != 0
         modes[is_control] = KEPT
         if transactions is not None or self._aborted:
-            for index in np.flatnonzero(part.attributes & TRANSACTIONAL_BIT).tolist():
+            for index in (part.attributes & TRANSACTIONAL_BIT).nonzero()[0].tolist():
                 producer_id = int(part.producer_ids[index])
                 if not is_control[index]:
                     if transactions is not None:
@@ -433,7 +433,7 @@ def _check_order(table: BatchTable, done: ScanPass) -> None:
     if not len(table.positions):
         return
     before = np.concatenate((np.array([done.next_offset - 1], dtype=np.int64), table.last_offsets[:-1]))
-    wrong = np.flatnonzero(table.base_offsets <= before)
+    wrong = (table.base_offsets <= before).nonzero()[0]
     if len(wrong):
         base_offset, last_before = int(table.base_offsets[wrong[0]]), int(before[wrong[0]])
         raise CorruptBatchAtError(

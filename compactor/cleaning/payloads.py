@@ -132,12 +132,13 @@ class Payloads:
         parts: list[Body] = []
         first = chunk_bytes = records = 0
         starts, ends = table.positions + BATCH_HEADER_BYTES, table.positions + table.sizes
-        # A batch without records has no payload to decompress, whatever codec its header names.
-        codecs: NDArray[np.int64] = np.where(table.record_counts > 0, table.attributes & CODEC_MASK, 0)
-        columns = (starts.tolist(), ends.tolist(), codecs.tolist(), table.record_counts.tolist())
-        for index, (start, end, codec, count) in enumerate(zip(*columns, strict=True)):
+        for index, (start, end, attributes, count) in enumerate(
+            zip(starts.tolist(), ends.tolist(), table.attributes.tolist(), table.record_counts.tolist(), strict=True)
+        ):
             payload: Body = view[start:end]
-            if codec:
+            codec = int(attributes) & CODEC_MASK
+            # A batch without records has no payload to decompress, whatever codec its header names.
+            if codec and count:
                 payload = self._payload(_CODECS[codec], payload, first_batch + index, table, index, last_pass)
             size_bytes = len(payload)
             if parts and (chunk_bytes + size_bytes > CHUNK_BYTES or records + count > CHUNK_RECORDS):

@@ -1,9 +1,9 @@
 """The bytes of a merge's inputs, each file read front to back, in few large requests.
 
 `plan_reads` (pure) decides all requests beforehand. It reads only the bytes that a pass wants: stretches that touch are
-joined and divided into windows of 8 MiB, or less, down to 1 MiB, when so many files are open at once that their windows
-would not fit the budget. A dead stretch ends a request. An L0 file is read whole when it is small or most of it is
-wanted. So a pass makes at most one request per file, one more per dead stretch, and one per 8 MiB.
+joined and divided into windows of 16 MiB, or less, down to 1 MiB, when so many files are open at once that their
+windows would not fit the budget. A dead stretch ends a request. An L0 file is read whole when it is small or most of it
+is wanted. So a pass makes at most one request per file, one more per dead stretch, and one per 16 MiB.
 
 `Cursors` sends the requests in the order in which their bytes are needed. It requests a window when its first byte is
 needed, or a few requests earlier while the budget lasts, and keeps it until its last byte is taken. Each window is read
@@ -16,6 +16,7 @@ import asyncio
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -25,7 +26,8 @@ from metadata.rules.jobs import OBJECT_MISSING
 from storage.format.file_format import TRAILER_BYTES, CorruptFileError, UnknownFormatError, read_trailer
 from storage.objects import Body, ObjectNotFoundError, ObjectStore, StoreUnavailableError
 
-WINDOW_BYTES = 8 * MIB
+WINDOW_BYTES = 16 * MIB
+"""A pass spends about half a millisecond on each window in the interpreter, so it takes large ones."""
 WINDOW_BYTES_MIN = MIB
 READS_AHEAD = 4
 """Requests in flight at once, beside the one that the merge waits for."""
@@ -357,13 +359,23 @@ def unknown_format(extent: InputExtent, error: UnknownFormatError) -> MergeInput
 class KeptBytes:
     """Inputs of one partition, kept in memory between the passes over them."""
 
-    def __init__(self, kept: Mapping[tuple[int, int], bytes]) -> None:
-        """`kept`: bytes by `InputExtent.place`."""
-        self._kept = kept
+    def __init__(self) -> None:
+        self._kept: dict[tuple[int, int], list[memoryview]] = {}
+        """Pieces in order, by `InputExtent.place`."""
+
+    async def keep(self, extent: InputExtent, source: ByteSource) -> None:
+        pieces = self._kept[extent.place] = []
+        async with aclosing(source.chunks(extent)) as arriving:
+            async for piece in arriving:
+                is_window = 8 * len(piece) >= 7 * memoryview(piece.obj).nbytes
+                # A copy, unless the piece is nearly all of its window: it would keep the rest in memory too.
+                kept = piece if is_window else memoryview(bytes(piece))
+                pieces.append(kept)
 
     async def chunks(self, extent: InputExtent) -> AsyncGenerator[memoryview]:
-        if extent.length:
-            yield memoryview(self._kept[extent.place])
+        for piece in self._kept[extent.place]:
+            yield piece
 
     def at_hand(self, extent: InputExtent) -> memoryview | None:
-        return memoryview(self._kept[extent.place])
+        pieces = self._kept[extent.place]
+        return pieces[0] if len(pieces) == 1 else None

@@ -172,7 +172,7 @@ class PartitionDedupe:
 
         Raises LateCorruptionError for an extent that was sound in the scan and is corrupt in the rewrite.
         """
-        kept = KeptBytes(await self._kept_bytes(first)) if second is None else None
+        kept = await self._kept_bytes(first) if second is None else None
         cleaner = await self._scan(first, kept)
         await self._rewrite(cleaner, kept or second or first, output)
         totals, scanned = self._context.totals, cleaner.scanned
@@ -189,11 +189,10 @@ class PartitionDedupe:
             passes_needed=passes_needed(scanned, self._keys_max),
         )
 
-    async def _kept_bytes(self, source: ByteSource) -> dict[tuple[int, int], bytes]:
-        kept: dict[tuple[int, int], bytes] = {}
+    async def _kept_bytes(self, source: ByteSource) -> KeptBytes:
+        kept = KeptBytes()
         for extent in self._inputs.extents:
-            async with aclosing(source.chunks(extent)) as arriving:
-                kept[extent.place] = b"".join([chunk async for chunk in arriving])
+            await kept.keep(extent, source)
             self._context.steps(f"reading {self._inputs.name}", 0)
         return kept
 

@@ -113,7 +113,7 @@ def _first_above(values: NDArray[np.int64], at: int, bound: int) -> int:
         return len(values)
     look_ahead = _LOOK_AHEAD
     while at < len(values):
-        found = np.flatnonzero(values[at : at + look_ahead] > bound)
+        found = (values[at : at + look_ahead] > bound).nonzero()[0]
         if len(found):
             return at + int(found[0])
         at += look_ahead

@@ -8,7 +8,8 @@ the reason, to be copied and never read. An extent too long to be in memory whol
 fails after its first window has left, `LateCorruptionError` is raised, and the merge starts again with that extent
 flagged.
 
-Small inputs whose offsets touch are joined, up to 8 MiB, so that thousands of small inputs cost a few kernel calls.
+Small inputs whose offsets touch are joined, up to 2 MiB (8 in L0), so that thousands of small inputs cost a few kernel
+calls.
 A batch that lies across two reads is carried over; a batch longer than a window makes that window longer. The work on a
 window runs on the thread that cut the window. Nothing is written here.
 """
@@ -25,12 +26,17 @@ from numpy.typing import NDArray
 
 from compactor.merging.cursors import WINDOW_BYTES, ByteSource
 from compactor.merging.kway_merge import InputExtent
+from compactor.planning.spec import MIB
 from runtime.errors import SiltstoneError
 from wire.batch import BATCH_HEADER_BYTES, CorruptBatchError, read_header
 from wire.crc import Body
 from wire.kernels.batches import BatchTable, check_crcs, read_batches, runs_crc32c
 
 JOINED_PIECES_MAX = 8_192
+JOINED_BYTES_MAX = 2 * MIB
+"""Joining copies the inputs, which for larger ones costs more than windows of their own."""
+L0_JOINED_BYTES_MAX = 8 * MIB
+"""L0 inputs are copied anyway, because offsets are stamped into them."""
 INLINE_BYTES_MAX = 64 * 1024
 """Kernel calls over fewer bytes run at once: handing them to a thread costs more than the call."""
 REASON_CHARACTERS_MAX = 300
@@ -141,7 +147,7 @@ async def windows(
             or group[-1][0].last_offset + 1 != extent.base_offset
             # L0 batches still need their offsets, leveled ones are checked by theirs, so one window never mixes them.
             or group[-1][0].is_l0 != extent.is_l0
-            or group_bytes + extent.length > WINDOW_BYTES
+            or group_bytes + extent.length > (L0_JOINED_BYTES_MAX if extent.is_l0 else JOINED_BYTES_MAX)
             or len(group) >= JOINED_PIECES_MAX
         )
         if apart:
@@ -239,7 +245,7 @@ def _joined_window(group: Sequence[tuple[InputExtent, Body]], crcs_due: bool) ->
 def _check_borders(table: BatchTable, starts: NDArray[np.int64], firsts: NDArray[np.int64]) -> None:
     """Raises CorruptBatchError unless a batch begins at the start of each input."""
     ends = np.append(table.positions, starts[-1])
-    wrong = np.flatnonzero(ends[firsts] != starts)
+    wrong = (ends[firsts] != starts).nonzero()[0]
     if len(wrong):
         raise CorruptBatchError(f"a batch goes past the end of its extent, {int(starts[wrong[0]])} bytes into a window")
 
@@ -254,7 +260,7 @@ def _stamped(data: Body, table: BatchTable, extents: Sequence[InputExtent], firs
     bases = np.array([extent.base_offset for extent in extents], dtype=np.int64)
     held = before[firsts[1:]] - before[firsts[:-1]]
     expected = np.array([extent.last_offset for extent in extents], dtype=np.int64) - bases + 1
-    wrong = np.flatnonzero(held != expected)
+    wrong = (held != expected).nonzero()[0]
     if len(wrong):
         extent = extents[int(wrong[0])]
         raise CorruptBatchError(
@@ -378,7 +384,7 @@ def check_offsets(table: BatchTable, first: int, end: int, extent: InputExtent, 
     if first == end:
         return
     bases, lasts = table.base_offsets[first:end], table.last_offsets[first:end]
-    wrong = np.flatnonzero(bases[1:] <= lasts[:-1])
+    wrong = (bases[1:] <= lasts[:-1]).nonzero()[0]
     if int(bases[0]) <= after or len(wrong) or int(lasts[-1]) > extent.last_offset:
         at = int(wrong[0]) + 1 if len(wrong) else 0 if int(bases[0]) <= after else end - first - 1
         raise CorruptBatchError(

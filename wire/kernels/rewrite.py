@@ -153,7 +153,7 @@ def _compressed_payloads(
     )
     view = plain.data
     payloads: list[tuple[int, bytes]] = []
-    for index in np.flatnonzero(compressed).tolist():
+    for index in compressed.nonzero()[0].tolist():
         codec = _CODECS[int(table.attributes[index]) & CODEC_MASK]
         payloads.append((index, compress(codec, view[int(positions[index]) : int(ends[index])])))
     return payloads

@@ -83,7 +83,7 @@ def scan_records(
     _check_places(arena, starts, ends, counts)
     if check_crc and len(starts) and int(starts.min()) < BATCH_HEADER_BYTES:
         raise BugError("a payload without room for a header before it")
-    impossible = np.flatnonzero((counts < 0) | (counts > (ends - starts) // RECORD_BYTES_MIN))
+    impossible = ((counts < 0) | (counts > (ends - starts) // RECORD_BYTES_MIN)).nonzero()[0]
     payloads = int(impossible[0]) if len(impossible) else len(counts)  # no room for the records of a wrong count
     columns = _columns(int(counts[:payloads].sum()))
     broken, record = _scan(address_of(arena), check_crc, starts[:payloads], ends, counts, *columns)
@@ -120,7 +120,7 @@ def _check_places(
         raise BugError("an arena is a contiguous array of bytes")
     if not len(starts) == len(ends) == len(counts):
         raise BugError(f"{len(starts)} starts, {len(ends)} ends and {len(counts)} counts of payloads")
-    outside = np.flatnonzero((starts < 0) | (starts > ends) | (ends > len(arena)))
+    outside = ((starts < 0) | (starts > ends) | (ends > len(arena))).nonzero()[0]
     if len(outside):
         one = outside[0]
         raise BugError(f"payload {one} from {starts[one]} to {ends[one]} in an arena of {len(arena)} bytes")

@@ -331,7 +331,7 @@ def _get_lines(flow: Flow, prices: Mapping[str, float]) -> Sequence[tuple[str, s
     return [
         ("GET tail", f"{tail:,.1f}/s: what other zones wrote", _requests(tail, price)),
         ("GET replays", f"{replay:,.1f}/s: history in blocks of 1 MiB", _requests(replay, price)),
-        ("GET merges", f"{merges:,.1f}/s: a file, or 8 MiB of it", _requests(merges, price)),
+        ("GET merges", f"{merges:,.1f}/s: a file, or {window_mib:.0f} MiB of it", _requests(merges, price)),
     ]
 
 

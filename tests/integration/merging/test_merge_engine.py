@@ -158,7 +158,7 @@ async def test_extents_are_cut_at_segment_bytes_between_batches() -> None:
 
 
 async def test_an_extent_that_was_cut_goes_on_to_count_over_windows() -> None:
-    # given a long extent that passes in windows of 8 MiB, and segments of 5 batches
+    # given a long extent that passes in several windows, and segments of 5 batches
     world = MergeWorld()
     batch = a_batch(1, value_bytes=MIB)
     world.add_partition(1, segment_bytes=str(5 * len(batch)))
@@ -228,17 +228,17 @@ async def test_a_file_says_what_merge_wrote_it() -> None:
 
 
 async def test_a_long_extent_passes_in_windows_and_its_batches_lie_across_reads() -> None:
-    # given an extent of 24 MB whose batches cross every window border, one of them longer than a window
+    # given an extent of 34 MB whose batches cross every window border, one of them longer than a window
     world = MergeWorld()
     world.add_partition(1)
     batches = [a_batch(1, value_bytes=700_001) for _ in range(18)]
-    batches.insert(5, a_batch(1, value_bytes=10 * MIB))
+    batches.insert(5, a_batch(1, value_bytes=20 * MIB))
     await world.add_leveled({1: batches})
     await world.add_leveled({1: [a_batch(3)]})
     commit = await merged(world, output_bytes=64 * MIB)
     assert await world.log_of(commit) == world.model_log()
     assert ranges_of(commit, 1) == [(0, 21)]
-    # 23 MiB in reads of 8 MiB, and one read of the small file
+    # 33 MiB in reads of 16 MiB, and one read of the small file
     assert len(world.store.reads) == commit.summary["gets"] == 4
 
 

@@ -98,18 +98,18 @@ def test_the_stretch_from_the_log_start_ends_at_the_first_gap(
 # Reads
 
 
-def test_stretches_that_touch_are_read_together_in_windows_of_8_mib() -> None:
-    extents = [an_extent(1, 0, 3 * MIB), an_extent(1, 3 * MIB, 14 * MIB, base=1), an_extent(1, 18 * MIB, MIB, base=2)]
-    plan = plan_reads(extents, files_of({1: 20 * MIB}), budget_bytes=256 * MIB)
+def test_stretches_that_touch_are_read_together_in_windows_of_16_mib() -> None:
+    extents = [an_extent(1, 0, 3 * MIB), an_extent(1, 3 * MIB, 30 * MIB, base=1), an_extent(1, 34 * MIB, MIB, base=2)]
+    plan = plan_reads(extents, files_of({1: 36 * MIB}), budget_bytes=256 * MIB)
     assert [(read.start // MIB, read.length // MIB, read.first_need) for read in plan.reads] == [
-        (0, 8, 0),
-        (8, 8, 1),
-        (16, 1, 1),
-        (18, 1, 2),
+        (0, 16, 0),
+        (16, 16, 1),
+        (32, 1, 1),
+        (34, 1, 2),
     ]
 
 
-@pytest.mark.parametrize(("files", "window_mib"), [(1, 8), (32, 8), (64, 4), (256, 1), (1000, 1)])
+@pytest.mark.parametrize(("files", "window_mib"), [(1, 16), (16, 16), (64, 4), (256, 1), (1000, 1)])
 def test_windows_shrink_with_the_files_that_are_open_at_once(files: int, window_mib: int) -> None:
     # given partitions with an extent in every file each
     extents = [
@@ -122,9 +122,9 @@ def test_windows_shrink_with_the_files_that_are_open_at_once(files: int, window_
 
 
 def test_files_that_follow_each_other_are_not_open_at_once() -> None:
-    extents = [an_extent(file_id, 0, 9 * MIB, base=file_id) for file_id in range(100)]
-    plan = plan_reads(extents, files_of(dict.fromkeys(range(100), 9 * MIB)), budget_bytes=256 * MIB)
-    assert (plan.open_max, plan.window_bytes, len(plan.reads)) == (1, 8 * MIB, 200)
+    extents = [an_extent(file_id, 0, 17 * MIB, base=file_id) for file_id in range(100)]
+    plan = plan_reads(extents, files_of(dict.fromkeys(range(100), 17 * MIB)), budget_bytes=256 * MIB)
+    assert (plan.open_max, plan.window_bytes, len(plan.reads)) == (1, 16 * MIB, 200)
 
 
 def test_an_l0_file_is_read_whole_when_most_of_it_is_wanted_or_it_is_small() -> None:
