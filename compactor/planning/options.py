@@ -18,7 +18,7 @@ CURSOR_BYTES = 256 * MIB
 """Shared by the cursors of a merge that is not an L0 job, and the records that it decompressed."""
 KEPT_BYTES = 64 * MIB
 """A partition below this size stays in memory between the passes of a dedupe."""
-DECOMPRESSED_KEPT_RATIO = 3
+DECOMPRESSED_KEPT_RATIO = 4
 """The most bytes of decompressed records that are kept for each byte of the inputs, so that a small merge takes little
 memory."""
 OUTPUT_BYTES = 48 * MIB
