@@ -9,6 +9,9 @@ from typing import TypeVar
 PARTS_PER_TURN = 2_000
 """Takes some milliseconds. Nearly every request has fewer parts and is answered without yielding."""
 
+LOAD_SLICE = 10_000
+"""Partitions that a follower takes in between two turns of the event loop: some 20 ms."""
+
 T = TypeVar("T")
 
 
@@ -51,3 +54,16 @@ class TurnCounter:
             return False
         self._left = PARTS_PER_TURN
         return True
+
+
+class Slices:
+    """Gives the event loop a turn after every LOAD_SLICE parts of a long piece of work."""
+
+    def __init__(self) -> None:
+        self._parts = 0
+
+    async def took(self, parts: int) -> None:
+        self._parts += parts
+        if self._parts >= LOAD_SLICE:
+            self._parts = 0
+            await asyncio.sleep(0)

@@ -37,6 +37,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     _module("commit", "the metadata commit of one file at 10 to 5,000 partitions"),
     _module("groups", "commits of consumer groups' offsets: rate, WAL, and how large the table becomes"),
     _module("metadata", "the Metadata answer for 50,000 partitions, fresh and repeated"),
+    _module("scale", "an agent's start, stalls and memory at 10,000 and 100,000 partitions, to 5,000 connections"),
     _module("store_client", "the CPU that a PUT and a GET cost the process that asks"),
     _module("kernels", "the compactor's compiled kernels, per record"),
     _module("compact", "a whole compaction of one partition, per record"),

@@ -27,13 +27,14 @@ from typing import Any
 from agents.tail.log_index import FileRef, LogIndex
 from agents.tail.waiters import ParkedReaders
 from agents.topics.topic_cache import TopicCache
+from agents.yielding import Slices
 from metadata.contract.agents import AgentMetadata
 from metadata.contract.errors import SchemaMismatchError, WentBackError
 from metadata.contract.files import L0File
 from metadata.contract.l0_commit import Committed
 from metadata.contract.leases import WriterLease
 from metadata.contract.tail import Change, ChangeKind, Cursor, Snapshot, Tail
-from metadata.rules.packed_index import iter_index
+from metadata.rules.packed_index import ROW_BYTES, iter_index
 from runtime.logging import get_logger
 from runtime.runtime import Runtime
 
@@ -81,7 +82,7 @@ class Follower:
 
     async def start(self) -> None:
         """Load the present, then follow. Raises MetadataUnavailableError."""
-        self._load(await self._metadata.snapshot())
+        await self._load(await self._metadata.snapshot())
         self._loop = asyncio.create_task(self._follow(), name="follower")
 
     async def stop(self) -> None:
@@ -144,12 +145,16 @@ class Follower:
         tail = await self._metadata.tail(self._cursor)
         if tail.cold:
             _log.warning("cursor too old, starting from a snapshot")
-            self._load(await self._metadata.snapshot())
+            await self._load(await self._metadata.snapshot())
             return
+        # Own commits may be taken in between two slices, as they may before and after the whole answer.
+        slices = Slices()
         for change in tail.changes:
             self._apply(change)
+            await slices.took(len(change.detail.get("partition_ids", ())))
         for file in tail.files:
             self._add(file.file_id, _ref(file), file.index, live=file.live)
+            await slices.took(len(file.index) // ROW_BYTES)
         await self._drop_merged(tail)
         # The cursor moves last: an answer that was taken in only in part is brought again, and taking it in twice does
         # no harm.
@@ -167,15 +172,24 @@ class Follower:
 
     # ---- taking in
 
-    def _load(self, snapshot: Snapshot) -> None:
-        self._topic_cache.load(snapshot.topics, snapshot.broker_configs)
-        self._index.clear()
+    async def _load(self, snapshot: Snapshot) -> None:
+        """Built beside the known state, in slices: until all is there, readers see what was known before."""
+        topic_cache, index, slices = self._topic_cache.empty(snapshot.broker_configs), LogIndex(), Slices()
+        for topic in snapshot.topics:
+            topic_cache.add(topic)
+            await slices.took(len(topic.partition_ids))
         for watermarks in snapshot.watermarks:
-            self._index.open_partition(
+            index.open_partition(
                 watermarks.partition_id, start=watermarks.log_start_offset, end=watermarks.high_watermark
             )
+            await slices.took(1)
         for file in snapshot.files:
-            self._index.load_file(file.file_id, _ref(file), iter_index(file.index))
+            index.load_file(file.file_id, _ref(file), iter_index(file.index))
+            await slices.took(len(file.index) // ROW_BYTES)
+        # Nothing may yield from here on. An own commit of meanwhile is only in the old index; it is behind the
+        # snapshot's cursor, so the tail brings it again.
+        self._topic_cache.become(topic_cache)
+        self._index.become(index)
         self._cursor = snapshot.cursor
         # Any offset may have moved, or its topic may be gone, while the cursor was out of date.
         self._parked_readers.wake_all()

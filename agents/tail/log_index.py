@@ -32,6 +32,10 @@ DROP_SLICE = 30_000
 """Extents looked at before `drop_files` pauses: some 3 ms."""
 
 
+_NOTHING = array("q")
+"""The columns of all partitions without extents; nobody appends to it."""
+
+
 def _no_partitions() -> array[int]:
     return array("i")
 
@@ -65,17 +69,16 @@ class PartitionLog:
         self.start = start
         self.end = end
         self.waiting: dict[int, Extent] = {}
-        self._bases = array("q")
-        self._lasts = array("q")
-        self._files = array("q")
-        self._positions = array("q")
-        self._lengths = array("q")
-        self._max_timestamps = array("q")
+        # Most partitions of a large cluster have no extent here, so arrays of their own would cost most of the memory.
+        self._bases = self._lasts = self._files = self._positions = self._lengths = self._max_timestamps = _NOTHING
 
     def __len__(self) -> int:
         return len(self._bases)
 
     def append(self, extent: Extent) -> None:
+        if self._bases is _NOTHING:
+            self._bases, self._lasts, self._files = array("q"), array("q"), array("q")
+            self._positions, self._lengths, self._max_timestamps = array("q"), array("q"), array("q")
         self._bases.append(extent.base_offset)
         self._lasts.append(extent.last_offset)
         self._files.append(extent.file_id)
@@ -205,11 +208,11 @@ class LogIndex:
 
     # ---- writing
 
-    def clear(self) -> None:
-        self._partitions.clear()
-        self._files.clear()
-        self._gaps.clear()
-        self._extents = 0
+    def become(self, other: LogIndex) -> None:
+        """Hold what `other` holds, from one moment to the next. `other` must not be used any more."""
+        self._partitions, self._files, self._gaps = other._partitions, other._files, other._gaps
+        self._extents = other._extents
+        self.newest_file_ms = max(self.newest_file_ms, other.newest_file_ms)
 
     def open_partition(self, partition_id: int, *, start: int, end: int) -> None:
         """Begin a partition at a known state: new (0, 0), or from a snapshot. A known partition stays as it is."""

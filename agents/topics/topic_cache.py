@@ -12,8 +12,8 @@ from __future__ import annotations
 import uuid
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from agents.write.validation import TopicRules
 from metadata.configs.broker import topic_defaults
@@ -22,8 +22,7 @@ from metadata.contract.tail import Change, ChangeKind
 from metadata.contract.topics import Topic
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionRef:
+class PartitionRef(NamedTuple):
     topic: Topic
     number: int
 
@@ -44,14 +43,25 @@ class TopicCache:
 
     def load(self, topics: Iterable[Topic], broker_configs: Mapping[str, str] | None = None) -> None:
         """Start again from a snapshot."""
-        self._by_name.clear()
-        self._names.clear()
-        self._by_id.clear()
-        self._partitions.clear()
-        self._rules.clear()
-        self._set_broker_configs(broker_configs or {})
+        made = self.empty(broker_configs or {})
         for topic in sorted(topics, key=lambda topic: topic.name):
-            self._put(topic)
+            made.add(topic)
+        self.become(made)
+
+    def empty(self, broker_configs: Mapping[str, str]) -> TopicCache:
+        """A new cache without topics. A caller fills it by `add`, in slices, and gives it to `become`."""
+        made = TopicCache(broker_defaults=self._broker_defaults)
+        made._set_broker_configs(broker_configs)
+        return made
+
+    def add(self, topic: Topic) -> None:
+        self._put(topic)
+
+    def become(self, other: TopicCache) -> None:
+        """Hold what `other` holds, from one moment to the next. `other` must not be used any more."""
+        self._by_name, self._names, self._by_id = other._by_name, other._names, other._by_id
+        self._partitions, self._rules = other._partitions, other._rules
+        self.broker_configs, self._topic_defaults = other.broker_configs, other._topic_defaults
         self.version += 1
 
     def topic(self, name: str) -> Topic | None:

@@ -51,10 +51,14 @@ async def run_agent(
     stopping = asyncio.Event()
 
     def ready(running: RunningAgent) -> None:
-        gc.collect()
-        gc.freeze()  # objects that exist now stay for good: the collector need not look through them again
-        gc.set_threshold(*GARBAGE_THRESHOLDS)
+        # Objects that exist now stay for good: the collector need not look through them again. There is no collection
+        # before, because with 100,000 partitions it would hold up clients that are connected already.
+        gc.freeze()
         on_ready(running)
+
+    gc.collect()  # what the imports left
+    gc.freeze()
+    gc.set_threshold(*GARBAGE_THRESHOLDS)
 
     with stop_signals(stopping), lifeline_watched(lifeline, stopping):
         await serve_agent(settings, on_ready=ready, stopping=stopping)

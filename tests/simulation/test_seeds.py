@@ -17,7 +17,7 @@ from tests.simulation.summary import record
 from tests.simulation.world import Outcome, run_seed
 
 ROOT = Path(__file__).resolve().parents[2]
-SEEDS = 80
+SEEDS, SLICED_SEEDS = 80, 30
 SOAK_FROM, SOAK_SEEDS = 1_000_000, 2_500
 RecordProperty = Callable[[str, object], None]
 
@@ -53,6 +53,14 @@ def test_every_promise_is_kept_under_every_seed(record_property: RecordProperty)
     assert not failed, "\n\n".join(map(str, failed))
     # and the seeds were worth running: every fault fired, every in-doubt path was taken
     assert never(counts) == []
+
+
+def test_every_promise_is_kept_where_agents_take_in_row_by_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("agents.yielding.LOAD_SLICE", 1)
+    _, failed = run_seeds(range(SEEDS, SEEDS + SLICED_SEEDS))
+    assert not failed, "\n\n".join(map(str, failed))
 
 
 @pytest.mark.soak

@@ -6,6 +6,7 @@ every lower one is visible too, or never will be. The lock of `changes` makes th
 
 from __future__ import annotations
 
+import asyncio
 import json
 import uuid
 from collections.abc import Mapping, Sequence
@@ -31,6 +32,8 @@ from metadata.postgres.tables import (
     WRITERS,
 )
 
+WATERMARKS_SLICE = 5_000
+"""Rows of a snapshot that are turned into values between two turns of the event loop."""
 TAIL_FILES_MAX = 1000
 """Files per writer and call. A follower that is further behind calls again."""
 
@@ -118,10 +121,10 @@ class Log:
             floor, broker_configs = (await connection.execute(cluster)).one()
             live = sa.select(FILES).where(FILES.c.level == 0, FILES.c.state == "live").order_by(FILES.c.file_id)
             files = (await connection.execute(live)).mappings().all()
-            watermarks = (await connection.execute(sa.text(f"{WATERMARKS_QUERY} ORDER BY 1"))).mappings().all()
+            watermarks = await connection.execute(sa.text(f"{WATERMARKS_QUERY} ORDER BY 1"))
             return Snapshot(
                 topics=await read_topics(connection),
-                watermarks=[watermarks_of(row) for row in watermarks],
+                watermarks=await _all_watermarks(watermarks),
                 files=[l0_file_of(row, row["file_id"], row["key"]) for row in files],
                 cursor=Cursor(
                     writers={row.writer_id: (row.epoch, row.last_seq) for row in writers},
@@ -165,6 +168,15 @@ def watermarks_of(row: Mapping[Any, Any]) -> Watermarks:
         last_stable_offset=high if stable is None else stable,
         high_watermark=high,
     )
+
+
+async def _all_watermarks(rows: sa.CursorResult[Any]) -> Sequence[Watermarks]:
+    """In slices, because a process with 100,000 partitions has clients to answer meanwhile."""
+    found: list[Watermarks] = []
+    for some in rows.mappings().partitions(WATERMARKS_SLICE):
+        found += [watermarks_of(row) for row in some]
+        await asyncio.sleep(0)
+    return found
 
 
 def l0_file_of(row: Mapping[Any, Any], file_id: int, key: str, *, live: bool = True) -> L0File:

@@ -8,11 +8,13 @@ from uuid import UUID
 
 import pytest
 
+import agents.yielding
 from agents.tail import log_index
 from agents.tail.follower import Follower, FollowerCallbacks
 from agents.tail.log_index import LogIndex
 from agents.tail.waiters import ParkedReaders
 from agents.topics.topic_cache import TopicCache
+from agents.yielding import LOAD_SLICE
 from metadata.contract.agents import AgentMetadata
 from metadata.contract.jobs import CommitMerge, NewJob, OutputExtent, OutputFile
 from metadata.contract.l0_commit import CommitL0, Committed, L0Batch
@@ -123,6 +125,53 @@ async def test_an_own_commit_that_a_snapshot_just_missed_comes_by_the_tail() -> 
     await agent.follower.catch_up()
     # then: the second is not lost behind it
     assert agent.end == 3
+    await agent.follower.stop()
+
+
+async def test_while_a_large_snapshot_is_taken_in_others_run_and_see_what_was_known_before() -> None:
+    metadata = MemoryMetadata()
+    await metadata.agents.create_topic("t", partitions=1, configs={})
+    agent = Following(metadata)
+    agent.lease = await metadata.agents.register_agent(AgentAddress(host="h", port=1))
+    await agent.follower.start()
+    await agent.commit()
+    # given: a topic of many partitions, and a cold start
+    large = await metadata.agents.create_topic("large", partitions=5 * LOAD_SLICE, configs={})
+    agent.metadata.cold = True
+    seen: list[tuple[bool, bool, int]] = []
+
+    async def look() -> None:
+        while True:
+            known = agent.index.partition(large.partition_ids[-1]) is not None
+            seen.append((agent.topic_cache.topic("large") is not None, known, agent.end))
+            await asyncio.sleep(0)
+
+    looking = asyncio.create_task(look())
+    # when it is taken in
+    await agent.follower.catch_up()
+    looking.cancel()
+    # then there were turns of the loop with the old state, and none with a part of the new one
+    assert seen.count((False, False, 1)) >= 5 and set(seen) <= {(False, False, 1), (True, True, 1)}
+    assert agent.topic_cache.topic("large") is not None and agent.end == 1
+    await agent.follower.stop()
+
+
+async def test_own_commits_between_the_slices_of_a_snapshot_and_of_a_tail_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(agents.yielding, "LOAD_SLICE", 1)
+    agent = await following()
+    agent.metadata.cold = True
+    for is_cold in (True, False):
+        agent.metadata.cold = is_cold
+        await agent.commit(seen=False)
+        polling = asyncio.create_task(agent.follower.catch_up())
+        while not polling.done():
+            await agent.commit()
+            await asyncio.sleep(0)
+        await polling
+    await agent.follower.catch_up()
+    assert agent.end == agent.seq and agent.index.gaps == 0 and agent.index.extents == agent.seq
     await agent.follower.stop()
 
 
