@@ -330,7 +330,7 @@ async def test_a_poll_that_an_index_loaded_anew_catches_is_answered_when_records
         await client.create_topic("t", partitions=1)
         polling = asyncio.create_task(client.fetch("t", 0, 0, max_wait_ms=30_000))
         await until(lambda: running.agent._parked_readers._waiting)
-        running.agent._follower._load(await service.agents.snapshot())
+        await running.agent._follower._load(await service.agents.snapshot())
         await asyncio.sleep(0.02)
         started = time.monotonic()
         await writer.produce("t", 0, batch(b"v"))
