@@ -29,8 +29,10 @@ class Allowances:
     """How long an object may exist without a live file, in ms."""
 
     grace_ms: int = 900_000
-    late_ms: int = 10_800_000
+    late_ms: int = 3_600_000
     """The extra time after the grace period until the janitor must have deleted a dead file."""
+    listed_late_ms: int = 10_800_000
+    """The same for objects that the janitor finds by listing the store, which it does about once an hour."""
     orphan_ms: int = 86_400_000
     """The time for an object that no row names."""
 
@@ -90,7 +92,7 @@ def check_file_2(
         elif file.state is FileState.DELETED:
             why = f"its file {file.file_id} counts as deleted"
         # The janitor aborts a key just before it deletes the object: give it time.
-        elif file.state is FileState.ABORTED and view.now_ms - file.created_ms > allowances.late_ms:
+        elif file.state is FileState.ABORTED and view.now_ms - file.created_ms > allowances.listed_late_ms:
             why = "its key was aborted"
         if why:
             violations.append(Violation(id="FILE-2", message=f"object {key}: {why}", key=key))

@@ -12,7 +12,7 @@ adopts it lets the janitor go on, by rows that may be older than the objects. So
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from metadata.contract.store import MetadataStore
 from metadata.rules.history import History
@@ -71,8 +71,9 @@ def adopted_changes(history: History) -> str:
 
 def allowances(settings: Settings) -> Allowances:
     """How old an object may be before FILE-2 calls it superfluous: the janitor's own waits, and time for its rounds."""
-    late_ms = Allowances().late_ms  # longer than two of the janitor's rounds (`compactor/intervals.py`)
-    return Allowances(grace_ms=settings.gc_grace_ms, late_ms=late_ms, orphan_ms=settings.orphan_age_ms + late_ms)
+    # both longer than two of the rounds they wait for (`compactor/intervals.py`)
+    usual = Allowances()
+    return replace(usual, grace_ms=settings.gc_grace_ms, orphan_ms=settings.orphan_age_ms + usual.listed_late_ms)
 
 
 def _is_ours(key: str) -> bool:

@@ -295,7 +295,7 @@ async def test_an_extent_that_lives_twice_or_not_at_all_is_found(system: System,
     assert set(await system.broken(quick=True)) == {"LOG-3"}
 
 
-STRICT = Allowances(grace_ms=-1, late_ms=0, orphan_ms=-1)
+STRICT = Allowances(grace_ms=-1, late_ms=0, listed_late_ms=0, orphan_ms=-1)
 
 
 async def test_objects_that_should_be_gone_are_found(system: System, database: MemoryDatabase) -> None:
