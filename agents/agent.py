@@ -201,7 +201,9 @@ class Agent:
                 file_batches=BATCHES_MAX,
                 early_bytes=settings.produce_early_bytes,
                 early_idle_ms=settings.produce_early_idle_ms,
-                early_per_second=early_per_second(settings.produce_early_per_second, settings.object_store_url),
+                early_per_second=early_per_second(
+                    settings.produce_early_per_second, settings.produce_store_url or settings.object_store_url
+                ),
                 early_free_bytes=settings.produce_early_free_bytes,
             ),
             uploads_max=settings.produce_uploads_max,

@@ -21,6 +21,7 @@ import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from numbers import Integral
 from pathlib import Path
@@ -32,6 +33,7 @@ from runtime.logging import get_logger
 from runtime.settings.checks import is_memory
 from runtime.settings.loading import load_settings
 from siltstone.embedded.attach import attach
+from siltstone.processes.places import place_of
 from spark_jobs.scan.arrow import pa
 from spark_jobs.scan.blocking import BlockingStore, LoopThread
 from spark_jobs.scan.contract import (
@@ -190,7 +192,8 @@ class _Records:
             found = self._stack.enter_context(attach(Path(data)))
             return found.metadata_url, found.object_store_url
         settings = load_settings(None, os.environ, {})
-        metadata, object_store = metadata or settings.metadata_url, object_store or settings.object_store_url
+        metadata = metadata or settings.metadata_url
+        object_store = place_of(replace(settings, object_store_url=object_store or settings.object_store_url))
         for url, name, variable in (
             (metadata, "metadata", "SILTSTONE_METADATA_URL"),
             (object_store, "object_store", "SILTSTONE_OBJECT_STORE_URL"),

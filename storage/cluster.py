@@ -43,10 +43,15 @@ class ClusterFile:
 
     cluster_id: str
     format: int = FORMAT
+    l0_store: str = ""
+    """The id of the second store, in its own file and in `second-store.json`; empty in every other."""
 
 
 def encode_cluster_file(cluster: ClusterFile) -> bytes:
-    return json.dumps({"cluster_id": cluster.cluster_id, "format": cluster.format}).encode() + b"\n"
+    fields: dict[str, object] = {"cluster_id": cluster.cluster_id, "format": cluster.format}
+    if cluster.l0_store:
+        fields["l0_store"] = cluster.l0_store
+    return json.dumps(fields).encode() + b"\n"
 
 
 def decode_cluster_file(body: bytes) -> ClusterFile:
@@ -66,7 +71,8 @@ def decode_cluster_file(body: bytes) -> ClusterFile:
             f"{CLUSTER_KEY} has format {version}, but this release reads only format {FORMAT}",
             remedy="run the release that wrote it, or a later one",
         )
-    return ClusterFile(cluster_id=cluster_id, format=version)
+    l0_store = fields.get("l0_store", "")
+    return ClusterFile(cluster_id=cluster_id, format=version, l0_store=l0_store if isinstance(l0_store, str) else "")
 
 
 def decide(identity_id: str, store_bound: bool, stored: ClusterFile | None, prefix_is_empty: bool) -> Action:

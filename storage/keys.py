@@ -19,8 +19,11 @@ from datetime import UTC, datetime
 from runtime.errors import BadInputError
 from storage.objects import ObjectStoreError
 
-LEVEL_PREFIXES = ("l0/", "l1/", "l2/")
+L0_PREFIX = "l0/"
+LEVEL_PREFIXES = (L0_PREFIX, "l1/", "l2/")
 CLUSTER_KEY = "cluster.json"
+SECOND_KEY = "second-store.json"
+"""Names the second store, in which L0 files lie, if the cluster has one (`storage/second_store.py`)."""
 JOBS_PREFIX = "jobs/"
 """Plans, manifests and side files of heavy merges; the janitor removes those of jobs that are over."""
 PROBE_PREFIX = "probe/"

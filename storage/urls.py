@@ -4,6 +4,9 @@
 it is logged and shown: they come from the AWS chain. Messages name the wrong part and never repeat a user part.
 
 `&client=obstore` lets obstore make the GETs; without it, or with `client=aioboto3`, aioboto3 is the only client.
+
+`&l0=URL` (quoted) names the second store, with the L0 files. Users write `produce.store.url` instead; `joined_url`
+makes one URL of both settings, so that all who pass the URL on (commands, plans for Spark) pass on both places.
 """
 
 from __future__ import annotations
@@ -40,19 +43,42 @@ class ObjectStoreUrl:
     client: Literal["aioboto3", "obstore"] = "aioboto3"
     """Who makes the GETs; an object's bytes and place do not depend on it."""
     directory: Path = Path("/")
+    l0: ObjectStoreUrl | None = None
+    """The second store, with the L0 files."""
+    l0_writes: bool = True
+    """Whether new L0 files go to the second store; its present ones are read and deleted in any case."""
 
     def __str__(self) -> str:
         """The URL in its normal form."""
         if self.scheme == "memory":
             return "memory://"
         if self.scheme == "file":
-            return self.directory.as_uri()
+            query = urlencode(self._l0_parameters())
+            return self.directory.as_uri() + (f"?{query}" if query else "")
         client = self.client if self.client != "aioboto3" else ""
-        parameters = {"endpoint": self.endpoint, "region": self.region, "client": client}
+        parameters = {"endpoint": self.endpoint, "region": self.region, "client": client, **self._l0_parameters()}
         query = urlencode({name: value for name, value in parameters.items() if value})
         return (
             f"s3://{self.bucket}" + (f"/{quote(self.prefix)}" if self.prefix else "") + (f"?{query}" if query else "")
         )
+
+    def _l0_parameters(self) -> dict[str, str]:
+        if self.l0 is None:
+            return {}
+        return {"l0": str(self.l0)} if self.l0_writes else {"l0": str(self.l0), "l0_writes": "no"}
+
+
+def joined_url(url: str, l0_url: str, *, writes: bool) -> str:
+    """`object.store.url` and `produce.store.url` as one URL. A URL that names its second store already stays as it is.
+
+    Raises StoreMisconfiguredError.
+    """
+    if not url or not l0_url:
+        return url
+    place = parse_store_url(url)
+    if place.l0 is not None:
+        return url
+    return str(_with_second(place, l0_url, writes=writes))
 
 
 def parse_store_url(url: str) -> ObjectStoreUrl:
@@ -82,7 +108,8 @@ def parse_store_url(url: str) -> ObjectStoreUrl:
 def object_url(store: ObjectStoreUrl, key: str) -> str:
     """The URL of an object of a merge job, for a process elsewhere. Raises StoreMisconfiguredError for `memory://`."""
     # The other process may lack what an optional client needs.
-    whole, question, query = str(replace(store, client="aioboto3")).partition("?")
+    l0 = None if store.l0 is None else replace(store.l0, client="aioboto3")
+    whole, question, query = str(replace(store, client="aioboto3", l0=l0)).partition("?")
     if store.scheme == "memory":
         raise StoreMisconfiguredError(
             "object.store.url is memory://, which no other process can read", remedy="write s3:// or file://"
@@ -108,6 +135,11 @@ def open_store(url: ObjectStoreUrl | str, *, must_exist: bool = False) -> Object
     StoreMisconfiguredError.
     """
     place = parse_store_url(url) if isinstance(url, str) else url
+    if place.l0 is not None:
+        from storage.by_level import ByLevel
+
+        first = open_store(replace(place, l0=None), must_exist=must_exist)
+        return ByLevel(first, open_store(place.l0, must_exist=must_exist), writes=place.l0_writes)
     if place.scheme == "s3":
         from storage.s3.store import S3Store  # costs 0.3 s of imports, which the other stores need not pay
 
@@ -148,18 +180,7 @@ def _parse_s3(parts: SplitResult) -> ObjectStoreUrl:
             check_key(prefix)
         except BadKeyError as error:
             raise StoreMisconfiguredError(f"object.store.url has a bad prefix: {error.message}") from None
-    parameters: dict[str, str] = {}
-    for name, value in parse_qsl(parts.query, keep_blank_values=True):
-        if name not in ("endpoint", "region", "client"):
-            # Credentials in a parameter: say so, and do not show the value.
-            if "key" in name.lower() or "secret" in name.lower() or "token" in name.lower():
-                raise _credentials("object.store.url")
-            raise StoreMisconfiguredError(
-                f"object.store.url has the parameter {name!r}", remedy="s3:// takes endpoint, region and client"
-            )
-        if name in parameters:
-            raise StoreMisconfiguredError(f"object.store.url has the parameter {name!r} twice")
-        parameters[name] = value
+    parameters = _parameters(parts, ("endpoint", "region", "client"), "s3:// takes endpoint, region and client")
     endpoint = _parse_endpoint(parameters["endpoint"]) if "endpoint" in parameters else ""
     region = parameters.get("region", "")
     if "region" in parameters and _REGION.fullmatch(region) is None:
@@ -169,7 +190,47 @@ def _parse_s3(parts: SplitResult) -> ObjectStoreUrl:
         raise StoreMisconfiguredError(
             f"object.store.url has the client {client!r}", remedy="write client=aioboto3 or client=obstore"
         )
-    return ObjectStoreUrl(scheme="s3", bucket=bucket, prefix=prefix, endpoint=endpoint, region=region, client=client)
+    place = ObjectStoreUrl(scheme="s3", bucket=bucket, prefix=prefix, endpoint=endpoint, region=region, client=client)
+    return _with_parameters(place, parameters)
+
+
+def _parameters(parts: SplitResult, takes: tuple[str, ...], remedy: str) -> dict[str, str]:
+    parameters: dict[str, str] = {}
+    for name, value in parse_qsl(parts.query, keep_blank_values=True):
+        if name not in (*takes, "l0", "l0_writes"):
+            # Credentials in a parameter: say so, and do not show the value.
+            if "key" in name.lower() or "secret" in name.lower() or "token" in name.lower():
+                raise _credentials("object.store.url")
+            raise StoreMisconfiguredError(f"object.store.url has the parameter {name!r}", remedy=remedy)
+        if name in parameters:
+            raise StoreMisconfiguredError(f"object.store.url has the parameter {name!r} twice")
+        parameters[name] = value
+    return parameters
+
+
+def _with_parameters(place: ObjectStoreUrl, parameters: dict[str, str]) -> ObjectStoreUrl:
+    writes = parameters.get("l0_writes", "yes")
+    if writes not in ("yes", "no") or ("l0_writes" in parameters and "l0" not in parameters):
+        raise StoreMisconfiguredError("object.store.url has l0_writes without l0, or it is neither yes nor no")
+    return _with_second(place, parameters["l0"], writes=writes == "yes") if "l0" in parameters else place
+
+
+def _with_second(place: ObjectStoreUrl, url: str, *, writes: bool) -> ObjectStoreUrl:
+    try:
+        second = parse_store_url(url)
+    except StoreMisconfiguredError as error:
+        message = error.message.replace("object.store.url", "produce.store.url")
+        raise StoreMisconfiguredError(message, remedy=error.remedy) from None
+    if "memory" in (place.scheme, second.scheme):
+        raise StoreMisconfiguredError(
+            "produce.store.url takes no memory://, neither for itself nor beside it", remedy="write s3:// or file:///"
+        )
+    if second.l0 is not None or replace(second, client=place.client, region=place.region) == place:
+        raise StoreMisconfiguredError(
+            "produce.store.url names the place of object.store.url, or a third store",
+            remedy="give it a bucket or a prefix of its own, or leave it empty",
+        )
+    return replace(place, l0=second, l0_writes=writes)
 
 
 def _parse_endpoint(text: str) -> str:
@@ -195,16 +256,17 @@ def _parse_file(parts: SplitResult) -> ObjectStoreUrl:
             f"object.store.url names the host {parts.netloc!r}",
             remedy="write three slashes: file:///absolute/directory",
         )
-    if parts.query:
+    if parts.query and "l0" not in dict(parse_qsl(parts.query)):
         raise StoreMisconfiguredError(
             "object.store.url file:// takes no parameters", remedy="write '?' in a name as %3F"
         )
+    parameters = _parameters(parts, (), "write '?' in a name as %3F")
     path = unquote(parts.path)
     if not path.startswith("/") or "\0" in path or ".." in path.split("/") or not path.strip("/"):
         raise StoreMisconfiguredError(
             f"object.store.url names the directory {path!r}", remedy="write file:///absolute/directory, without '..'"
         )
-    return ObjectStoreUrl(scheme="file", directory=Path(path))
+    return _with_parameters(ObjectStoreUrl(scheme="file", directory=Path(path)), parameters)
 
 
 def _credentials(where: str) -> StoreMisconfiguredError:

@@ -89,6 +89,11 @@ def check_together(settings: CheckedSettings) -> None:
             " that lasts would refer to a part that is gone",
             remedy="set both object.store.url and metadata.url to memory://, or neither",
         )
+    if is_memory(settings.produce_store_url) or (settings.produce_store_url and is_memory(settings.object_store_url)):
+        raise SettingsError(
+            "produce.store.url takes no memory://, neither for itself nor beside it",
+            remedy="write s3://, or file:///, or leave it empty",
+        )
     if _ZONE.fullmatch(settings.agent_zone) is None:
         raise SettingsError(f"agent.zone may not hold any of `,;&`: {settings.agent_zone!r}")
     if not _RATIO.fullmatch(settings.trace_sample_ratio):

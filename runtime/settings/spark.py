@@ -27,6 +27,9 @@ class SparkSettings(Protocol):
     def object_store_url(self) -> str: ...
 
     @property
+    def produce_store_url(self) -> str: ...
+
+    @property
     def spark_archive_url(self) -> str: ...
 
     @property
@@ -71,6 +74,11 @@ def check_spark(settings: SparkSettings) -> None:
         )
     if submitter == "emr-serverless":
         _check_emr(settings)
+        if settings.produce_store_url.lower().startswith("file:"):
+            raise SettingsError(
+                "spark.submitter is emr-serverless, and produce.store.url is a directory of this machine",
+                remedy="keep the L0 files in s3://, or use another spark.submitter",
+            )
         if scheme == "file":
             raise SettingsError(
                 "spark.submitter is emr-serverless, and object.store.url is a directory of this machine",

@@ -48,6 +48,18 @@ class Settings:
         "The object store with the records: `s3://BUCKET/PREFIX?endpoint=URL&region=R`, `file:///DIR` or `memory://`."
         " `&client=obstore` makes GETs from S3 cheaper (extra `fast-s3`).",
     )
+    produce_store_url: str = setting(
+        "",
+        _PLACES,
+        "A second, quicker object store for L0 files, such as an S3 Express directory bucket; the same for every"
+        " process. Empty: L0 files lie in `object.store.url` with all others.",
+    )
+    produce_store_writes: bool = setting(
+        True,
+        _PLACES,
+        "New L0 files go to `produce.store.url`. false: to `object.store.url`, while those in the second store are"
+        " still read and deleted.",
+    )
     metadata_url: str = setting(
         "",
         _PLACES,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -43,7 +44,7 @@ from siltstone.ops.producers import producers_of
 from siltstone.terminal.output import console, json_option, print_json
 from storage.cluster import Action
 from storage.probe import probe_conditional_create
-from storage.urls import parse_store_url
+from storage.urls import ObjectStoreUrl, parse_store_url
 
 _STYLES: Mapping[Verdict, str] = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "red"}
 
@@ -113,14 +114,23 @@ async def _store_checks(url: str) -> Sequence[Check]:
         return [warning("store", "not checked: no option or setting names it", "give --object-store URL or --data DIR")]
     try:
         place = parse_store_url(url)
-        async with opened_store(url) as store:
-            checks = list(judge_store(await probe_conditional_create(store, SystemIds(), SystemClock())))
-        if place.scheme == "s3":
-            from storage.s3.bucket import probe_bucket  # loads the S3 client, which other stores do not need
-
-            checks.append(judge_bucket(await probe_bucket(place)))
+        checks = await _checks_of(replace(place, l0=None), "store")
+        if place.l0 is not None:
+            checks += await _checks_of(place.l0, "second store")
     except SiltstoneError as error:
         return [failure("store", error.message, error.remedy or "start the store, or correct object.store.url")]
+    return checks
+
+
+async def _checks_of(place: ObjectStoreUrl, name: str) -> list[Check]:
+    async with opened_store(str(place)) as store:
+        checks = list(judge_store(await probe_conditional_create(store, SystemIds(), SystemClock()), name))
+    if place.scheme == "s3":
+        from storage.s3.bucket import probe_bucket  # loads the S3 client, which other stores do not need
+        from storage.s3.store import DIRECTORY_SUFFIX
+
+        if not place.bucket.endswith(DIRECTORY_SUFFIX):  # a directory bucket has no versions
+            checks.append(judge_bucket(await probe_bucket(place), name))
     return checks
 
 

@@ -39,6 +39,7 @@ from siltstone.embedded.attach import OBJECTS, POSTGRES, data_directory, objects
 from siltstone.embedded.directory_lock import DirectoryLock
 from siltstone.embedded.postgres import EmbeddedPostgres
 from siltstone.embedded.run_file import RunFile, remove_run_file, run_file_exists, started_ticks, write_run_file
+from siltstone.processes.places import place_of
 from siltstone.processes.running import RunningAgent, RunningCompactor
 from siltstone.processes.stopping import stop_signals, unless
 
@@ -192,8 +193,9 @@ def _check_urls(settings: Settings) -> None:
     from metadata.urls import open_metadata  # loads SQLAlchemy; `--help` must not
     from storage.urls import parse_store_url
 
-    if settings.object_store_url:
-        parse_store_url(settings.object_store_url)
+    for url in (settings.object_store_url, settings.produce_store_url):
+        if url:
+            parse_store_url(url)
     if settings.metadata_url:
         try:
             _ = urlsplit(settings.metadata_url).port
@@ -311,7 +313,7 @@ class _Telling:
             started_ticks=started_ticks(os.getpid()) or 0,
             bootstrap="",
             metadata_url=settings.metadata_url,
-            object_store_url=settings.object_store_url,
+            object_store_url=place_of(settings),
             metrics_url="",
             metrics_urls=(),
         )

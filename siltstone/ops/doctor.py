@@ -92,21 +92,21 @@ def judge_postgres(facts: PostgresFacts, now_ms: int) -> Sequence[Check]:
     ]
 
 
-def judge_store(facts: ProbeResult) -> Sequence[Check]:
+def judge_store(facts: ProbeResult, store: str = "store") -> Sequence[Check]:
     """All questions about an object store that a probe of its behaviour answers."""
-    create = passed("store conditional create", facts.detail)
+    create = passed(f"{store} conditional create", facts.detail)
     if not facts.honours_if_none_match:
-        create = failure("store conditional create", facts.detail, REMEDY)
-    checksum = passed("store checksums", "kept")
+        create = failure(f"{store} conditional create", facts.detail, REMEDY)
+    checksum = passed(f"{store} checksums", "kept")
     if not facts.keeps_crc32c:
-        checksum = passed("store checksums", "not kept: after a PUT with an unknown outcome the object is read back")
-    clock = judge_skew("store clock", facts.store_clock_ms, facts.clock_ms, resolution_ms=STORE_CLOCK_RESOLUTION_MS)
+        checksum = passed(f"{store} checksums", "not kept: after a PUT with an unknown outcome the object is read back")
+    clock = judge_skew(f"{store} clock", facts.store_clock_ms, facts.clock_ms, resolution_ms=STORE_CLOCK_RESOLUTION_MS)
     return [create, checksum, clock]
 
 
-def judge_bucket(facts: BucketFacts) -> Check:
+def judge_bucket(facts: BucketFacts, store: str = "store") -> Check:
     """Whether deleted objects are really gone."""
-    name = "store versioning"
+    name = f"{store} versioning"
     if facts.versioned is None:
         return warning(
             name, "the store does not tell", "grant s3:GetBucketVersioning, or make sure that versioning is off"

@@ -21,6 +21,7 @@ from runtime.errors import BadInputError
 from runtime.logging import get_logger
 from runtime.runtime import Runtime
 from runtime.settings.table import Settings
+from siltstone.processes.places import place_of
 from siltstone.processes.spark_note import HOW_TO_ADD_SPARK, EngineChoice, wants_spark
 from storage.objects import ObjectStore
 from storage.urls import parse_store_url
@@ -55,7 +56,7 @@ async def engines(
         return HeavyEngine(
             embedded=embedded,
             submitter=submitter,
-            plans=PlanStore(store, parse_store_url(settings.object_store_url), cluster_id),
+            plans=PlanStore(store, parse_store_url(place_of(settings)), cluster_id),
             clock=runtime.clock,
             lease=lease,
             options=HeavyOptions(

@@ -13,9 +13,11 @@ from runtime.errors import BadInputError
 from runtime.logging import get_logger
 from runtime.runtime import Runtime
 from runtime.settings.table import Settings
+from siltstone.processes.places import place_of
 from storage.cluster import check_cluster
 from storage.objects import ObjectStore
 from storage.probe import probe_conditional_create
+from storage.second_store import check_second, second_of
 from storage.urls import open_store, parse_store_url
 from storage.wrappers.hedged import Hedged
 from storage.wrappers.metered import Metered
@@ -45,7 +47,7 @@ async def opened_stores(
             )
     async with AsyncExitStack() as stack:
         # parse both URLs before either store is used
-        store = layered_store(settings.object_store_url, runtime, hedges=hedges)
+        store = layered_store(place_of(settings), runtime, hedges=hedges)
         metadata = open_metadata(
             settings.metadata_url,
             producer_id_expiration_ms=settings.producer_id_expiration_ms,
@@ -60,7 +62,10 @@ async def opened_stores(
         # before the probe, which writes: the store of another cluster must stay untouched
         if await check_cluster(store, cluster_id=identity.cluster_id, store_bound=identity.store_bound):
             await metadata.bind_store()
-        (await probe_conditional_create(store, runtime.ids, runtime.clock)).check()
+        await check_second(store, cluster_id=identity.cluster_id, ids=runtime.ids, clock=runtime.clock)
+        for each in (store, second_of(store, runtime.clock, runtime.ids)):
+            if each is not None:
+                (await probe_conditional_create(each, runtime.ids, runtime.clock)).check()
         yield store, metadata
 
 

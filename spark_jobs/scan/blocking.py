@@ -20,6 +20,7 @@ from runtime.clock import SystemClock
 from runtime.errors import UnavailableError
 from runtime.ids import SystemIds
 from storage.objects import ObjectNotFoundError, ObjectStore, SupportsOpen
+from storage.second_store import look
 from storage.urls import open_store
 from storage.wrappers.retrying import Retrying
 
@@ -126,6 +127,12 @@ class BlockingStore:
     def get_range(self, key: str, start: int, length: int) -> Future[bytes | None]:
         """The bytes: fewer when the object ends before, None when there is no object. Fails with ObjectStoreError."""
         return self._thread.submit(_range_of(self._store, key, start, length))
+
+    def check_second(self, cluster_id: str) -> None:
+        """Raises ClusterMismatchError when the L0 files lie in another second store than this one's, or in one at all
+        where this has none.
+        """
+        self._thread.call(look(self._store, cluster_id=cluster_id, ids=SystemIds(), clock=SystemClock()))
 
     def close(self, *, patience_s: float | None = None) -> None:
         """Close it. May be repeated. Raises TimeoutError."""

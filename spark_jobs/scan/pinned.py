@@ -105,6 +105,7 @@ class PinnedSnapshot:
                 f"the object store is {found}, but the metadata belong to cluster {self._identity.cluster_id}",
                 remedy="check that both URLs are of one system",
             )
+        store.check_second(self._identity.cluster_id)
 
     def renew(self, *, keep: bool = True) -> TopicSnapshot:
         """Take a new pin, then a new snapshot, which replaces the present one. `keep`: the older pins last until

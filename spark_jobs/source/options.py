@@ -30,6 +30,7 @@ from spark_jobs.scan.contract import (
     OffsetSpec,
     ScanOptions,
 )
+from storage.urls import joined_url
 
 NAMES = (
     "topic",
@@ -49,6 +50,7 @@ NAMES = (
     "pinTtl",
     "metadataUrl",
     "objectStoreUrl",
+    "produceStoreUrl",
 )
 _KNOWN = {name.lower(): name for name in NAMES}
 
@@ -127,7 +129,7 @@ def parse_options(given: Mapping[str, str], environ: Mapping[str, str], *, strea
     return SourceOptions(
         scan=scan,
         metadata_url=_url(options, "metadataUrl", "metadata.url", environ),
-        object_store_url=_url(options, "objectStoreUrl", "object.store.url", environ),
+        object_store_url=_place(options, environ),
         slice_bytes=_size(options["sliceBytes"]) if "sliceBytes" in options else SLICE_BYTES,
         min_partitions=_count(options, "minPartitions") if "minPartitions" in options else 1,
         max_offsets_per_trigger=_count(options, "maxOffsetsPerTrigger") if limited else None,
@@ -287,6 +289,13 @@ def _duration_ms(text: str) -> int:
     if found is None or found[2] not in _MILLISECONDS:
         raise SourceOptionError(f"pinTtl {text!r} is not a duration", remedy="for example 90s, 30m or 2h")
     return int(found[1]) * _MILLISECONDS[found[2]]
+
+
+def _place(options: Mapping[str, str], environ: Mapping[str, str]) -> str:
+    """The object store, with the second one in it if the agents have one."""
+    second = options.get("produceStoreUrl", "").strip() or environ.get(environment_name("produce.store.url"), "")
+    # A source writes nothing, so where new L0 files go is no matter here.
+    return joined_url(_url(options, "objectStoreUrl", "object.store.url", environ), second.strip(), writes=True)
 
 
 def _url(options: Mapping[str, str], name: str, setting: str, environ: Mapping[str, str]) -> str:

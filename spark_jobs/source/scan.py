@@ -63,6 +63,7 @@ class ScanPlanner:
                 remedy="objectStoreUrl must be the agents' object.store.url, with its prefix",
             )
         decide(identity.cluster_id, identity.store_bound, decode_cluster_file(body), prefix_is_empty=False)
+        self._store.check_second(identity.cluster_id)
 
     @property
     def _store(self) -> BlockingStore:

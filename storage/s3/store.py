@@ -53,6 +53,9 @@ READ_TIMEOUT_S = 30
 """The longest silence of the server inside one answer."""
 REQUEST_TIMEOUT_S = 60
 """The longest time of one request with its body and its answer."""
+DIRECTORY_SUFFIX = "--x-s3"
+"""The end of the names of S3 Express directory buckets. Their requests are signed with keys of a session, which
+aioboto3 makes and renews; they list in no order and know no start-after."""
 DEFAULT_REGION = "us-east-1"
 """The region that S3-compatible servers expect by default."""
 
@@ -65,6 +68,7 @@ class S3Store:
         self._prefix = f"{prefix}/" if prefix else ""
         self._endpoint = endpoint
         self._region = region
+        self._is_directory = bucket.endswith(DIRECTORY_SUFFIX)
         self._place = f"bucket {bucket!r} at {endpoint or 'AWS'}"
         self._stack = AsyncExitStack()
         self._opened: S3Client | None = None
@@ -108,7 +112,7 @@ class S3Store:
         client.meta.events.register("before-sign.s3.PutObject", _drop_expect)
         client.meta.events.register("before-sign.s3.UploadPart", _drop_expect)
         # Without credentials the client says so at the first request.
-        if credentials is not None:
+        if credentials is not None and not self._is_directory:
             self._direct = Direct(sessions[0], credentials, SystemClock())
             learn: Any = self._direct.learn  # awaited, which the stubs do not say
             client.meta.events.register("before-send.s3.GetObject", learn)
@@ -163,6 +167,21 @@ class S3Store:
         return Deleted(keys=tuple(done), failed=failed)
 
     async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectStat]:
+        if not self._is_directory:
+            async for stat in self._pages(prefix, start_after):
+                yield stat
+            return
+        # A directory bucket takes only prefixes that end in "/". All of the listing is held until it is sorted: the L0
+        # files that are not merged or deleted yet.
+        after = start_after.encode()
+        folder = prefix[: prefix.rfind("/") + 1]
+        found = [stat async for stat in self._pages(folder) if stat.key.startswith(prefix)]
+        for stat in sorted(found, key=lambda stat: stat.key.encode()):
+            if stat.key.encode() > after:
+                yield stat
+
+    async def _pages(self, prefix: str, start_after: str = "") -> AsyncIterator[ObjectStat]:
+        """The listing in the bucket's own order."""
         place: dict[str, Any] = {"StartAfter": self._prefix + start_after} if start_after else {}
         while True:
             page: ListObjectsV2OutputTypeDef = await self._ask(

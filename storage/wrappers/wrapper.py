@@ -17,6 +17,10 @@ class WrappedStore:
     def __init__(self, inner: ObjectStore) -> None:
         self._inner = inner
 
+    @property
+    def inner(self) -> ObjectStore:
+        return self._inner
+
     async def open(self) -> None:
         if isinstance(self._inner, SupportsOpen):
             await self._inner.open()

@@ -21,14 +21,14 @@ from storage.objects import (
     PutInDoubtError,
     SupportsOpen,
 )
-from storage.urls import open_store
+from storage.urls import joined_url, open_store
 from storage.wrappers.faulty import FaultPlan, Faulty
 from storage.wrappers.metered import Metered
 from storage.wrappers.retrying import Retrying
 from wire.crc import crc32c
 
 PART = 5 * 2**20
-STORES = ["memory", "local", "moto", "strict", "obstore", "strict-obstore", "wrapped"]
+STORES = ["memory", "local", "moto", "strict", "obstore", "strict-obstore", "wrapped", "by-level", "by-level-s3"]
 
 
 @pytest.fixture(params=STORES)
@@ -40,6 +40,11 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
             opened = open_store((tmp_path / "store").as_uri())
         case "moto":
             opened = open_store(request.getfixturevalue("s3_url")())
+        case "by-level":
+            opened = open_store(joined_url((tmp_path / "a").as_uri(), (tmp_path / "b").as_uri(), writes=True))
+        case "by-level-s3":
+            make = request.getfixturevalue("s3_url")
+            opened = open_store(joined_url(make(), make(), writes=False))
         case "obstore":
             opened = await read_by_obstore(request.getfixturevalue("s3_url")())
         case "strict-obstore":

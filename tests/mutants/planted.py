@@ -172,6 +172,27 @@ COMPACTOR = (
     ),
 )
 
+STORES = (
+    Mutant(
+        name="looks-for-l0-in-the-wrong-store",
+        file="storage/by_level.py",
+        text="return await self.second.get_range(key, start, length)",
+        replacement="return await self.first.get_range(key, start, length)",
+        tests=(
+            "tests/unit/storage/test_by_level.py::test_an_l0_file_is_found_read_and_deleted_wherever_it_was_written",
+        ),
+    ),
+    Mutant(
+        name="forgets-l0-of-before-the-second-store",
+        file="storage/by_level.py",
+        text="        except ObjectNotFoundError:\n            return await self.first.get_range(key, start, length)",
+        replacement="        except ObjectNotFoundError:\n            raise",
+        tests=(
+            "tests/unit/storage/test_by_level.py::test_an_l0_file_is_found_read_and_deleted_wherever_it_was_written",
+        ),
+    ),
+)
+
 READING = (
     Mutant(
         name="the-latest-view-counts-past-a-full-table",
@@ -182,4 +203,4 @@ READING = (
     ),
 )
 
-MUTANTS = (*WIRE, *METADATA, *WRITING, *COMPACTOR, *READING)
+MUTANTS = (*WIRE, *METADATA, *WRITING, *COMPACTOR, *STORES, *READING)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,9 +27,11 @@ from siltstone.cli.options.setting_options import read_settings, setting_options
 from siltstone.embedded.attach import attach, objects_url
 from siltstone.embedded.run_file import read_run_file
 from siltstone.ops.hint_options import NO_HINT_OPTIONS, HintOptions, hint_options_for
+from siltstone.processes.places import place_of
 from storage.cluster import Action, decide, decode_cluster_file
 from storage.keys import CLUSTER_KEY, PROBE_PREFIX
 from storage.objects import ObjectNotFoundError, ObjectStore
+from storage.second_store import look
 from storage.urls import open_store
 from storage.wrappers.retrying import Retrying
 
@@ -113,7 +115,7 @@ def url_options(command: Callable[..., T]) -> Callable[..., T]:
             data=data,
             # With --data the directory names both places, whatever the environment or a file says.
             metadata_url=settings.metadata_url if data is None else "",
-            object_store_url=settings.object_store_url if data is None else "",
+            object_store_url=place_of(settings) if data is None else "",
             settings=settings,
             hints=hint_options_for(
                 data="" if data is None else str(data),
@@ -136,7 +138,11 @@ def resolved(given: SystemOptions) -> Generator[Urls]:
         yield Urls(metadata=given.metadata_url, object_store=given.object_store_url)
         return
     with attach(given.data) as attached:
-        yield Urls(metadata=attached.metadata_url, object_store=attached.object_store_url, bootstrap=attached.bootstrap)
+        objects = attached.object_store_url
+        # A running `siltstone dev` says itself whether it has a second store.
+        if not attached.bootstrap:
+            objects = place_of(replace(given.settings, object_store_url=objects))
+        yield Urls(metadata=attached.metadata_url, object_store=objects, bootstrap=attached.bootstrap)
 
 
 def resolved_store(given: SystemOptions) -> str:
@@ -144,7 +150,9 @@ def resolved_store(given: SystemOptions) -> str:
     if given.data is None:
         return given.object_store_url
     running = read_run_file(given.data)
-    return running.object_store_url if running is not None else objects_url(given.data)
+    if running is not None:
+        return running.object_store_url
+    return place_of(replace(given.settings, object_store_url=objects_url(given.data)))
 
 
 @asynccontextmanager
@@ -197,7 +205,9 @@ async def same_cluster(system: System) -> tuple[str, Action]:
     except ObjectNotFoundError:
         stored = None
     identity = await system.metadata.cluster_identity()
-    return identity.cluster_id, decide(identity.cluster_id, identity.store_bound, stored, is_empty)
+    action = decide(identity.cluster_id, identity.store_bound, stored, is_empty)
+    await look(system.store, cluster_id=identity.cluster_id, ids=SystemIds(), clock=SystemClock())
+    return identity.cluster_id, action
 
 
 def _is_place(assignment: str) -> bool:

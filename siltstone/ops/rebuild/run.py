@@ -36,6 +36,7 @@ from storage.format.file_writer import FileWriter
 from storage.format.inspect import inspect_file
 from storage.keys import CLUSTER_KEY, file_key
 from storage.objects import ObjectNotFoundError, ObjectStore
+from storage.second_store import look
 from wire.batch import iter_headers
 from wire.crc import crc32c
 
@@ -130,12 +131,15 @@ class Rebuild:
 
     async def _cluster_id(self) -> str:
         try:
-            return decode_cluster_file(await self.store.get(CLUSTER_KEY)).cluster_id
+            cluster_id = decode_cluster_file(await self.store.get(CLUSTER_KEY)).cluster_id
         except ObjectNotFoundError as error:
             raise ClusterMismatchError(
                 f"the object store has no {CLUSTER_KEY}, so no cluster wrote here",
                 remedy="correct the URL and its prefix",
             ) from error
+        # Without the second store, every file in it would count as lost.
+        await look(self.store, cluster_id=cluster_id, ids=self.runtime.ids, clock=self.runtime.clock)
+        return cluster_id
 
     def _check_alone(self, found: Found, now_ms: int) -> None:
         age_ms = now_ms - max(found.newest_ms, found.catalogued.instant.taken_ms)
