@@ -118,7 +118,7 @@ async def look(store: ObjectStore, *, cluster_id: str, ids: IdSource, clock: Clo
         SecondFacts(
             cluster_id=cluster_id,
             first=await _read(store, CLUSTER_KEY),
-            named=await _read(store, SECOND_KEY),
+            named=await _named(store),
             configured=second is not None,
             second=marked,
             second_is_empty=is_empty,
@@ -138,6 +138,17 @@ async def _create(store: ObjectStore, key: str, file: ClusterFile) -> None:
         await store.put_if_absent(key, body, crc32c=crc32c(body))
     except ObjectExistsError:
         return  # another process was quicker; the next look judges its file
+
+
+async def _named(store: ObjectStore) -> ClusterFile | None:
+    """The content of `second-store.json`, None without one.
+
+    It is looked for by a listing. Roles made for one store may list the bucket, but may not get this key.
+    """
+    async for stat in store.list(SECOND_KEY):
+        if stat.key == SECOND_KEY:
+            return await _read(store, SECOND_KEY)
+    return None
 
 
 async def _read(store: ObjectStore, key: str) -> ClusterFile | None:

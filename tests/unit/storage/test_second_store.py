@@ -122,6 +122,20 @@ async def test_a_crash_between_the_two_files_is_made_good_by_the_next_start() ->
     assert await sound.get("second-store.json") == marked
 
 
+class WithOldRights(MemoryStore):
+    """A role that was made for one store: it may list, and get no other key than it ever did."""
+
+    async def get(self, key: str) -> bytes:
+        assert key == "cluster.json"
+        return await super().get(key)
+
+
+async def test_a_cluster_with_one_store_needs_no_right_that_it_did_not_need_before() -> None:
+    first = WithOldRights()
+    await start(first, bound=False)
+    await start(first)
+
+
 async def test_when_the_name_is_taken_away_the_cluster_works_with_one_store_again() -> None:
     first, second = MemoryStore(), MemoryStore()
     await start(ByLevel(first, second), bound=False)
