@@ -106,7 +106,7 @@ endef
 $(STAMP_ALL): $(PINS) | $(BIN)/python
 	$(ensure_installer)
 	@echo "installing siltstone with all extras (the first time takes some minutes)"
-	@$(PIP_INSTALL) -e '.[demo,spark,tables,otel,dev]'
+	@$(PIP_INSTALL) -e '.[demo,spark,tables,otel,fast-s3,dev]'
 	@touch $@ $(STAMP_DEMO)
 
 $(STAMP_DEMO): $(PINS) | $(BIN)/python
