@@ -162,7 +162,7 @@ def _obstore_gets() -> type[S3Store]:
             raise
         raise StoreMisconfiguredError(
             "object.store.url says client=obstore, which is not installed",
-            remedy="install the extra fast-s3 (pip install 'siltstone[fast-s3]'), or take client=obstore out",
+            remedy="in Siltstone's clone: pip install -c constraints.txt '.[fast-s3]', or take client=obstore out",
         ) from None
     return ObstoreGets
 
