@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -257,12 +257,22 @@ def test_a_range_that_makes_no_sense_is_refused_before_it_counts(world: World) -
     assert world.inner.requests == 0
 
 
+async def close_all(writers: Sequence[asyncio.StreamWriter]) -> None:
+    """obstore closes its connections some time after its store: end them here, before the loop does."""
+    for writer in writers:
+        writer.transport.abort()
+        with suppress(OSError):
+            await writer.wait_closed()
+
+
 @pytest.mark.usefixtures("aws_environment")
 async def test_over_http_the_loser_gives_its_connection_up() -> None:
     stalls, gone = False, asyncio.Event()
+    writers: list[asyncio.StreamWriter] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal stalls
+        writers.append(writer)
         with suppress(asyncio.IncompleteReadError):
             while True:
                 await reader.readuntil(b"\r\n\r\n")
@@ -296,6 +306,7 @@ async def test_over_http_the_loser_gives_its_connection_up() -> None:
             await store.close()
     server.close()
     await server.wait_closed()
+    await close_all(writers)
 
 
 # ---- the rule

@@ -62,7 +62,10 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def tls_server(certificates: Path, heads: list[bytes]) -> AsyncIterator[str]:
     """The URL of a server that takes every PUT and answers every GET with the range 0-3."""
 
+    writers: list[asyncio.StreamWriter] = []
+
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
         with suppress(asyncio.IncompleteReadError, OSError):
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).lower()
@@ -81,6 +84,10 @@ async def tls_server(certificates: Path, heads: list[bytes]) -> AsyncIterator[st
         yield f"s3://bucket?endpoint=https://127.0.0.1:{server.sockets[0].getsockname()[1]}&region=us-east-1"
     finally:
         server.close()
+        for writer in writers:  # obstore closes its connections some time after its store
+            writer.transport.abort()
+            with suppress(OSError):
+                await writer.wait_closed()
 
 
 @asynccontextmanager
