@@ -141,8 +141,9 @@ class Metrics:
         )
         self.object_hedges_total = self._counter(
             "object_hedges_total",
-            "Late ranged GETs, by the fate of the second request: `won` (answered first), `lost`, `failed` (both did),"
-            " `refused` (not sent: too many).",
+            "Late ranged GETs and PUTs, by the fate of the second request: `won` (answered first), `lost`, `failed`"
+            " (neither was a success), `refused` (not sent: too many).",
+            "op",
             "outcome",
         )
 

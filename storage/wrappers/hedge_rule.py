@@ -1,4 +1,4 @@
-"""When a GET deserves a second request, and how many there may be. Pure: latencies are arguments.
+"""When a request deserves a second one, and how many there may be. Pure: latencies are arguments.
 
 Latencies are kept for each class of sizes, because 8 MiB take longer than 64 KiB. Each class holds the last
 `SAMPLES` of them, so the estimate follows a store that becomes slower or faster, and memory is bounded.
@@ -15,9 +15,9 @@ SAMPLES_MIN = 64
 REFRESH = 16
 """The latencies between two estimates: sorting 256 for each would cost more than it tells."""
 QUANTILE = 0.96
-"""A little past the 95th percentile: 4 % of the GETs come to it, so `SHARE` of them usually suffices."""
+"""A little past the 95th percentile: 4 % of the requests come to it, so `SHARE` of them usually suffices."""
 SHARE = 0.05
-"""Second requests for each GET, at most."""
+"""Second requests for each first one, at most."""
 BURST = 10.0
 """Second requests that may be saved up."""
 BYTES_MAX = 16 * 1024 * 1024
@@ -33,7 +33,7 @@ class LatencyEstimate:
         self._latest: deque[float] = deque(maxlen=SAMPLES)
         self._new = 0
         self.late_ms: float | None = None
-        """The time after which a GET is late. None: too little is known."""
+        """The time after which a request is late. None: too little is known."""
 
     def add(self, latency_ms: float) -> None:
         self._latest.append(latency_ms)
@@ -50,7 +50,7 @@ class HedgeRule:
         self._bytes_in_flight = 0
 
     def begin(self, size_bytes: int) -> LatencyEstimate:
-        """Count a GET. Returns the estimate for its size, which takes its latency."""
+        """Count a request. Returns the estimate for its size, which takes its latency."""
         self._tokens = min(self._tokens + SHARE, BURST)
         return self._classes[size_class(size_bytes)]
 

@@ -99,7 +99,7 @@ class World:
         return sorted(taken)
 
     def hedges(self, outcome: str) -> float:
-        return metric_value(self.metrics, "object_hedges_total", {"outcome": outcome})
+        return metric_value(self.metrics, "object_hedges_total", {"op": "get_range", "outcome": outcome})
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run, and see that nothing is left behind."""
@@ -292,7 +292,7 @@ async def test_over_http_the_loser_gives_its_connection_up() -> None:
         await store.open()
         gone.clear()
         try:
-            while metric_value(metrics, "object_hedges_total", {"outcome": "won"}) == 0:
+            while metric_value(metrics, "object_hedges_total", {"op": "get_range", "outcome": "won"}) == 0:
                 # A usual GET may be late too, on a busy machine, and leave no second request for this one.
                 for _ in range(100):
                     assert await store.get_range("k", 0, 4) == b"body"
