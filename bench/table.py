@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 Cell = float | int | str | None
 
@@ -22,6 +22,8 @@ class Column:
     """Shown behind the name; "" for texts and plain counts."""
     digits: int = 0
     """Digits after the point of a number."""
+    detail: bool = False
+    """Only in JSON, so that the table stays readable."""
 
     @property
     def title(self) -> str:
@@ -51,6 +53,7 @@ class Table:
 
 def render_text(table: Table) -> str:
     """For a terminal: texts to the left, numbers to the right. Ends with a newline."""
+    table = _without_details(table)
     shown = _shown(table)
     titles = [column.title for column in table.columns]
     widths = [max(map(len, cells)) for cells in zip(titles, *shown, strict=True)]
@@ -72,6 +75,7 @@ def render_text(table: Table) -> str:
 
 def render_markdown(table: Table) -> str:
     """A heading of level 3, the table, the note. Ends with a newline."""
+    table = _without_details(table)
 
     def line(cells: Iterable[str]) -> str:
         return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
@@ -96,6 +100,13 @@ def render_json(tables: Iterable[Table]) -> str:
         for table in tables
     ]
     return json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+
+
+def _without_details(table: Table) -> Table:
+    kept = [at for at, column in enumerate(table.columns) if not column.detail]
+    return replace(
+        table, columns=[table.columns[at] for at in kept], rows=[[row[at] for at in kept] for row in table.rows]
+    )
 
 
 def _shown(table: Table) -> list[list[str]]:

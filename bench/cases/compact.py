@@ -36,6 +36,8 @@ from bench.loads.merge_inputs import (
     numbered_keys,
     stamped_batches,
 )
+from bench.loads.merge_price import merge_price
+from bench.measures.price import MERGE_PRICE_COLUMNS, MERGE_PRICE_NOTE
 from bench.registry import Size
 from bench.table import Cell, Column, Table
 from compactor.cleaning.bounds import DEDUPE_KEYS_MAX, CleanBounds
@@ -149,7 +151,7 @@ async def measure(wanted: Sequence[Shape], *, repeats: int, keys_max: int = DEDU
         " written are taken as they are."
         f" One copy: {copy_gb_per_s:.1f} GB/s of CPU in this run."
         f" Oracle: the same rules in plain Python, over the first {ORACLE_BATCHES * BATCH_RECORDS:,} records."
-        " Kafka's LogCleaner, warm: measured elsewhere, a machine of the same kind."
+        f" Kafka's LogCleaner, warm: measured elsewhere, a machine of the same kind. {MERGE_PRICE_NOTE}"
     )
     return Table(
         "A whole compaction, per record",
@@ -171,6 +173,7 @@ async def measure(wanted: Sequence[Shape], *, repeats: int, keys_max: int = DEDU
             Column("oracle", "x", 0),
             Column("Kafka", "ns"),
             Column("Kafka", "x", 1),
+            *MERGE_PRICE_COLUMNS,
         ),
         rows,
     )
@@ -179,7 +182,9 @@ async def measure(wanted: Sequence[Shape], *, repeats: int, keys_max: int = DEDU
 async def _row(shape: Shape, repeats: int, buffer: DedupeBuffer, copy_gb_per_s: float) -> list[Cell]:
     inputs = await some_inputs(shape)
     store, records = inputs.store, inputs.next_offset
-    engine = MergeEngine(store=store, runtime=Runtime(), lease=LEASE, memory=MergeMemory(keys_max=buffer.keys_max))
+    memory = MergeMemory(keys_max=buffer.keys_max)
+    price = await merge_price(store, [inputs.claim()], memory)
+    engine = MergeEngine(store=store, runtime=Runtime(), lease=LEASE, memory=memory)
     logs = [await store.get_range(each.key, each.position, each.length) for each in inputs.extents]
     store.drops_uploads = True
     await engine.run(inputs.claim())  # makes its table of keys
@@ -214,6 +219,7 @@ async def _row(shape: Shape, repeats: int, buffer: DedupeBuffer, copy_gb_per_s: 
         oracle_ns(logs[0]) / cpu_ns,
         shape.kafka_ns,
         shape.kafka_ns / cpu_ns if shape.kafka_ns else None,
+        *price,
     ]
 
 

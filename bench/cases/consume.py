@@ -15,8 +15,9 @@ from itertools import product
 from agents.dispatch import HANDLERS
 from bench.cases.produce import NO_JARS
 from bench.loads.clients import ConsumeJob, ProduceJob, create_topic, run_consume, run_produce
-from bench.loads.load import LIBRDKAFKA, TOOL, KafkaTarget, OurTarget, Target, progress, say_complaints, warm
+from bench.loads.load import LIBRDKAFKA, TOOL, KafkaTarget, OurTarget, Target, price_out, progress, say_complaints, warm
 from bench.measures.limits import loopback
+from bench.measures.price import PRICE_COLUMNS, PRICE_NOTE, no_price
 from bench.registry import Size
 from bench.servers.kafka import Broker, Jars, consumer_perf, find_jars
 from bench.servers.stack import Reading, Stack, Store, per_gib, store_note
@@ -197,7 +198,7 @@ def _table(rows: Sequence[Measured], echo_mb_per_s: float, jars: Jars | None) ->
         "Consuming",
         f"1 MB is 1,000,000 bytes of record values; records of {RECORD_BYTES} B, written before the measurement. Rate: "
         "from the first record to the last. First record: from `assign` on. CPU: user and system time per MB read. "
-        f"GETs: of the object store, by 1 GiB read. {store_note()} {beside}",
+        f"GETs: of the object store, by 1 GiB read. {PRICE_NOTE} {store_note()} {beside}",
         (
             Column("broker"),
             Column("store"),
@@ -211,6 +212,7 @@ def _table(rows: Sequence[Measured], echo_mb_per_s: float, jars: Jars | None) ->
             Column("client CPU", "ms/MB", 2),
             Column("requests", "1/GiB"),
             Column("GETs", "1/GiB"),
+            *PRICE_COLUMNS,
             Column("from memory", "%"),
             Column("memory", "MB"),
             Column("of raw socket", "", 3),
@@ -238,6 +240,7 @@ def _cells(row: Measured, rows: Sequence[Measured], echo_mb_per_s: float) -> lis
         row.client_ms_per_mb,
         per_gib(counters.sum("requests_total", api="Fetch"), row.read_bytes) if ours else None,
         per_gib(counters.sum("object_requests_total", op="get_range"), row.read_bytes) if ours else None,
+        *(price_out(row.used, row.read_bytes) if ours else no_price()),
         counters.sum("fetch_bytes_total", source="memory") / fetched * 100 if ours and fetched else None,
         row.used.agents.peak_memory_bytes / 1e6,
         row.mb_per_s / echo_mb_per_s,

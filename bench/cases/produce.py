@@ -16,6 +16,7 @@ from pathlib import Path
 
 from bench.loads.load import LIBRDKAFKA, TOOL, KafkaTarget, Load, Measured, on_empty_stack, progress, run_load, warm
 from bench.measures.limits import FILE_BYTES, file_writes, loopback
+from bench.measures.price import PRICE_COLUMNS, PRICE_NOTE
 from bench.measures.usage import usage
 from bench.registry import Size
 from bench.servers.kafka import Broker, Jars, find_jars
@@ -28,7 +29,7 @@ NO_JARS = "Kafka and its tool are left out: set KAFKA_HOME or KAFKA_JARS (see be
 UNITS = (
     "1 MB is 1,000,000 bytes of record values. Latency is from the call to the answer under full load, so it holds the "
     "wait in the client's own queue of 32 MiB. CPU is user and system time of the process named, per MB stored; "
-    "client and broker share the machine's cores."
+    f"client and broker share the machine's cores. {PRICE_NOTE}"
 )
 
 EARLY_PER_SECOND = (20, 50, 100)
@@ -149,6 +150,7 @@ MEASURED_COLUMNS = (
     Column("client CPU", "ms/MB", 2),
     Column("requests", "1/GiB"),
     Column("PUTs", "1/GiB"),
+    *PRICE_COLUMNS,
     Column("memory", "MB"),
     Column("of raw socket", "", 3),
     Column("of Kafka", "", 2),
@@ -167,6 +169,7 @@ def measured_cells(row: Measured, rows: Sequence[Measured], limits: Limits) -> l
         row.client_ms_per_mb,
         row.requests_per_gib,
         row.puts_per_gib,
+        *row.price,
         row.broker_peak_memory_bytes / 1e6,
         row.mb_per_s / limits.socket_mb_per_s,
         row.mb_per_s / kafka.mb_per_s if kafka is not None and kafka is not row else None,
@@ -231,7 +234,7 @@ def _early_seal(size: Size, settings_tried: Sequence[tuple[int, int, int]] | Non
         }
         near = on_empty_stack(Store.LOCAL, blocked, seconds=seconds, settings=settings)
         many = on_empty_stack(Store.LOCAL, trickle, seconds=seconds, settings=settings)
-        cells: list[Cell] = [near.mb_per_s, near.p50_ms, near.broker_ms_per_mb, near.puts_per_gib]
+        cells: list[Cell] = [near.mb_per_s, near.p50_ms, near.broker_ms_per_mb, near.puts_per_gib, *near.price]
         if size is Size.FULL:
             far = on_empty_stack(Store.S3_DISTANT, blocked, seconds=seconds, settings=settings)
             never = never or (near.mb_per_s, far.mb_per_s)
@@ -255,6 +258,7 @@ def _early_seal(size: Size, settings_tried: Sequence[tuple[int, int, int]] | Non
             Column("p50", "ms"),
             Column("agent CPU", "ms/MB", 2),
             Column("PUTs", "1/GiB"),
+            *PRICE_COLUMNS,
             Column("to never", "", 1),
             Column("far", "MB/s", 1),
             Column("far PUTs", "1/GiB"),
@@ -317,6 +321,7 @@ def _client_settings(size: Size) -> Table:
                 row.broker_ms_per_mb,
                 row.requests_per_gib,
                 row.puts_per_gib,
+                *row.price,
                 row.mb_per_s / base,
             ]
         )
@@ -338,6 +343,7 @@ def _client_settings(size: Size) -> Table:
             Column("agent CPU", "ms/MB", 2),
             Column("requests", "1/GiB"),
             Column("PUTs", "1/GiB"),
+            *PRICE_COLUMNS,
             Column("to first row", "", 2),
         ),
         rows,

@@ -29,7 +29,8 @@ from bench.loads.clients import (
     run_produce,
     run_tail,
 )
-from bench.loads.load import OurTarget, progress, say_complaints
+from bench.loads.load import OurTarget, price_out, progress, say_complaints
+from bench.measures.price import PRICE_COLUMNS, PRICE_NOTE
 from bench.registry import Size
 from bench.servers.s3_server import client_environment, stop
 from bench.servers.stack import Reading, Stack, Store, per_gib, store_note
@@ -218,8 +219,7 @@ def _replays_table(rows: Sequence[Measured]) -> Table:
         f"Records of {RECORD_BYTES} B, written before; {L1_FILES} merges to L1, then one of those to L2; one "
         "librdkafka consumer reads all partitions from their beginning, from an agent that was just started. Rate: "
         "from the first record to the last. Bound: one GET for each file that holds a partition, and one for each "
-        "8 MiB. "
-        f"{store_note()}",
+        f"8 MiB. {PRICE_NOTE} {store_note()}",
         (
             Column("store"),
             Column("level"),
@@ -228,6 +228,7 @@ def _replays_table(rows: Sequence[Measured]) -> Table:
             Column("first record", "ms"),
             Column("GETs", "1/GiB"),
             Column("bound", "1/GiB"),
+            *PRICE_COLUMNS,
             Column("bytes of GETs", "x", 2),
             Column("agent CPU", "ms/MB", 2),
             Column("memory", "MB"),
@@ -247,6 +248,7 @@ def _replay_cells(row: Measured) -> list[Cell]:
         row.first_ms,
         per_gib(counters.sum("object_requests_total", op="get_range"), row.read_bytes),
         per_gib(bound, row.read_bytes),
+        *price_out(row.used, row.read_bytes),
         counters.sum("object_bytes_total", op="get_range") / row.read_bytes,
         row.used.agents.cpu_s * 1000 / (row.read_bytes / 1e6),
         row.used.agents.peak_memory_bytes / 1e6,

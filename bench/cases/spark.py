@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from bench.loads.merge_inputs import BATCH_RECORDS, LEASE, MergeInputFiles, json_values, numbered_keys, stamped_batches
+from bench.loads.merge_price import merge_price
+from bench.measures.price import MERGE_PRICE_COLUMNS, MERGE_PRICE_NOTE
 from bench.measures.usage import children
 from bench.registry import Size
 from bench.table import Cell, Column, Table
@@ -69,8 +71,9 @@ async def _measured(folder: Path, records: int, files: int, *, tiny_units: int, 
     claimed = await _claim(store, records, files)
     size_bytes = sum(each.length for each in claimed.extents)
     tiny = await _claim(store, tiny_units * BATCH_RECORDS, tiny_units)
+    price = await merge_price(store, [claimed])
     embedded = await _least(lambda: _embedded(store, claimed), repeats)
-    rows: list[list[Cell]] = [_row("embedded", 1, _Work(size_bytes, records, 1), embedded, embedded)]
+    rows: list[list[Cell]] = [_row("embedded", 1, _Work(size_bytes, records, 1), embedded, embedded, price)]
     per_unit: list[str] = []
     for cores in (1, 2):
         started = _now()
@@ -78,15 +81,16 @@ async def _measured(folder: Path, records: int, files: int, *, tiny_units: int, 
         start = _since(started)
         try:
             await _on_spark(store, folder, spark, tiny, 1)  # workers are started, kernels loaded
-            units = len((await _plan(store, claimed, 1)).units)
+            plan = await _plan(store, claimed, 1)
+            price = await merge_price(store, [plan.claimed(unit) for unit in plan.units])
             spent = await _least(lambda: _on_spark(store, folder, spark, claimed, 1), repeats)  # noqa: B023
-            rows.append(_row("Spark, warm", cores, _Work(size_bytes, records, units), spent, embedded))
+            rows.append(_row("Spark, warm", cores, _Work(size_bytes, records, len(plan.units)), spent, embedded, price))
             small = await _least(lambda: _on_spark(store, folder, spark, tiny, 1), repeats)  # noqa: B023
             own = await _least(lambda: _each_embedded(store, tiny), repeats)
             each_ms = (small.cpu_s - own.cpu_s) / tiny_units * 1000
             wall_ms = small.wall_s / tiny_units * 1000
             per_unit.append(f"{cores} core{'s' * (cores > 1)}: {each_ms:.0f} ms of CPU, {wall_ms:.0f} ms")
-            rows.append(_row("Spark's start", cores, _Work(), start, embedded))
+            rows.append(_row("Spark's start", cores, _Work(), start, embedded, [None] * len(MERGE_PRICE_COLUMNS)))
         finally:
             await asyncio.to_thread(_end, spark)
     return Table(
@@ -94,7 +98,7 @@ async def _measured(folder: Path, records: int, files: int, *, tiny_units: int, 
         f"A plain partition of {records:,} records of {VALUE_BYTES} B in {files} L1 files, from a directory into it;"
         f" the least of {repeats}. A unit is one file here; in production it is 256 MiB."
         f" What a unit of almost nothing costs beyond the same merge in this process, and how long it takes:"
-        f" {'; '.join(per_unit)}.",
+        f" {'; '.join(per_unit)}. {MERGE_PRICE_NOTE} That of Spark is without plans and manifests.",
         (
             Column("engine"),
             Column("cores"),
@@ -105,6 +109,7 @@ async def _measured(folder: Path, records: int, files: int, *, tiny_units: int, 
             Column("records/s"),
             Column("wall", "x", 2),
             Column("CPU", "x", 2),
+            *MERGE_PRICE_COLUMNS,
         ),
         rows,
     )
@@ -118,7 +123,7 @@ class _Work(NamedTuple):
     units: int = 0
 
 
-def _row(engine: str, cores: int, work: _Work, spent: Spent, embedded: Spent) -> list[Cell]:
+def _row(engine: str, cores: int, work: _Work, spent: Spent, embedded: Spent, price: Sequence[Cell]) -> list[Cell]:
     size, records = work.size_bytes, work.records
     return [
         engine,
@@ -130,6 +135,7 @@ def _row(engine: str, cores: int, work: _Work, spent: Spent, embedded: Spent) ->
         records / spent.wall_s if records else None,
         spent.wall_s / embedded.wall_s,
         spent.cpu_s / embedded.cpu_s,
+        *price,
     ]
 
 

@@ -11,8 +11,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from bench.loads.clients import create_topic
-from bench.loads.load import KafkaTarget, OurTarget, Target, progress, say_complaints, warm
+from bench.loads.load import KafkaTarget, OurTarget, Target, price_in, progress, say_complaints, warm
 from bench.loads.stock import CLIENTS, StockJob, run_stock
+from bench.measures.price import PRICE_COLUMNS, PRICE_NOTE, no_price
 from bench.registry import Size
 from bench.servers.kafka import Broker, Jars, find_jars, producer_perf
 from bench.servers.stack import Reading, Stack, Store, per_gib, store_note
@@ -154,6 +155,12 @@ def _puts_per_gib(row: Measured) -> float | None:
     return per_gib(row.used.counters.sum("object_requests_total", op="put"), stored_bytes)
 
 
+def _price(row: Measured) -> list[Cell]:
+    if row.target != OurTarget.name:
+        return no_price()
+    return price_in(row.used, row.used.counters.sum("produce_bytes_total"))
+
+
 def _of_kafka(row: Measured, rows: Sequence[Measured], *, time: bool = False) -> float | None:
     for other in rows:
         if (other.target, other.client, other.partitions) == (KafkaTarget.name, row.client, row.partitions):
@@ -172,6 +179,7 @@ def _rates(rows: Sequence[Measured]) -> Table:
             _of_kafka(row, rows),
             _files_per_s(row),
             _puts_per_gib(row),
+            *_price(row),
             row.error or None,
         ]
         for row in rows
@@ -180,7 +188,7 @@ def _rates(rows: Sequence[Measured]) -> Table:
         "Producers as they come",
         "Nothing is set but the address. Records of 1 KiB, as fast as the client takes them; acknowledged MB/s "
         f"(1,000,000 bytes) after the first 2 s. {store_note()} Client and broker share the machine's cores. Kafka is "
-        "one node on its own disk, which does not wait for the disk before it answers.",
+        f"one node on its own disk, which does not wait for the disk before it answers. {PRICE_NOTE}",
         (
             Column("broker"),
             Column("store"),
@@ -190,6 +198,7 @@ def _rates(rows: Sequence[Measured]) -> Table:
             Column("of Kafka", "", 2),
             Column("files", "1/s", 1),
             Column("PUTs", "1/GiB"),
+            *PRICE_COLUMNS,
             Column("the client's error"),
         ),
         cells,

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from bench.cases.produce import NO_JARS
 from bench.loads.clients import TailJob, TailResult, create_topic, run_idle, run_tail
 from bench.loads.load import OURS, OurTarget, Target, progress, say_complaints, warm
+from bench.measures.price import MIB, PRICE_COLUMNS, PRICE_NOTE, Floor, asked_of, no_price, price_cells
 from bench.registry import Size
 from bench.servers.kafka import Broker, find_jars
 from bench.servers.stack import Reading, Stack, Store, store_note
@@ -127,7 +128,7 @@ def _table(rows: Sequence[Measured]) -> Table:
         "partition of its own, through one agent; one reader of all partitions reads through another. Age: from the "
         "call of `produce` to the record in the reader's hands; files wait up to produce.linger.ms (250) before they "
         "are written. Without writers the reader has 12 empty partitions. CPU is that of both agents, and of all of "
-        f"Postgres, in ms a second (10 = 1 % of a core). {store_note()}",
+        f"Postgres, in ms a second (10 = 1 % of a core). {PRICE_NOTE} {store_note()}",
         (
             Column("broker"),
             Column("store"),
@@ -141,6 +142,7 @@ def _table(rows: Sequence[Measured]) -> Table:
             Column("transactions", "1/s", 1),
             Column("PUTs", "1/s", 1),
             Column("fetches", "1/s", 1),
+            *PRICE_COLUMNS,
         ),
         [_cells(row) for row in rows],
     )
@@ -162,4 +164,14 @@ def _cells(row: Measured) -> list[Cell]:
         row.transactions / used.at_s if row.transactions is not None else None,
         used.counters.sum("object_requests_total", op="put") / used.at_s if ours else None,
         used.counters.sum("requests_total", api="Fetch") / used.at_s if ours else None,
+        *(_price(used) if ours else no_price()),
     ]
+
+
+def _price(used: Reading) -> list[Cell]:
+    """For records in and out: the least is a PUT for each file, and a GET for each in the zone of the reader, unless
+    its agent had the records from the other one."""
+    files = used.counters.sum("l0_files_total")
+    from_store = used.counters.sum("fetch_bytes_total", source="store")
+    floor = Floor(puts=files, gets=max(files, from_store / MIB) if from_store else 0)
+    return price_cells(asked_of(used.counters, used.wal_bytes), floor, used.counters.sum("produce_bytes_total"))

@@ -15,9 +15,11 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 from bench.loads.clients import ConsumeJob, ProduceJob, create_topic, run_consume, run_produce
+from bench.measures.price import asked_of, floor_in, floor_out, no_price, price_cells
 from bench.measures.usage import Usage
 from bench.servers.kafka import Broker, Jars, producer_perf
 from bench.servers.stack import Counters, Reading, Stack, Store, per_gib
+from bench.table import Cell
 
 LIBRDKAFKA = "librdkafka"
 TOOL = "Kafka's tool"
@@ -126,6 +128,8 @@ class Measured:
     """Produce requests, by the broker's count."""
     puts_per_gib: float | None
     put_mb_mean: float | None
+    price: Sequence[Cell]
+    """The cells of PRICE_COLUMNS."""
     broker_peak_memory_bytes: int
 
 
@@ -259,8 +263,22 @@ def _measured(target: Target, load: Load, used: Reading, client: _ClientSide) ->
         requests_per_gib=per_gib(used.counters.sum("requests_total", api="Produce"), stored_bytes) if ours else None,
         puts_per_gib=per_gib(puts, stored_bytes) if ours else None,
         put_mb_mean=used.counters.sum("object_bytes_total", op="put") / 1e6 / puts if puts else None,
+        price=price_in(used, stored_bytes) if ours else no_price(),
         broker_peak_memory_bytes=used.agents.peak_memory_bytes,
     )
+
+
+def price_in(used: Reading, stored_bytes: float) -> list[Cell]:
+    """The cells of PRICE_COLUMNS for records that were written."""
+    return price_cells(
+        asked_of(used.counters, used.wal_bytes), floor_in(used.counters.sum("l0_files_total")), stored_bytes
+    )
+
+
+def price_out(used: Reading, read_bytes: float) -> list[Cell]:
+    """The cells of PRICE_COLUMNS for records that were read. No byte has to leave the store twice."""
+    asked = asked_of(used.counters, used.wal_bytes)
+    return price_cells(asked, floor_out(min(asked.read_bytes, read_bytes)), read_bytes)
 
 
 def on_empty_stack(

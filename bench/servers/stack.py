@@ -6,12 +6,13 @@
         used = stack.read() - before
 
 Everything listens on loopback with any port, is stopped by its pid and removed at the end. Agents hang on a pipe of
-this process: when it is killed, they end. `read` gives the usage of agents, Postgres and the S3 server so far and the
-sum of the agents' counters; `-` gives the difference of two readings.
+this process: when it is killed, they end. `read` gives the usage of agents, Postgres and the S3 server so far, the
+sum of the agents' counters and Postgres's WAL; `-` gives the difference of two readings.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import subprocess
@@ -20,6 +21,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -28,6 +30,7 @@ from types import MappingProxyType
 from prometheus_client.parser import text_string_to_metric_families
 
 from bench.measures.usage import Usage, postgres_usage, usage, usage_of_all
+from bench.servers.databases import wal_position
 from bench.servers.s3_server import ROOT, Latency, S3Server, client_environment, server_name, stop
 from bench.servers.started import Started
 from metadata.migrations.migrate import migrate
@@ -97,6 +100,8 @@ class Reading:
     store: Usage
     """The S3 server's usage; none for the local store, whose work the agents do themselves."""
     counters: Counters
+    wal_bytes: int = 0
+    """WAL that Postgres has written; none for a broker without it."""
 
     def __sub__(self, earlier: Reading) -> Reading:
         return Reading(
@@ -105,6 +110,7 @@ class Reading:
             self.postgres - earlier.postgres,
             self.store - earlier.store,
             self.counters - earlier.counters,
+            self.wal_bytes - earlier.wal_bytes,
         )
 
 
@@ -168,6 +174,7 @@ class Stack(Started):
             postgres_usage(self._postgres.pid),
             Usage() if self._s3 is None else usage(self._s3.pid),
             counters,
+            _wal_bytes(self._postgres.url),
         )
 
     def complaints(self) -> list[str]:
@@ -257,6 +264,12 @@ class Stack(Started):
 
     def _log(self, number: int) -> Path:
         return self.directory / f"agent-{number}.log"
+
+
+def _wal_bytes(url: str) -> int:
+    """From a thread of its own, because a benchmark may read inside its event loop."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(lambda: asyncio.run(wal_position(url))).result()
 
 
 def per_gib(count: float, stored_bytes: float) -> float | None:

@@ -56,3 +56,10 @@ def test_a_table_without_rows_or_note_has_its_head() -> None:
 def test_a_row_of_another_length_is_refused() -> None:
     with pytest.raises(ValueError, match="a row of 2 cells in a table of 3 columns"):
         Table("Commits", "", COLUMNS, [[1, 2]])
+
+
+def test_a_detail_is_in_json_alone() -> None:
+    table = Table("t", "", (Column("a"), Column("b", detail=True), Column("c")), [[1, 23456, 3]])
+    assert "23" not in render_text(table) and "b" not in render_text(table)
+    assert "| 1 | 3 |" in render_markdown(table)
+    assert json.loads(render_json([table]))[0]["rows"] == [[1, 23456, 3]]
