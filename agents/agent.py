@@ -22,7 +22,7 @@ from agents.groups.expiry import OffsetExpiry
 from agents.handlers.config_entries import broker_defaults
 from agents.membership import Membership
 from agents.producer_ids import ProducerIds
-from agents.read.path import ReadPath
+from agents.read.path import ReadPath, the_store_itself
 from agents.read.sessions import SESSIONS_MAX, FetchSessions
 from agents.server import Server, bind
 from agents.tail.follower import Follower, FollowerCallbacks
@@ -37,6 +37,8 @@ from agents.write.path import FileOnItsWay, WriteCallbacks, WritePath
 from agents.write.stall import StallLimits, WriteStall
 from agents.write.submission import BATCHES_MAX
 from agents.write.waits import WaitsReport
+from agents.zone.lines import Dial, dial
+from agents.zone.zone import Zone
 from metadata.contract.errors import MetadataUnavailableError
 from metadata.contract.l0_commit import Committed
 from metadata.contract.leases import AgentAddress
@@ -62,9 +64,11 @@ class Agent:
         metadata: MetadataStore,
         runtime: Runtime,
         bind: Callable[[str], socket.socket] = bind,
+        dial: Dial = dial,
     ) -> None:
         self._settings = settings
         self._bind = bind
+        self._zone = Zone(settings.agent_zone, dial, runtime) if settings.zone_listen else None
         self._store = store
         self._metadata = metadata
         self._runtime = runtime
@@ -85,6 +89,7 @@ class Agent:
                 on_live_files=self._live_files_changed,
                 # late: the read path is made after the follower, which it needs
                 on_deduped=lambda partition_ids: self._reads.forget(partition_ids),
+                on_merged=lambda keys: self._reads.drop_files(keys),
             ),
             runtime=runtime,
         )
@@ -95,6 +100,7 @@ class Agent:
             metadata=metadata.readers,
             catch_up=self._follower.catch_up,
             runtime=runtime,
+            around=self._zone.around if self._zone is not None else the_store_itself,
         )
         self._hints: set[asyncio.Task[None]] = set()
         self._membership: Membership | None = None
@@ -117,9 +123,16 @@ class Agent:
         """Serve. Raises AddressError, MetadataUnavailableError, SchemaMismatchError."""
         settings = self._settings
         listening = self._bind(settings.listen)
+        neighbours: socket.socket | None = None
         try:
+            neighbours = self._bind(settings.zone_listen) if settings.zone_listen else None
             listen_host, port = listening.getsockname()[:2]
-            address = AgentAddress(host=settings.advertised_host or listen_host, port=port, zone=settings.agent_zone)
+            address = AgentAddress(
+                host=settings.advertised_host or listen_host,
+                port=port,
+                zone=settings.agent_zone,
+                zone_port=neighbours.getsockname()[1] if neighbours is not None else 0,
+            )
             identity = await self._metadata.cluster_identity()
             membership = self._membership = Membership(
                 metadata=self._metadata.agents, address=address, runtime=self._runtime
@@ -128,6 +141,15 @@ class Agent:
             # `join` raises its own errors; from here on only the beats can find a fatal one.
             membership.on_fatal = self._fail
             await self._follower.start()
+            self._reads.start()
+            if self._zone is not None and neighbours is not None:
+                await self._zone.start(
+                    neighbours,
+                    cluster_id=identity.cluster_id,
+                    node_id=membership.node_id,
+                    agents=lambda: membership.agents,
+                    reads=self._reads,
+                )
             write_path = self._write_path = self._new_write_path(membership)
             groups = self._groups = self._new_groups(membership)
             server = self._server = Server(self._broker(identity.cluster_id, membership, write_path, groups))
@@ -138,6 +160,8 @@ class Agent:
         # Also when cancelled: the address and the lease must not stay taken by an agent that does not run.
         except BaseException:
             listening.close()
+            if neighbours is not None:
+                neighbours.close()
             await self.stop()
             raise
         self.address = f"[{address.host}]:{port}" if ":" in address.host else f"{address.host}:{port}"
@@ -165,6 +189,9 @@ class Agent:
         if self._write_path is not None:
             await self._write_path.close()
         await self._follower.stop()
+        # Before the read path, whose pools it serves from.
+        if self._zone is not None:
+            await self._zone.close()
         await self._reads.close()
         await asyncio.gather(*self._hints, return_exceptions=True)
         # Last: the parts above write under this lease, and whoever takes the address next fences it.
@@ -268,7 +295,7 @@ class Agent:
 
     def _committed(self, file: FileOnItsWay, committed: Committed) -> None:
         """Cache the bytes first, then extend the index: a reader that wakes up finds the bytes in memory."""
-        self._reads.hot_cache.put_file(file.key, file.sealed.file.body)
+        self._reads.hot_cache.put_file(file.key, file.sealed.file.body, file.sealed_ms)
         self._follower.saw_own(file.lease, file.seq, file.key, len(file.sealed.file.body), committed)
         if self._membership is not None and len(self._membership.agents) > 1:
             # In a task: the commit's clients do not wait for it, and a lost hint only costs others a poll interval.

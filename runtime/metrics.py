@@ -157,6 +157,17 @@ class Metrics:
         self.cache_requests_total = self._counter(
             "cache_requests_total", "Look-ups in the block cache: `hit` or `miss`.", "pool", "outcome"
         )
+        self.zone_requests_total = self._counter(
+            "zone_requests_total",
+            "Requests for blocks to other agents of the zone, by outcome: `served`, `busy`, `late`, `failed` or"
+            " `corrupt`. All but `served` are followed by a GET.",
+            "outcome",
+        )
+        self.zone_bytes_total = self._counter(
+            "zone_bytes_total",
+            "Bytes of blocks `received` from other agents of the zone, or `sent` to them.",
+            "direction",
+        )
         self.fetch_sessions = self._gauge("fetch_sessions", "Fetch sessions (KIP-227) that the agent keeps.")
         self.fetch_session_partitions = self._gauge("fetch_session_partitions", "Partitions of all fetch sessions.")
         self.fetch_session_evictions_total = self._counter(

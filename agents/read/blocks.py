@@ -7,7 +7,8 @@ every connection; reads ahead take at most half of these.
 
 The bytes of a GET stay where the store put them: what readers get are views.
 
-Errors are those of the object store. A short answer is an ObjectStoreError, because an object never shrinks.
+The bytes come from a `BlockSource`: the object store, or a neighbour of the zone. Errors are those of the store. A
+short answer is an ObjectStoreError, because an object never shrinks.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from contextlib import nullcontext
 
 from agents.read.cache import BLOCK_BYTES, BlockCache, Body
 from agents.read.pieces import Pieces
+from agents.read.source import BlockSource
 from runtime.metrics import Metrics
-from storage.objects import ObjectStore, ObjectStoreError
+from storage.keys import L0_PREFIX
+from storage.objects import ObjectStoreError
 
 GET_BLOCKS_MAX = 8
 """Longest joined GET: 8 MiB; for a read ahead, plus the seam at the end of a file's bytes of a partition."""
@@ -30,8 +33,10 @@ and a round trip. As a rule they hold the next records of a partition in an L0 f
 
 
 class BlockReader:
-    def __init__(self, *, store: ObjectStore, cache: BlockCache, pool: str, concurrency: int, metrics: Metrics) -> None:
-        self._store = store
+    def __init__(
+        self, *, source: BlockSource, cache: BlockCache, pool: str, concurrency: int, metrics: Metrics
+    ) -> None:
+        self._source = source
         self._cache = cache
         self._hits = metrics.cache_requests_total.labels(pool=pool, outcome="hit")
         self._misses = metrics.cache_requests_total.labels(pool=pool, outcome="miss")
@@ -75,11 +80,11 @@ class BlockReader:
             self._cache.expect(key, block)
         self._start_get(key, size_bytes, run, ahead=not waited_for)
 
-    def start_missing(self, key: str, size_bytes: int, blocks: Iterable[int]) -> None:
+    def start_missing(self, key: str, size_bytes: int, blocks: Iterable[int], *, direct: bool = False) -> None:
         """Begin the GETs of all these blocks that are not here or on their way. The caller reads them at once."""
         missing = [block for block in sorted(set(blocks)) if not self.is_coming(key, block)]
         for run in runs_of(self._bridged(key, missing)):
-            self._start_get(key, size_bytes, run)
+            self._start_get(key, size_bytes, run, direct=direct)
 
     def _bridged(self, key: str, missing: Sequence[int]) -> Iterator[int]:
         """The missing blocks and those in short gaps between them, unless one of the gap is here or on its way."""
@@ -100,13 +105,17 @@ class BlockReader:
     def release(self, key: str, block: int, *, first_to_go: bool) -> None:
         self._cache.release(key, block, first_to_go=first_to_go)
 
-    async def pieces(self, key: str, size_bytes: int, start: int, length: int) -> Pieces:
-        """Exactly `length` bytes of the object from `start`. Raises ObjectStoreError."""
+    async def pieces(self, key: str, size_bytes: int, start: int, length: int, *, direct: bool = False) -> Pieces:
+        """Exactly `length` bytes of the object from `start`. Raises ObjectStoreError.
+
+        `direct`: no GET that begins here goes through a neighbour.
+        """
         here = self.cached(key, start, length)
         if here is not None:
             return here
         self._misses.inc()
-        found = _cut(await self._load(key, size_bytes, blocks_of(start, length)), start, length)
+        bodies = await self._load(key, size_bytes, blocks_of(start, length), direct=direct)
+        found = _cut(bodies, start, length)
         if len(found) != length:
             raise ObjectStoreError(f"object {key!r} ends early: {len(found)} of {length} bytes at {start}")
         return found
@@ -115,9 +124,9 @@ class BlockReader:
         """As `pieces`, in one buffer."""
         return (await self.pieces(key, size_bytes, start, length)).joined()
 
-    async def _load(self, key: str, size_bytes: int, blocks: range) -> dict[int, Body]:
+    async def _load(self, key: str, size_bytes: int, blocks: range, *, direct: bool) -> dict[int, Body]:
         bodies: dict[int, Body] = {}
-        self.start_missing(key, size_bytes, blocks)
+        self.start_missing(key, size_bytes, blocks, direct=direct)
         awaited: dict[int, asyncio.Future[Body]] = {}
         for block in blocks:
             flying = self._flying.get((key, block))
@@ -131,22 +140,28 @@ class BlockReader:
             bodies[block] = await asyncio.shield(future)
         return bodies
 
-    def _start_get(self, key: str, size_bytes: int, run: range, *, ahead: bool = False) -> None:
+    def _start_get(self, key: str, size_bytes: int, run: range, *, ahead: bool = False, direct: bool = False) -> None:
+        # Reads ahead of a merged file are one partition's bytes, which one agent of the zone reads.
+        shared = not direct and (not ahead or key.startswith(L0_PREFIX))
         future: asyncio.Future[Body] = asyncio.get_running_loop().create_future()
         future.add_done_callback(_mark_seen)
         for block in run:
             self._flying[key, block] = future
-        task = asyncio.create_task(self._get(key, size_bytes, run, future, ahead=ahead), name=f"get {key}")
+        get = self._get(key, size_bytes, run, future, ahead=ahead, shared=shared)
+        task = asyncio.create_task(get, name=f"get {key}")
         self._gets.add(task)
         task.add_done_callback(self._gets.discard)
 
-    async def _get(self, key: str, size_bytes: int, run: range, future: asyncio.Future[Body], *, ahead: bool) -> None:
+    async def _get(
+        self, key: str, size_bytes: int, run: range, future: asyncio.Future[Body], *, ahead: bool, shared: bool
+    ) -> None:
         start = run.start * BLOCK_BYTES
+        length = min(run.stop * BLOCK_BYTES, size_bytes) - start
         try:
             # In this order: reads ahead wait for their half first, and hold no slot that a waiting reader could use.
             async with self._slots_ahead if ahead else nullcontext(), self._slots:
-                data = await self._store.get_range(key, start, min(run.stop * BLOCK_BYTES, size_bytes) - start)
-            future.set_result(self._cache.put_blocks(key, run, data))
+                found = await self._source.get_range(key, size_bytes, start, length, shared=shared)
+            future.set_result(self._cache.put_blocks(key, run, found.data, found.known_ms))
         except BaseException as error:
             future.set_exception(error)
             # A cancellation goes on; a store's error has reached all waiters, and nobody awaits this task.

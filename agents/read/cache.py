@@ -2,8 +2,8 @@
 
 An entry is a *body*: a whole file that this agent wrote, kept as sealed, or the bytes of one GET, which hold one or
 more aligned blocks. Readers get views of bodies, never copies. A view keeps its whole body in memory, so bodies are
-what is counted and what is evicted. Objects never change, so no entry is ever invalid; entries of deleted files just
-age out.
+what is counted and what is evicted. Objects never change, so no entry is ever invalid. Entries of deleted files go all
+the same: each entry carries the time for which its file was last known to exist, and the owner drops old ones.
 
 A block may be expected, which means that a reader will come for it soon. Until all its expected blocks are released, a
 body is evicted only if there is nothing else. The caller that expects blocks makes sure that they are fewer than the
@@ -17,7 +17,7 @@ memory that is really in use, however slow clients are.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -34,7 +34,9 @@ class Body:
     key: str
     blocks: range
     """The blocks that it holds; for a whole file the number -1, which is no block."""
-    data: bytes
+    data: bytes | memoryview
+    known_ms: float = 0.0
+    """When its file was last known to exist."""
     cache: BlockCache | None = None
     """Where it counts; None if it is in no cache."""
     expected: int = 0
@@ -69,12 +71,12 @@ class BlockCache:
         self.only_pinned_bytes = 0
         """Pinned, and no block of theirs is expected."""
 
-    def put_file(self, key: str, body: bytes) -> None:
-        self._put(Body(key, _WHOLE, body))
+    def put_file(self, key: str, body: bytes, known_ms: float = 0.0) -> None:
+        self._put(Body(key, _WHOLE, body, known_ms))
 
-    def put_blocks(self, key: str, blocks: range, data: bytes) -> Body:
+    def put_blocks(self, key: str, blocks: range, data: bytes | memoryview, known_ms: float = 0.0) -> Body:
         """Keep the bytes of neighbouring blocks, unless there is no room. The last block may be short."""
-        body = Body(key, blocks, data)
+        body = Body(key, blocks, data, known_ms)
         self._put(body)
         return body
 
@@ -88,6 +90,14 @@ class BlockCache:
     def holds(self, key: str, blocks: range) -> bool:
         """Returns True if the bytes are here, without making them younger."""
         return (key, -1) in self._at or all((key, block) in self._at for block in blocks)
+
+    def drop_files(self, keys: Container[str]) -> None:
+        """Forget all bytes of these files."""
+        self._forget([body for (key, _), body in self._at.items() if key in keys])
+
+    def drop_known_before(self, known_ms: float) -> None:
+        """Forget all bytes of files that were last known to exist before `known_ms`."""
+        self._forget([body for body in self._at.values() if body.known_ms < known_ms])
 
     def expect(self, key: str, block: int) -> None:
         """Once the block is here, keep it until it is released."""
@@ -156,6 +166,18 @@ class BlockCache:
         while self.bytes > self.bytes_max:
             # Expected blocks go only when nothing else is left.
             self._drop(next(iter(self._idle or self._awaited)))
+        if self._on_size is not None:
+            self._on_size(self.bytes)
+
+    def _forget(self, bodies: Iterable[Body]) -> None:
+        """Nobody finds them any more. A body that an answer consists of counts until the answer has left."""
+        for body in dict.fromkeys(bodies):
+            self._leave(body)
+            for place in body.places:
+                if self._at.get(place) is body:
+                    del self._at[place]
+                    body.expected -= place in self._expected
+            self._settle(body)
         if self._on_size is not None:
             self._on_size(self.bytes)
 

@@ -26,6 +26,11 @@ class Pieces:
     def __len__(self) -> int:
         return self._length
 
+    @property
+    def known_ms(self) -> float:
+        """When the file was last known to exist, for the oldest of these bytes."""
+        return min(body.known_ms for body in self._bodies)
+
     def contiguous(self, start: int, length: int) -> tuple[memoryview, int]:
         """A buffer and the place in it of `length` bytes from `start`. They are copied if they lie across a border."""
         at = start

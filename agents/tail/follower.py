@@ -19,7 +19,7 @@ fell behind the rows that the store keeps starts again from a snapshot.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from contextvars import Context
 from dataclasses import dataclass
 from typing import Any
@@ -53,6 +53,8 @@ class FollowerCallbacks:
     """The number of live L0 files, after each change."""
     on_deduped: Callable[[Iterable[int]], None] = lambda _: None
     """Ids of partitions whose extents a merge replaced."""
+    on_merged: Callable[[Collection[str]], None] = lambda _: None
+    """Keys of L0 files that a merge replaced, once the index no longer names them."""
 
 
 class Follower:
@@ -164,11 +166,15 @@ class Follower:
 
     async def _drop_merged(self, tail: Tail) -> None:
         merged = {file.file_id for file in tail.files if not file.live}
+        keys = {file.key for file in tail.files if not file.live}
         for change in tail.changes:
             if change.kind is ChangeKind.MERGED:
                 merged.update(change.detail["l0_files"])
+        keys.update(self._index.keys(merged))
         for _ in self._index.drop_files(merged):
             await asyncio.sleep(0)
+        if keys:
+            self._callbacks.on_merged(keys)
 
     # ---- taking in
 

@@ -181,6 +181,10 @@ class LogIndex:
     def file(self, file_id: int) -> FileRef:
         return self._files[file_id]
 
+    def keys(self, file_ids: Iterable[int]) -> Iterator[str]:
+        """The keys of those of these files that are known here."""
+        return (self._files[file_id].key for file_id in file_ids if file_id in self._files)
+
     def extents_from(self, partition_id: int, offset: int) -> Iterator[Extent]:
         """In offset order; extents in merged files are not among them."""
         log = self._partitions.get(partition_id)

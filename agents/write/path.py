@@ -54,6 +54,8 @@ class FileOnItsWay:
     uploaded: asyncio.Task[None]
     span: Span | None
     """None unless one of its requests is traced."""
+    sealed_ms: float
+    """Before its PUT, by our monotonic clock."""
 
 
 class Lease(Protocol):
@@ -222,7 +224,8 @@ class WritePath:
         self._uploads.add(uploaded)
         uploaded.add_done_callback(self._uploaded)
         # In line before its PUT has ended: the committer waits for each in turn, which keeps the order of sealing.
-        self._commits.put_nowait(FileOnItsWay(lease, self._seq, key, sealed, uploaded, span))
+        sealed_ms = self._clock.monotonic_ms()
+        self._commits.put_nowait(FileOnItsWay(lease, self._seq, key, sealed, uploaded, span, sealed_ms))
         self._metrics.l0_files_total.labels(reason=reason.value).inc()
         self._metrics.l0_file_bytes.observe(len(sealed.file.body))
         self._metrics.l0_bytes_total.inc(len(sealed.file.body))

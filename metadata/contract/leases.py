@@ -30,6 +30,8 @@ class AgentAddress:
     host: str
     port: int
     zone: str = ""
+    zone_port: int = 0
+    """Where the agent serves blocks to the agents of its zone (`agents/zone/`); 0: it does not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql as pg
 
-SCHEMA_REVISION = "0002"
+SCHEMA_REVISION = "0003"
 """The Alembic revision this code works with."""
 
 METADATA = sa.MetaData()
@@ -76,6 +76,7 @@ AGENTS = sa.Table(
     sa.Column("lease_until_ms", sa.BigInteger, nullable=False),
     sa.Column("draining", sa.Boolean, nullable=False, server_default=sa.false()),
     sa.Column("program_schema", sa.Integer),
+    sa.Column("zone_port", sa.Integer, nullable=False, server_default="0"),
 )
 
 TOPICS = sa.Table(

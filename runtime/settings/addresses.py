@@ -62,6 +62,23 @@ def check_addresses(*, listen: str, metrics_listen: str, advertised_host: str, i
         raise SettingsError(f"advertised.host must be a host without a port, not {advertised_host!r}")
 
 
+def check_zone(*, zone_listen: str, agent_zone: str) -> None:
+    """Raises SettingsError for an address at which agents of a zone cannot serve each other."""
+    if not zone_listen:
+        return
+    host, _ = parse_address(zone_listen, name="zone.listen")
+    if not is_loopback(host):
+        raise SettingsError(
+            f"zone.listen {zone_listen} can be reached from other machines, and agents do not authenticate each other",
+            remedy="listen on 127.0.0.1; neighbours on other machines come with secured listeners",
+        )
+    if not agent_zone:
+        raise SettingsError(
+            "zone.listen is set and agent.zone is empty: agents serve only those of their own zone",
+            remedy="set agent.zone, or leave zone.listen empty",
+        )
+
+
 def _is_host(text: str) -> bool:
     """A name or an address (IPv6 without brackets), or nothing."""
     if ":" in text:

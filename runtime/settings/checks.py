@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Protocol
 
-from runtime.settings.addresses import check_addresses
+from runtime.settings.addresses import check_addresses, check_zone
 from runtime.settings.spark import SparkSettings, check_spark
 from runtime.settings.values import SettingsError
 
@@ -64,6 +64,9 @@ class CheckedSettings(SparkSettings, Protocol):
     @property
     def trace_sample_ratio(self) -> str: ...
 
+    @property
+    def zone_listen(self) -> str: ...
+
 
 def check_together(settings: CheckedSettings) -> None:
     """Raises SettingsError."""
@@ -107,6 +110,7 @@ def check_together(settings: CheckedSettings) -> None:
         advertised_host=settings.advertised_host,
         insecure=settings.insecure,
     )
+    check_zone(zone_listen=settings.zone_listen, agent_zone=settings.agent_zone)
     check_spark(settings)
 
 

@@ -71,6 +71,12 @@ class Settings:
         _PLACES,
         "Availability zone of this agent; clients with the same `zone=` in their client.id use it. `ecs`: its task's.",
     )
+    zone_listen: str = setting(
+        "",
+        _PLACES,
+        "HOST:PORT on loopback where the agent serves blocks to the agents of its `agent.zone`, so that a zone fetches"
+        " each block once. Port 0: any free port. Empty: none; every agent fetches for itself.",
+    )
     drain_timeout_ms: int = duration_ms(
         30_000, _PLACES, "A stopping process finishes its work within this time, then it gives up."
     )

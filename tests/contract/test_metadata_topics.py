@@ -81,7 +81,7 @@ async def test_partitions_are_only_added(world: World) -> None:
 
 
 async def test_an_address_keeps_its_node_id_under_a_new_epoch(world: World) -> None:
-    here, there = AgentAddress(host="a", port=1, zone="z1"), AgentAddress(host="a", port=2)
+    here, there = AgentAddress(host="a", port=1, zone="z1", zone_port=7), AgentAddress(host="a", port=2)
     first = await world.service.agents.register_agent(here)
     second = await world.service.agents.register_agent(there)
     again = await world.service.agents.register_agent(here)

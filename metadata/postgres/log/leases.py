@@ -45,6 +45,7 @@ class AgentLeases:
             # In the same transaction as the epoch: no moment in which the old lease looks valid under the new epoch.
             lease = {"epoch": row.epoch, "zone": address.zone, "lease_until_ms": _lease_end(), "draining": False}
             lease["program_schema"] = version_of(SCHEMA_REVISION)
+            lease["zone_port"] = address.zone_port
             leased = insert(AGENTS).values(writer_id=row.writer_id, **lease)
             await connection.execute(leased.on_conflict_do_update(index_elements=["writer_id"], set_=lease))
             return WriterLease(writer_id=row.writer_id, epoch=row.epoch)
@@ -73,14 +74,15 @@ class AgentLeases:
         async def work(connection: AsyncConnection) -> Sequence[AgentInfo]:
             leased = between_now_and(AGENTS.c.lease_until_ms, LEASE_SLACK * LEASE_MS)
             alive = (leased, sa.not_(AGENTS.c.draining))
-            query = sa.select(AGENTS.c.writer_id, AGENTS.c.epoch, AGENTS.c.zone, WRITERS.c.host, WRITERS.c.port)
+            columns = (AGENTS.c.writer_id, AGENTS.c.epoch, AGENTS.c.zone, AGENTS.c.zone_port)
+            query = sa.select(*columns, WRITERS.c.host, WRITERS.c.port)
             query = query.join(WRITERS, WRITERS.c.writer_id == AGENTS.c.writer_id).where(*alive)
             rows = (await connection.execute(query.order_by(AGENTS.c.writer_id))).all()
             return [
                 AgentInfo(
                     writer_id=row.writer_id,
                     epoch=row.epoch,
-                    address=AgentAddress(host=row.host, port=row.port, zone=row.zone),
+                    address=AgentAddress(host=row.host, port=row.port, zone=row.zone, zone_port=row.zone_port),
                 )
                 for row in rows
             ]

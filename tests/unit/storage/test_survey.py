@@ -18,6 +18,7 @@ from storage.format.flag_reason import with_written_crc, written_crc
 from storage.memory import MemoryStore
 from storage.objects import ObjectStoreError
 from tests.fixtures.flagged_extents import FlaggedExtent, stamped
+from tests.fixtures.sources import source_of
 from wire.batch import CRC_POSITION, CorruptBatchError, read_header
 from wire.crc import crc32c
 from wire.records import NewRecord, build_batch
@@ -196,7 +197,7 @@ async def stored(found: FlaggedExtent, store: MemoryStore, *, key: str = "l1/fil
 
 
 def surveys_over(store: MemoryStore) -> Surveys:
-    blocks = BlockReader(store=store, cache=BlockCache(0), pool="cold", concurrency=4, metrics=Metrics())
+    blocks = BlockReader(source=source_of(store), cache=BlockCache(0), pool="cold", concurrency=4, metrics=Metrics())
     return Surveys(blocks)
 
 
@@ -266,7 +267,13 @@ async def test_what_is_remembered_is_bounded() -> None:
     store = CountingStore()
     found = extent_of(*WHOLE)
     damage(found, 1, BODY)
-    blocks = BlockReader(store=store, cache=BlockCache(1 << 20), pool="cold", concurrency=4, metrics=Metrics())
+    blocks = BlockReader(
+        source=source_of(store),
+        cache=BlockCache(1 << 20),
+        pool="cold",
+        concurrency=4,
+        metrics=Metrics(),
+    )
     looking = Surveys(blocks, entries_max=12)
     extents = [await stored(found, store, key=f"l1/{number}") for number in range(5)]
     for extent in extents:

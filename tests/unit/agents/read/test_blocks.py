@@ -13,6 +13,7 @@ from agents.read.pieces import Pins
 from runtime.metrics import Metrics
 from storage.memory import MemoryStore
 from storage.objects import ObjectNotFoundError, ObjectStoreError
+from tests.fixtures.sources import source_of
 from wire.crc import crc32c
 
 KEY = "l0/aa/2026010100/1-1-x.silt"
@@ -47,7 +48,7 @@ async def store() -> CountingStore:
 
 def reader(store: MemoryStore, *, bytes_max: int = 64 * BLOCK_BYTES, concurrency: int = 4) -> BlockReader:
     cache = BlockCache(bytes_max)
-    return BlockReader(store=store, cache=cache, pool="hot", concurrency=concurrency, metrics=Metrics())
+    return BlockReader(source=source_of(store), cache=cache, pool="hot", concurrency=concurrency, metrics=Metrics())
 
 
 async def test_any_range_reads_as_the_object_is(store: CountingStore) -> None:
@@ -127,7 +128,7 @@ async def test_the_cache_keeps_to_its_bound_and_drops_the_least_recently_used() 
 
 async def test_a_whole_file_serves_any_range_without_a_get(store: CountingStore) -> None:
     cache = BlockCache(64 * BLOCK_BYTES)
-    blocks = BlockReader(store=store, cache=cache, pool="hot", concurrency=1, metrics=Metrics())
+    blocks = BlockReader(source=source_of(store), cache=cache, pool="hot", concurrency=1, metrics=Metrics())
     cache.put_file(KEY, BODY)
     assert await blocks.read(KEY, len(BODY), 7, 3 * BLOCK_BYTES) == BODY[7 : 7 + 3 * BLOCK_BYTES]
     assert store.gets == []
@@ -162,7 +163,7 @@ async def test_slow_clients_hold_no_more_memory_than_the_cache_and_their_own_byt
     store = MemoryStore()
     await store.put_if_absent(KEY, body, crc32c=crc32c(body))
     cache = BlockCache(8 * BLOCK_BYTES)
-    blocks = BlockReader(store=store, cache=cache, pool="cold", concurrency=4, metrics=Metrics())
+    blocks = BlockReader(source=source_of(store), cache=cache, pool="cold", concurrency=4, metrics=Metrics())
     pins: Pins = []
     tracemalloc.start()
     try:

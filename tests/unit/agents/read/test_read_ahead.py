@@ -18,6 +18,7 @@ from runtime.clock import SystemClock
 from runtime.metrics import Metrics
 from storage.memory import MemoryStore
 from tests.fixtures.chance import examples
+from tests.fixtures.sources import source_of
 from wire.crc import crc32c
 
 MIB = 1 << 20
@@ -84,7 +85,13 @@ async def parts(cache_bytes: int) -> tuple[CountingStore, ReadAhead, BlockReader
     store = CountingStore()
     for key in "abc":
         await store.put_if_absent(key, BODY, crc32c=BODY_CRC)
-    blocks = BlockReader(store=store, cache=BlockCache(cache_bytes), pool="cold", concurrency=16, metrics=Metrics())
+    blocks = BlockReader(
+        source=source_of(store),
+        cache=BlockCache(cache_bytes),
+        pool="cold",
+        concurrency=16,
+        metrics=Metrics(),
+    )
     return store, ReadAhead(blocks, SystemClock(), cache_bytes=cache_bytes), blocks
 
 

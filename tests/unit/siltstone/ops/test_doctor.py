@@ -24,8 +24,8 @@ HEALTHY = PostgresFacts(
     may_create=True,
     tables_lacking_rights=(),
     oldest_snapshot_ms=0,
-    schema=SchemaState("0002", 1),
-    revision_needed="0002",
+    schema=SchemaState("0003", 1),
+    revision_needed="0003",
     clock_ms=NOW_MS,
 )
 
@@ -46,8 +46,8 @@ def test_a_healthy_postgres_is_ok_in_everything() -> None:
         ({"direct": False}, "postgres pooler", Verdict.FAIL),
         ({"schema": NO_SCHEMA}, "schema", Verdict.FAIL),
         ({"schema": SchemaState("0001", None)}, "schema", Verdict.FAIL),
-        ({"schema": SchemaState("0003", 2)}, "schema", Verdict.WARN),
-        ({"schema": SchemaState("0003", 3)}, "schema", Verdict.FAIL),
+        ({"schema": SchemaState("0004", 3)}, "schema", Verdict.WARN),
+        ({"schema": SchemaState("0004", 4)}, "schema", Verdict.FAIL),
         ({"tables_lacking_rights": ("files",)}, "postgres rights", Verdict.FAIL),
         ({"may_create": False}, "postgres rights", Verdict.WARN),
         ({"connections_max": 10}, "postgres connections", Verdict.WARN),
