@@ -8,7 +8,7 @@ MUTANTS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 UV := $(shell command -v uv 2>/dev/null)
-PINS := pyproject.toml constraints.txt
+INSTALLED_BY := pyproject.toml constraints.txt Makefile
 STAMP_ALL := $(VENV)/.installed-all
 STAMP_DEMO := $(VENV)/.installed-demo
 # `make demo` asks for the small install only where the full one is not there.
@@ -103,13 +103,13 @@ define ensure_installer
 	@$(if $(UV),true,$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip >/dev/null)
 endef
 
-$(STAMP_ALL): $(PINS) | $(BIN)/python
+$(STAMP_ALL): $(INSTALLED_BY) | $(BIN)/python
 	$(ensure_installer)
 	@echo "installing siltstone with all extras (the first time takes some minutes)"
 	@$(PIP_INSTALL) -e '.[demo,spark,tables,otel,fast-s3,dev]'
 	@touch $@ $(STAMP_DEMO)
 
-$(STAMP_DEMO): $(PINS) | $(BIN)/python
+$(STAMP_DEMO): $(INSTALLED_BY) | $(BIN)/python
 	$(ensure_installer)
 	@echo "installing siltstone with the demo's clients and data, and Spark (about 500 MB)"
 	@$(PIP_INSTALL) -e '.[demo,spark]'
