@@ -25,12 +25,14 @@ class Benchmark:
     """Yields each table as soon as it is complete."""
 
 
-def _module(name: str, doc: str) -> Benchmark:
+def _module(name: str, doc: str, *, folder: str = "bench.cases") -> Benchmark:
     def run(size: Size) -> Iterable[Table]:
-        return importlib.import_module(f"bench.cases.{name}").run(size)
+        return importlib.import_module(f"{folder}.{name}").run(size)
 
     return Benchmark(name, doc, run)
 
+
+TOGETHER = "bench.cases.together"
 
 BENCHMARKS: tuple[Benchmark, ...] = (
     _module("file_build", "grouping batches by partition and laying out one 8 MiB file"),
@@ -47,6 +49,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     _module("consume", "consuming through Kafka clients"),
     _module("tail", "from the producer's send to the consumer's hands, with 1 to 12 writers"),
     _module("replay", "reading merged history, and the tail beside it"),
+    _module("costs", "every request to S3 from a producer to a replay, in dollars for 1 GiB", folder=TOGETHER),
 )
 
 

@@ -58,6 +58,7 @@ class ProduceJob:
     """0: as fast as possible."""
     records: int = 0
     """0: for the given time; else this many, all acknowledged, however long that takes."""
+    client_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +82,9 @@ class ConsumeJob:
     records: int
     """The number of records to read, over all partitions, from the beginning."""
     timeout_s: float = 120.0
+    client_id: str = ""
+    commits: bool = False
+    """The group's offsets are committed every 5 s, as librdkafka does by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,6 +238,8 @@ def producer_config(job: ProduceJob) -> dict[str, Any]:
         "queue.buffering.max.messages": 10_000_000,
         "topic.metadata.refresh.interval.ms": 10_000,
     }
+    if job.client_id:
+        config["client.id"] = job.client_id
     if job.in_flight is not None:
         config["max.in.flight.requests.per.connection"] = job.in_flight
     return config
@@ -331,8 +337,10 @@ def _at_hand(consumer: Any, count: int, timeout_s: float) -> list[Any]:
 
 def consume(job: ConsumeJob) -> ConsumeResult:
     started = time.monotonic()
-    fetch = {"fetch.message.max.bytes": 2 << 20, "queued.max.messages.kbytes": 64 << 10, "check.crcs": False}
-    consumer = _consumer(job.bootstrap, job.topic, job.partitions, confluent_kafka.OFFSET_BEGINNING, **fetch)
+    config = {"fetch.message.max.bytes": 2 << 20, "queued.max.messages.kbytes": 64 << 10, "check.crcs": False}
+    config |= {"client.id": job.client_id} if job.client_id else {}
+    config |= {"enable.auto.commit": True} if job.commits else {}
+    consumer = _consumer(job.bootstrap, job.topic, job.partitions, confluent_kafka.OFFSET_BEGINNING, **config)
     read = first_read = 0
     first_s = last_s = started
     while read < job.records:

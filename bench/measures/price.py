@@ -75,6 +75,16 @@ class Asked:
             wal_bytes=self.wal_bytes + other.wal_bytes,
         )
 
+    def for_each(self, amount: float) -> Asked:
+        """What one unit of `amount` asked."""
+        return Asked(
+            puts=self.puts / amount,
+            gets=self.gets / amount,
+            written_bytes=self.written_bytes / amount,
+            read_bytes=self.read_bytes / amount,
+            wal_bytes=self.wal_bytes / amount,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Floor:
@@ -82,6 +92,12 @@ class Floor:
 
     puts: float = 0
     gets: float = 0
+
+    def __add__(self, other: Floor) -> Floor:
+        return Floor(puts=self.puts + other.puts, gets=self.gets + other.gets)
+
+    def for_each(self, amount: float) -> Floor:
+        return Floor(puts=self.puts / amount, gets=self.gets / amount)
 
 
 def asked_of(counters: Counted, wal_bytes: float) -> Asked:

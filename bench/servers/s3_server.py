@@ -72,10 +72,20 @@ class S3Server(Started):
         self._port = 0
         self.pid = 0
 
-    def url(self, latency: Latency | None = None) -> str:
-        """`s3://...` of the bucket, which is the same with and without latency."""
-        port = self._port if latency is None else self._distant_port(latency)
-        return f"s3://{BUCKET}/data?endpoint=http://127.0.0.1:{port}&region={REGION}"
+    def url(self, latency: Latency | None = None, *, prefix: str = "data", log: Path | None = None) -> str:
+        """`s3://...` of the bucket, which is the same with and without latency.
+
+        `log`: a file that gets a line for each request by this URL (`bench/measures/requests.py`).
+        """
+        port = self._port if latency is None and log is None else self._proxy_port(latency or Latency(0, 0), log)
+        return f"s3://{BUCKET}/{prefix}?endpoint=http://127.0.0.1:{port}&region={REGION}"
+
+    def sizes(self, *, prefix: str = "data") -> dict[str, int]:
+        """The bytes of each object, by its key below the prefix."""
+        pages = self._client().get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=f"{prefix}/")
+        return {
+            each["Key"].removeprefix(f"{prefix}/"): each["Size"] for page in pages for each in page.get("Contents", ())
+        }
 
     def _start(self) -> None:
         self._port = free_port()
@@ -92,15 +102,17 @@ class S3Server(Started):
         self._stack.callback(stop, process)
         self.pid = process.pid
         self._await(process)
+        self._client().create_bucket(Bucket=BUCKET)
+
+    def _client(self) -> Any:
         untyped: Any = boto3
-        client = untyped.client(
+        return untyped.client(
             "s3",
             endpoint_url=f"http://127.0.0.1:{self._port}",
             region_name=REGION,
             aws_access_key_id=ACCESS_KEY,
             aws_secret_access_key=SECRET_KEY,
         )
-        client.create_bucket(Bucket=BUCKET)
 
     def _objects_directory(self) -> Path:
         in_memory = SHARED_MEMORY.is_dir() and os.access(SHARED_MEMORY, os.W_OK)
@@ -120,7 +132,7 @@ class S3Server(Started):
             time.sleep(0.02)
         raise RuntimeError(f"{server_name()} does not listen; its log ends with:\n{self._log.read_text()[-2000:]}")
 
-    def _distant_port(self, latency: Latency) -> int:
+    def _proxy_port(self, latency: Latency, log: Path | None) -> int:
         proxy = subprocess.Popen(
             [
                 sys.executable,
@@ -129,6 +141,7 @@ class S3Server(Started):
                 str(self._port),
                 str(latency.put_ms),
                 str(latency.get_ms),
+                *([str(log)] if log is not None else []),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

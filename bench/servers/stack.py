@@ -29,6 +29,7 @@ from types import MappingProxyType
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from bench.measures.requests import Request, parse_requests
 from bench.measures.usage import Usage, postgres_usage, usage, usage_of_all
 from bench.servers.databases import wal_position
 from bench.servers.s3_server import ROOT, Latency, S3Server, client_environment, server_name, stop
@@ -50,6 +51,8 @@ class Store(Enum):
     S3 = "S3"
     S3_DISTANT = "S3 distant"
     """S3 behind `LATENCY`."""
+    S3_COUNTED = "S3 counted"
+    """S3 behind a proxy for each process, which counts its requests (`Stack.requests`)."""
 
 
 def store_note() -> str:
@@ -145,6 +148,7 @@ class Stack(Started):
         self._postgres: EmbeddedPostgres | None = None
         self._s3: S3Server | None = None
         self._store_url = ""
+        self._agent_urls: list[str] = []
         self._lifeline = -1
         self.directory = Path()
         self.agents: list[RunningAgent] = []
@@ -182,6 +186,21 @@ class Stack(Started):
         logs = (self._log(number) for number in range(self._agents_wanted))
         return [line for log in logs if log.exists() for line in log.read_text(errors="replace").splitlines()]
 
+    def counted_url(self, process: str) -> str:
+        """A URL of the store for one process, whose requests `requests` then tells. The store must be S3."""
+        assert self._s3 is not None
+        return self._s3.url(log=self._requests_log(process))
+
+    def requests(self, process: str) -> list[Request]:
+        """All requests so far of `agent-0`, `agent-1` ... or of the user of a counted URL."""
+        log = self._requests_log(process)
+        return parse_requests(log.read_text()) if log.exists() else []
+
+    def object_sizes(self) -> dict[str, int]:
+        """The bytes of each object in the bucket, by key. The store must be S3."""
+        assert self._s3 is not None
+        return self._s3.sizes()
+
     def restart_agents(self) -> None:
         """Start new processes, so that nothing is in any cache. Their addresses change."""
         self._stop_agents()
@@ -202,6 +221,8 @@ class Stack(Started):
         else:
             self._s3 = self._stack.enter_context(S3Server(self.directory / "s3.log"))
             self._store_url = self._s3.url(LATENCY if self.store is Store.S3_DISTANT else None)
+            if self.store is Store.S3_COUNTED:
+                self._agent_urls = [self.counted_url(f"agent-{number}") for number in range(self._agents_wanted)]
         self._lifeline, our_end = os.pipe()
         self._stack.callback(os.close, self._lifeline)
         self._stack.callback(os.close, our_end)
@@ -222,7 +243,7 @@ class Stack(Started):
             "listen": "127.0.0.1:0",
             "metrics.listen": "127.0.0.1:0",
             "metadata.url": self.metadata_url,
-            "object.store.url": self._store_url,
+            "object.store.url": self._agent_urls[number] if self._agent_urls else self._store_url,
             "log.level": "warning",
             "agent.zone": self._zones[number] if self._zones else "",
             **self._settings,
@@ -261,6 +282,9 @@ class Stack(Started):
             agent.process.terminate()
         for agent in agents:
             stop(agent.process, wait_s=DRAIN_S)
+
+    def _requests_log(self, process: str) -> Path:
+        return self.directory / f"{process}.requests"
 
     def _log(self, number: int) -> Path:
         return self.directory / f"agent-{number}.log"

@@ -50,7 +50,7 @@ from compactor.deletion.backup_format import (
 )
 from metadata.contract.backup import BackupInstant, BackupTable, JobCursor, has_heard
 from metadata.contract.store import MetadataStore
-from metadata.contract.tail import Cursor
+from metadata.contract.tail import TAIL_FILES_MAX, Cursor
 from runtime.errors import BugError, UnavailableError
 from runtime.logging import get_logger
 from runtime.runtime import Runtime
@@ -250,9 +250,9 @@ class MetadataBackup:
         return written is not False
 
     async def _write_increments(self, *, catches_up: bool = False) -> bool | None:
-        """Writes increments until there are no more changes. Returns whether it wrote any; None if some changes since
-        the cursor are deleted, so that only a snapshot can follow. `catches_up`: another compactor's increments come
-        first."""
+        """Writes increments of everything committed before the call. Returns whether it wrote any; None if some changes
+        since the cursor are deleted, so that only a snapshot can follow. `catches_up`: another compactor's increments
+        come first."""
         written = False
         while True:
             before = self._cursor
@@ -294,6 +294,10 @@ class MetadataBackup:
             self._cursor, self._jobs, self._asked_ms = tail.cursor, jobs, asked_ms
             self._last_key = max(key, self._last_key)
             written = True
+            # Later commits wait for the next round. A busy cluster commits during every PUT: it would never get to an
+            # end here, and pay for PUT after PUT.
+            if len(tail.files) < TAIL_FILES_MAX:
+                return True
 
     # ---- snapshots
     async def _measured_snapshot(self, *, unless_same: bool = False) -> str:

@@ -147,8 +147,8 @@ class AgentMetadata(Protocol):
 
     async def tail(self, cursor: Cursor) -> Tail:
         """The L0 rows and the changes that are newer than the cursor, read in one statement. The cursor counts per
-        writer, and a missing seq delays nothing. At most 1,000 files per writer and call: a follower far behind calls
-        again."""
+        writer, and a missing seq delays nothing. At most TAIL_FILES_MAX files per writer and call: a follower far
+        behind calls again."""
         ...
 
     async def wait_for_news(self, timeout_ms: float) -> None:

@@ -11,6 +11,9 @@ from typing import Any
 from metadata.contract.files import L0File
 from metadata.contract.topics import Topic, Watermarks
 
+TAIL_FILES_MAX = 1_000
+"""Files per writer that one call of `tail` gives. A follower that is further behind calls again."""
+
 
 class ChangeKind(StrEnum):
     """Changes of data that agents cache. `Change.detail` is JSON-able; its keys are listed here."""

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from metadata.contract.files import L0File
-from metadata.contract.tail import Change, ChangeKind, Cursor, Snapshot, Tail
+from metadata.contract.tail import TAIL_FILES_MAX, Change, ChangeKind, Cursor, Snapshot, Tail
 from metadata.contract.topics import (
     Watermarks,
 )
@@ -34,8 +34,6 @@ from metadata.postgres.tables import (
 
 WATERMARKS_SLICE = 5_000
 """Rows of a snapshot that are turned into values between two turns of the event loop."""
-TAIL_FILES_MAX = 1000
-"""Files per writer and call. A follower that is further behind calls again."""
 
 # Dead files too: a follower that never saw one alive must still move the end of its partitions. Only writers that are
 # ahead of the cursor are looked at, so a caught-up follower reads no row of `files`.

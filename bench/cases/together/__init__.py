@@ -1,0 +1,1 @@
+"""Benchmarks of agents, compactors, stores and clients together."""
