@@ -14,11 +14,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, Protocol, TypeAlias, runtime_checkable
 
 from runtime.errors import BadInputError, Outcome, SiltstoneError, UnavailableError
+from storage.parts import AnyBody
 
-Body = bytes | bytearray | memoryview
+Body: TypeAlias = AnyBody
+"""What a PUT takes: a buffer, or several one after another."""
 
 
 class ObjectStoreError(SiltstoneError):

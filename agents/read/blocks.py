@@ -50,7 +50,8 @@ class BlockReader:
         whole = self._cache.file(key)
         if whole is not None:
             self._hits.inc()
-            return Pieces([memoryview(whole.data)[start : start + length]], [whole])
+            views = whole.data.cut(start, length)
+            return Pieces(views, [whole] * len(views))
         bodies: dict[int, Body] = {}
         for block in blocks_of(start, length):
             body = self._cache.block(key, block)
@@ -208,11 +209,11 @@ def _cut(bodies: Mapping[int, Body], start: int, length: int) -> Pieces:
     while position < end:
         body = bodies[position // BLOCK_BYTES]
         skip = position - body.start
-        view = memoryview(body.data)[skip : skip + end - position]
+        cuts = body.data.cut(skip, end - position)
         # The object ends before its recorded size.
-        if not view:
+        if not cuts:
             break
-        views.append(view)
-        found.append(body)
-        position += len(view)
+        views += cuts
+        found += [body] * len(cuts)
+        position += sum(map(len, cuts))
     return Pieces(views, found)

@@ -21,6 +21,8 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from storage.parts import Parts
+
 BLOCK_BYTES = 1 << 20
 
 _Place: TypeAlias = tuple[str, int]
@@ -34,7 +36,7 @@ class Body:
     key: str
     blocks: range
     """The blocks that it holds; for a whole file the number -1, which is no block."""
-    data: bytes | memoryview
+    data: Parts
     known_ms: float = 0.0
     """When its file was last known to exist."""
     cache: BlockCache | None = None
@@ -71,12 +73,12 @@ class BlockCache:
         self.only_pinned_bytes = 0
         """Pinned, and no block of theirs is expected."""
 
-    def put_file(self, key: str, body: bytes, known_ms: float = 0.0) -> None:
+    def put_file(self, key: str, body: Parts, known_ms: float = 0.0) -> None:
         self._put(Body(key, _WHOLE, body, known_ms))
 
     def put_blocks(self, key: str, blocks: range, data: bytes | memoryview, known_ms: float = 0.0) -> Body:
         """Keep the bytes of neighbouring blocks, unless there is no room. The last block may be short."""
-        body = Body(key, blocks, data, known_ms)
+        body = Body(key, blocks, Parts([memoryview(data)]), known_ms)
         self._put(body)
         return body
 
@@ -127,7 +129,7 @@ class BlockCache:
         """Keep the body until `unpin`. False if it is not here, or if too much is pinned already: copy its bytes."""
         if body.cache is not self:
             return False
-        if not body.pins and self.pinned_bytes + len(body.data) > self.bytes_max * 3 // 4:
+        if not body.pins and self.pinned_bytes + body.data.held_bytes > self.bytes_max * 3 // 4:
             return False
         self._leave(body)
         body.pins += 1
@@ -148,7 +150,7 @@ class BlockCache:
         return body
 
     def _put(self, body: Body) -> None:
-        size = len(body.data)
+        size = body.data.held_bytes
         if size > self.bytes_max - self.pinned_bytes:
             return
         for place in body.places:
@@ -185,8 +187,8 @@ class BlockCache:
         """Take the body out of its line, before what decides about the line changes."""
         if body.pins:
             del self._pinned[body]
-            self.pinned_bytes -= len(body.data)
-            self.only_pinned_bytes -= 0 if body.expected else len(body.data)
+            self.pinned_bytes -= body.data.held_bytes
+            self.only_pinned_bytes -= 0 if body.expected else body.data.held_bytes
         else:
             del (self._awaited if body.expected else self._idle)[body]
 
@@ -194,8 +196,8 @@ class BlockCache:
         """Put the body into the line that it belongs to. Pinned bytes count on even if nobody finds them any more."""
         if body.pins:
             self._pinned[body] = None
-            self.pinned_bytes += len(body.data)
-            self.only_pinned_bytes += 0 if body.expected else len(body.data)
+            self.pinned_bytes += body.data.held_bytes
+            self.only_pinned_bytes += 0 if body.expected else body.data.held_bytes
         elif body.expected:
             self._awaited[body] = None
         else:
@@ -212,4 +214,4 @@ class BlockCache:
             if self._at.get(place) is body:
                 del self._at[place]
         body.cache = None
-        self.bytes -= len(body.data)
+        self.bytes -= body.data.held_bytes

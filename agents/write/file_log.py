@@ -29,7 +29,7 @@ def note_sealed(key: str, seq: int, reason: SealReason, sealed: SealedL0) -> Non
             submission.request.file_key = key
     if not shows_debug():
         return
-    body_bytes, batches = len(sealed.file.body), len(sealed.batches)
+    body_bytes, batches = len(sealed.file.parts), len(sealed.batches)
     facts = {"requests": len(sealed.submissions), "batches": batches, "bytes": body_bytes}
     with log_context(about_file(key)):
         _log.debug("file sealed", seq=seq, reason=reason.value, **facts)
@@ -49,7 +49,7 @@ def begin_span(tracing: Tracing, key: str, reason: SealReason, sealed: SealedL0)
         links=[trace.span for trace in carried],
         attributes={
             "siltstone.file.key": key,
-            "siltstone.file.bytes": len(sealed.file.body),
+            "siltstone.file.bytes": len(sealed.file.parts),
             "siltstone.file.requests": len(sealed.submissions),
             "siltstone.file.sealed.by": reason.value,
             "messaging.batch.message_count": sum(batch.record_count for batch in sealed.batches),

@@ -227,8 +227,8 @@ class WritePath:
         sealed_ms = self._clock.monotonic_ms()
         self._commits.put_nowait(FileOnItsWay(lease, self._seq, key, sealed, uploaded, span, sealed_ms))
         self._metrics.l0_files_total.labels(reason=reason.value).inc()
-        self._metrics.l0_file_bytes.observe(len(sealed.file.body))
-        self._metrics.l0_bytes_total.inc(len(sealed.file.body))
+        self._metrics.l0_file_bytes.observe(len(sealed.file.parts))
+        self._metrics.l0_bytes_total.inc(len(sealed.file.parts))
         if self._draining and not len(self._buffer):
             self._commits.put_nowait(None)
 
@@ -239,7 +239,7 @@ class WritePath:
         LOG_CONTEXT.set(about_file(key))
         CURRENT_SPAN.set(span)
         started_ms = self._clock.monotonic_ms()
-        await self._store.put_if_absent(key, sealed.file.body, crc32c=sealed.file.crc32c)
+        await self._store.put_if_absent(key, sealed.file.parts, crc32c=sealed.file.crc32c)
         put_ms = self._clock.monotonic_ms() - started_ms
         self._metrics.l0_put_seconds.observe(put_ms / 1000)
         self._put_ms.add(put_ms)
@@ -309,7 +309,7 @@ class WritePath:
             lease=file.lease,
             seq=file.seq,
             key=file.key,
-            size_bytes=len(file.sealed.file.body),
+            size_bytes=len(file.sealed.file.parts),
             crc32c=file.sealed.file.crc32c,
             batches=file.sealed.batches,
         )

@@ -24,7 +24,7 @@ from compactor.merging.kway_merge import InputExtent, InputFile, InputUnavailabl
 from compactor.planning.spec import MIB
 from metadata.rules.jobs import OBJECT_MISSING
 from storage.format.file_format import TRAILER_BYTES, CorruptFileError, UnknownFormatError, read_trailer
-from storage.objects import Body, ObjectNotFoundError, ObjectStore, StoreUnavailableError
+from storage.objects import ObjectNotFoundError, ObjectStore, StoreUnavailableError
 
 WINDOW_BYTES = 16 * MIB
 """A pass spends about half a millisecond on each window in the interpreter, so it takes large ones."""
@@ -335,7 +335,7 @@ class Cursors:
         return data
 
 
-def check_format(trailer: Body, file_size: int) -> None:
+def check_format(trailer: bytes | memoryview, file_size: int) -> None:
     """Raises UnknownFormatError for a file of a format that this release does not know.
 
     A damaged trailer is accepted and the index is not read: the metadata is the truth about the contents of a file, and

@@ -11,7 +11,6 @@ from runtime.ids import SystemIds
 from spark_jobs.scan.blocking import LoopThread
 from spark_jobs.tables.errors import BadTableError, PlaceUnavailableError
 from storage.objects import (
-    Body,
     ObjectStore,
     StoreFullError,
     StoreMisconfiguredError,
@@ -58,7 +57,7 @@ class Objects:
         finally:
             await store.close()
 
-    def put(self, key: str, body: Body) -> None:
+    def put(self, key: str, body: bytes) -> None:
         """Raises ObjectExistsError."""
         self.call(lambda store: store.put_if_absent(key, body, crc32c=crc32c(body)))
 

@@ -24,8 +24,8 @@ from typing import NamedTuple
 from uuid import UUID
 
 from runtime.errors import SiltstoneError
-from storage.objects import Body
-from wire.crc import JOINED_BYTES_MIN, crc32c, joined_crc32c
+from storage.parts import Parts, crc32c_of, packed
+from wire.crc import JOINED_BYTES_MIN, Body, crc32c, joined_crc32c
 
 MAGIC = b"\x89SILT\r\n\x1a"
 """The last 8 bytes. As in PNG, a byte over 127, CR LF and ^Z reveal transfers that changed the bytes."""
@@ -93,11 +93,16 @@ class ExtentSource(NamedTuple):
 class SealedFile:
     """A whole file in memory, ready for one PUT."""
 
-    body: bytes
+    parts: Parts
     positions: tuple[int, ...]
     """The start of each extent, in the order given."""
     crc32c: int
-    """The CRC-32C of `body`."""
+    """The CRC-32C of all bytes."""
+
+    @property
+    def body(self) -> bytes:
+        """All bytes in one buffer: a copy."""
+        return bytes(self.parts)
 
 
 class ExtentRow(NamedTuple):
@@ -154,14 +159,14 @@ class FileIndex:
 def build_file(extents: Sequence[ExtentSource], *, level: int, created_ms: int) -> SealedFile:
     """Lay out a whole file without sections, in the order given (the caller has sorted).
 
-    The join copies the extents' bytes once. Raises ValueError for a value outside its field.
+    Long chunks stay where they are, as views. Raises ValueError for a value outside its field.
     """
-    parts: list[Body] = []
+    chunks: list[Body] = []
     rows: list[ExtentRow] = []
     position = 0
     for extent in extents:
         crc, length = _sum_up(extent)
-        parts += extent.chunks
+        chunks += extent.chunks
         rows.append(
             ExtentRow(
                 extent.topic_id,
@@ -177,9 +182,9 @@ def build_file(extents: Sequence[ExtentSource], *, level: int, created_ms: int) 
             )
         )
         position += length
-    parts.append(encode_footer(rows, level=level, created_ms=created_ms, index_position=position))
-    body = b"".join(parts)
-    return SealedFile(body, tuple([row.position for row in rows]), _crc_of_body(body, rows))
+    chunks.append(encode_footer(rows, level=level, created_ms=created_ms, index_position=position))
+    parts = packed(chunks)
+    return SealedFile(parts, tuple([row.position for row in rows]), _crc_of_file(parts, rows))
 
 
 def _sum_up(extent: ExtentSource) -> tuple[int, int]:
@@ -196,15 +201,15 @@ def _sum_up(extent: ExtentSource) -> tuple[int, int]:
     return crc, length
 
 
-def _crc_of_body(body: bytes, rows: Iterable[ExtentRow]) -> int:
-    """The CRC-32C of the body: long extents are joined by their CRCs, and only the bytes between them are read."""
-    view = memoryview(body)
+def _crc_of_file(parts: Parts, rows: Iterable[ExtentRow]) -> int:
+    """The CRC-32C of all bytes: long extents are joined by their CRCs, and only the bytes between them are read."""
     crc = done = 0
     for row in rows:
         if row.length >= JOINED_BYTES_MIN:
-            crc = joined_crc32c(crc32c(view[done : row.position], crc), row.crc32c, row.length)
+            between = Parts(parts.cut(done, row.position - done))
+            crc = joined_crc32c(crc32c_of(between, crc), row.crc32c, row.length)
             done = row.position + row.length
-    return crc32c(view[done:], crc)
+    return crc32c_of(Parts(parts.cut(done, len(parts) - done)), crc)
 
 
 def encode_footer(

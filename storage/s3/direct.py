@@ -28,6 +28,7 @@ from yarl import URL
 
 from runtime.clock import Clock
 from storage.objects import Body
+from storage.parts import stretches
 from storage.s3.session import OneTrySession
 from storage.s3.sigv4 import UNSIGNED_PAYLOAD, SigningKey, authorization, derive_key, encode_key, timestamp_of
 
@@ -198,18 +199,18 @@ class BufferPayload(Payload):
 
     def __init__(self, body: Body) -> None:
         super().__init__(body)
-        self._view = memoryview(body).cast("B")
-        self._size = len(self._view)
+        self._body = body
+        self._size = len(body)
 
     def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
-        return bytes(self._view).decode(encoding, errors)
+        return bytes(self._body).decode(encoding, errors)
 
     async def write(self, writer: AbstractStreamWriter) -> None:
         await self.write_with_length(writer, None)
 
     async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
-        for start in range(0, len(self._view), WRITE_BYTES):
-            await writer.write(self._view[start : start + WRITE_BYTES])
+        for views in stretches(self._body, WRITE_BYTES):
+            await writer.write(views[0] if len(views) == 1 else b"".join(views))
 
 
 def range_header(span: tuple[int, int]) -> str:

@@ -34,10 +34,10 @@ from storage.objects import (
     StoreMisconfiguredError,
     check_range,
 )
+from storage.parts import crc32c_of
 from storage.s3.direct import Direct, asking, range_header
 from storage.s3.errors import CLIENT_ERRORS, translate
 from storage.s3.session import OneTrySession
-from wire.crc import crc32c as compute_crc32c
 
 if TYPE_CHECKING:
     from types_aiobotocore_s3 import S3Client
@@ -290,7 +290,7 @@ class S3Store:
                 failed[key] = reasons.get(self._prefix + key, "the store did not confirm the deletion")
 
     async def upload_part(self, key: str, upload_id: str, number: int, part: Body) -> CompletedPartTypeDef:
-        checksum = encode_crc32c(compute_crc32c(part))
+        checksum = encode_crc32c(crc32c_of(part))
         upload = self._s3.upload_part(
             Bucket=self._bucket,
             Key=self._whole(key),
@@ -339,7 +339,7 @@ class S3Multipart:
 
     async def write(self, part: Body) -> None:
         self._parts.append(await self._store.upload_part(self._key, self._upload_id, len(self._parts) + 1, part))
-        self._crc32c = compute_crc32c(part, self._crc32c)
+        self._crc32c = crc32c_of(part, self._crc32c)
 
     async def complete(self) -> None:
         try:

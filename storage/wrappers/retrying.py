@@ -32,6 +32,7 @@ from storage.objects import (
     PutInDoubtError,
     StoreFullError,
 )
+from storage.parts import crc32c_of
 from storage.wrappers.wrapper import WrappedStore
 from wire.crc import crc32c as compute_crc32c
 
@@ -185,7 +186,7 @@ class RetryingMultipart:
     async def write(self, part: Body) -> None:
         await self._store.retry(lambda: self._inner.write(part))
         self._size_bytes += len(part)
-        self._crc32c = compute_crc32c(part, self._crc32c)
+        self._crc32c = crc32c_of(part, self._crc32c)
 
     async def complete(self) -> None:
         await self._store.publish(self._inner.complete, self._key, size_bytes=self._size_bytes, crc32c=self._crc32c)

@@ -366,18 +366,18 @@ async def test_a_part_that_failed_half_way_on_a_disk_is_written_again_in_its_pla
     local = open_store(tmp_path.as_uri())
     assert isinstance(local, SupportsOpen)
     await local.open()
-    pwrite, calls = os.pwrite, 0
+    pwritev, calls = os.pwritev, 0
 
-    def failing(descriptor: int, data: Body, position: int) -> int:
+    def failing(descriptor: int, views: Sequence[memoryview], position: int) -> int:
         nonlocal calls
         calls += 1
         if calls == 2:
-            return pwrite(descriptor, memoryview(data)[: len(data) // 2], position)
+            return pwritev(descriptor, [views[0][: len(views[0]) // 2]], position)
         if calls == 3:
             raise OSError(5, "Input/output error")
-        return pwrite(descriptor, data, position)
+        return pwritev(descriptor, views, position)
 
-    monkeypatch.setattr(os, "pwrite", failing)
+    monkeypatch.setattr(os, "pwritev", failing)
     clock = ManualClock()
     writer = a_writer(Retrying(local, clock, SystemIds(1)), part_bytes=1_000)
     await write_extent(writer, [log_of(a_batch(1, value_bytes=5_000))])

@@ -21,6 +21,7 @@ from storage.objects import (
     PutInDoubtError,
     SupportsOpen,
 )
+from storage.parts import Parts
 from storage.urls import joined_url, open_store
 from storage.wrappers.faulty import FaultPlan, Faulty
 from storage.wrappers.metered import Metered
@@ -89,6 +90,23 @@ async def test_a_body_may_be_any_kind_of_bytes(store: ObjectStore) -> None:
         body = kind(b"x" * 1000)
         await store.put_if_absent(kind.__name__, body, crc32c=crc32c(body))
         assert await store.get(kind.__name__) == b"x" * 1000
+
+
+async def test_a_body_in_parts_is_stored_as_if_it_were_joined(store: ObjectStore) -> None:
+    whole = os.urandom(3 * 2**20)
+    view = memoryview(whole)
+    # more views than one writev takes, an empty one, and one longer than any write
+    views = [*(view[at : at + 7] for at in range(0, 14_000, 7)), view[:0], view[14_000:]]
+    await store.put_if_absent("parts", Parts(views), crc32c=crc32c(whole))
+    assert await store.get("parts") == whole
+    assert await store.get_range("parts", 13_990, 20) == whole[13_990:14_010]
+    with pytest.raises(ObjectExistsError):
+        await store.put_if_absent("parts", Parts(views[:1]), crc32c=crc32c(views[0]))
+    upload = await store.start_multipart("upload")
+    await upload.write(Parts([*views, view, view[: 2**20]]))
+    await upload.write(Parts(views))
+    await upload.complete()
+    assert await store.get("upload") == whole + whole + whole[: 2**20] + whole
 
 
 async def test_an_empty_object_is_an_object(store: ObjectStore) -> None:

@@ -42,13 +42,13 @@ class CacheRules(RuleBasedStateMachine):
     @invariant()
     def the_sums_are_right(self) -> None:
         here = [body for body in self.bodies if body.cache is self.cache]
-        assert self.cache.bytes == sum(len(body.data) for body in here) <= 100
-        assert self.cache.pinned_bytes == sum(len(body.data) for body in set(self.pins)) <= 75
+        assert self.cache.bytes == sum(body.data.held_bytes for body in here) <= 100
+        assert self.cache.pinned_bytes == sum(body.data.held_bytes for body in set(self.pins)) <= 75
         assert set(self.pins) <= set(here)
         found = {block: self.cache.block("a", block) for block in range(8)}
         assert all(body is None or body in here for body in found.values())
         alone = [body for body in set(self.pins) if not body.expected]
-        assert self.cache.only_pinned_bytes == sum(len(body.data) for body in alone)
+        assert self.cache.only_pinned_bytes == sum(body.data.held_bytes for body in alone)
 
 
 TestCacheRules = CacheRules.TestCase

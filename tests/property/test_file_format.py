@@ -89,6 +89,11 @@ def with_trailer(data: bytes, index: bytes, *, version: int = 1, flags: int = 0)
 def test_what_was_built_is_read_back(sources: list[ExtentSource], level: int, created_ms: int) -> None:
     file = build_file(sources, level=level, created_ms=created_ms)
     index = read_file(file.body)
+    extents_bytes = b"".join(chunk for source in sources for chunk in source.chunks)
+    footer = encode_footer(
+        index.extents, level=level, created_ms=created_ms, index_position=len(extents_bytes), sections=()
+    )
+    assert file.body == extents_bytes + footer
     assert (index.level, index.created_ms, index.sections) == (level, created_ms, ())
     assert file.crc32c == crc32c(file.body)
     assert file.positions == tuple(row.position for row in index.extents)

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ import pytest
 from storage.keys import BadKeyError
 from storage.local import LocalStore
 from storage.objects import ObjectNotFoundError, StoreMisconfiguredError
+from storage.parts import Parts, crc32c_of
 from wire.crc import crc32c
 
 ROOT = Path(__file__).parents[3]
@@ -51,6 +52,20 @@ async def test_a_put_leaves_nothing_in_the_temporary_directory(store: LocalStore
     with pytest.raises(Exception, match="CRC"):
         await store.put_if_absent("other", b"x", crc32c=1)
     assert files_in(tmp_path / "deep/store") == [".tmp", "k"]
+
+
+async def test_a_disk_that_takes_a_few_bytes_at_a_time_gets_all_of_them(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pwritev = os.pwritev
+
+    def grudging(descriptor: int, views: Sequence[memoryview], position: int) -> int:
+        return pwritev(descriptor, [views[0][:3]], position)
+
+    monkeypatch.setattr(os, "pwritev", grudging)
+    parts = Parts([memoryview(b"abcde"), memoryview(b"f"), memoryview(b"ghijklmn")])
+    await store.put_if_absent("k", parts, crc32c=crc32c_of(parts))
+    assert await store.get("k") == b"abcdefghijklmn"
 
 
 async def test_a_put_is_on_disk_before_it_has_its_name_and_its_name_is_before_it_is_answered(

@@ -13,6 +13,7 @@ from agents.read.pieces import Pins
 from runtime.metrics import Metrics
 from storage.memory import MemoryStore
 from storage.objects import ObjectNotFoundError, ObjectStoreError
+from storage.parts import Parts
 from tests.fixtures.sources import source_of
 from wire.crc import crc32c
 
@@ -106,30 +107,34 @@ async def test_errors_reach_all_who_wait_and_are_not_remembered(store: CountingS
         await blocks.read(KEY, len(BODY) + 1000, len(BODY) - 2, 100)
 
 
+def parts(*chunks: bytes) -> Parts:
+    return Parts(map(memoryview, chunks))
+
+
 def data_of(body: Body | None) -> bytes | None:
-    return body.data if body is not None else None
+    return bytes(body.data) if body is not None else None
 
 
 async def test_the_cache_keeps_to_its_bound_and_drops_the_least_recently_used() -> None:
     sizes: list[int] = []
     cache = BlockCache(30, sizes.append)
     for name in "abc":
-        cache.put_file(name, name.encode() * 10)
+        cache.put_file(name, parts(name.encode() * 10))
     assert data_of(cache.file("a")) == b"a" * 10
     cache.put_blocks("d", range(1), b"d" * 15)
     assert (cache.file("b"), cache.file("c")) == (None, None)
     assert data_of(cache.file("a")) == b"a" * 10
     assert max(sizes) <= 30
-    cache.put_file("huge", b"x" * 31)
+    cache.put_file("huge", parts(b"x" * 31))
     assert cache.file("huge") is None
-    cache.put_file("a", b"again")
+    cache.put_file("a", parts(b"again"))
     assert cache.bytes == 20
 
 
 async def test_a_whole_file_serves_any_range_without_a_get(store: CountingStore) -> None:
     cache = BlockCache(64 * BLOCK_BYTES)
     blocks = BlockReader(source=source_of(store), cache=cache, pool="hot", concurrency=1, metrics=Metrics())
-    cache.put_file(KEY, BODY)
+    cache.put_file(KEY, parts(BODY[:100], BODY[100 : 2 * BLOCK_BYTES], BODY[2 * BLOCK_BYTES :]))
     assert await blocks.read(KEY, len(BODY), 7, 3 * BLOCK_BYTES) == BODY[7 : 7 + 3 * BLOCK_BYTES]
     assert store.gets == []
 

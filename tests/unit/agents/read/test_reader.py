@@ -14,6 +14,7 @@ from metadata.rules.packed_index import IndexRow
 from runtime.runtime import Runtime
 from runtime.settings.table import Settings
 from storage.memory import MemoryStore
+from storage.parts import Parts
 from wire.records import NewRecord, build_batch
 
 
@@ -67,7 +68,7 @@ async def test_an_answer_of_many_small_batches_leaves_turns_to_others() -> None:
         catch_up=catch_up,
         runtime=Runtime(),
     )
-    reads.hot_cache.put_file("here", body)
+    reads.hot_cache.put_file("here", Parts([memoryview(body)]))
     loop, turns, ticking = asyncio.get_running_loop(), [0], [True]
 
     def tick() -> None:
