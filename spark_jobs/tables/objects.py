@@ -57,7 +57,7 @@ class Objects:
         finally:
             await store.close()
 
-    def put(self, key: str, body: bytes) -> None:
+    def put(self, key: str, body: bytes | memoryview) -> None:
         """Raises ObjectExistsError."""
         self.call(lambda store: store.put_if_absent(key, body, crc32c=crc32c(body)))
 

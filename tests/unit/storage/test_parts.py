@@ -48,14 +48,12 @@ def test_a_chunk_that_is_the_lesser_part_of_its_buffer_is_copied() -> None:
     """Most of a request may have been refused, or be short batches, which are copied: the rest must not keep it."""
     request = bytearray(4 * LONG)
     view = memoryview(request)
-    parts = packed(
-        [view[:LONG], view[LONG : 2 * LONG], *(view[at : at + 100] for at in range(2 * LONG, 3 * LONG, 100))]
-    )
+    short = [view[at : at + 100] for at in range(2 * LONG, 3 * LONG, 100)]
+    parts = packed([view[:LONG], view[LONG : 2 * LONG], *short])
     assert len(parts.views) == 1
     assert parts.held_bytes == len(parts)
     # nothing keeps the buffer, or it could not be emptied
-    view.release()
-    del view
+    del view, short
     request.clear()
 
 
