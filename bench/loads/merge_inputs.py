@@ -8,23 +8,24 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from compactor.planning.spec import GIB, MergeKind, MergeSpec, PartitionSpec
-from metadata.contract.jobs import ClaimedJob, CommitMerge, InputPartition, JobState, MergeJob, OutputExtent
+from metadata.contract.jobs import ClaimedJob, CommitMerge, InputPartition, JobState, L0Input, MergeJob, OutputExtent
 from metadata.contract.leases import WriterLease
 from metadata.contract.leveled import FileClass, LeveledExtent
+from metadata.rules.packed_index import IndexRow, encode_index
 from runtime.ids import SystemIds
-from storage.format.file_format import ExtentRow
+from storage.format.file_format import ExtentRow, ExtentSource, build_file
 from storage.format.file_properties import FileProperties
 from storage.format.file_writer import FileWriter
 from storage.keys import file_key
 from storage.objects import ObjectStore
-from wire.batch import BATCH_HEADER_BYTES, BATCH_OVERHEAD_BYTES, CRC_COVERS_FROM, CRC_POSITION
+from wire.batch import BATCH_HEADER_BYTES, BATCH_OVERHEAD_BYTES, CRC_COVERS_FROM, CRC_POSITION, read_header
 from wire.codecs import Codec, compress
 from wire.crc import crc32c
 from wire.kernels.batches import read_batches
@@ -37,6 +38,8 @@ KEY_BYTES = 16
 BATCH_RECORDS = 100
 MADE_AT_ONCE = 256
 """Batches."""
+FILES_MAX = 1000
+"""The most files of a partition; the ids of the next partition's files begin there."""
 LEASE = WriterLease(writer_id=9, epoch=0)
 PARTITION_ID = 1
 TOPIC_ID = uuid.UUID(int=7)
@@ -124,6 +127,7 @@ class MergeInputFiles(Generic[Store]):
     """One compacted partition in L1 files, an extent in each, and the claims over it."""
 
     store: Store
+    partition_id: int = PARTITION_ID
     extents: list[LeveledExtent] = field(default_factory=list[LeveledExtent])
     next_offset: int = 0
 
@@ -131,7 +135,7 @@ class MergeInputFiles(Generic[Store]):
         """Add a file of batches that continue the log."""
         key = file_key(level=level, writer_id=1, epoch=1, file_uuid=SystemIds().uuid7(NOW_MS), created_ms=NOW_MS)
         writer = FileWriter(self.store, key, level=level, created_ms=NOW_MS)
-        writer.start_extent(TOPIC_ID, 0)
+        writer.start_extent(TOPIC_ID, self.partition_id)
         first = self.next_offset
         for data in batches:
             table = read_batches(data, check_crc=False)
@@ -161,11 +165,11 @@ class MergeInputFiles(Generic[Store]):
                 self._add_extent(output.key, output.size_bytes, output.level, extent)
 
     def _add_extent(self, key: str, file_bytes: int, level: int, row: ExtentRow | OutputExtent) -> None:
-        number = len(self.extents) + 1
+        number = self.partition_id * FILES_MAX + len(self.extents)
         self.extents.append(
             LeveledExtent(
                 extent_id=number,
-                partition_id=PARTITION_ID,
+                partition_id=self.partition_id,
                 base_offset=row.base_offset,
                 last_offset=row.last_offset,
                 file_id=number,
@@ -193,7 +197,7 @@ class MergeInputFiles(Generic[Store]):
         """A dedupe of all of it, from L1 to L2."""
         end = self.next_offset
         partition = PartitionSpec(
-            partition_id=PARTITION_ID,
+            partition_id=self.partition_id,
             log_start_offset=0,
             last_stable_offset=end,
             high_watermark=end,
@@ -210,7 +214,7 @@ class MergeInputFiles(Generic[Store]):
             output_bytes=GIB,
             dedupe=True,
             extent_ids=tuple(extent.extent_id for extent in self.extents),
-            partitions={PARTITION_ID: partition},
+            partitions={self.partition_id: partition},
             input_bytes=self.bytes,
         )
         return ClaimedJob(
@@ -218,20 +222,74 @@ class MergeInputFiles(Generic[Store]):
             now_ms=NOW_MS,
             l0_files=(),
             extents=tuple(self.extents),
-            partitions={
-                PARTITION_ID: InputPartition(
-                    partition_id=PARTITION_ID,
-                    topic_id=TOPIC_ID,
-                    topic_name="users",
-                    partition=0,
-                    configs={"cleanup.policy": "compact"},
-                    config_version=1,
-                    log_start_offset=0,
-                    last_stable_offset=end,
-                    high_watermark=end,
-                )
-            },
+            partitions={self.partition_id: input_partition(self.partition_id, end)},
         )
+
+
+def input_partition(partition_id: int, end: int, *, policy: str = "compact") -> InputPartition:
+    """A partition whose log ends at `end`."""
+    return InputPartition(
+        partition_id=partition_id,
+        topic_id=TOPIC_ID,
+        topic_name="users",
+        partition=partition_id,
+        configs={"cleanup.policy": policy},
+        config_version=1,
+        log_start_offset=0,
+        last_stable_offset=end,
+        high_watermark=end,
+    )
+
+
+def claim_of_all(claims: Sequence[ClaimedJob]) -> ClaimedJob:
+    """One job that does the work of all."""
+    specs = [MergeSpec.from_json(each.job.spec) for each in claims]
+    spec = replace(
+        specs[0],
+        extent_ids=tuple(extent_id for each in specs for extent_id in each.extent_ids),
+        partitions={partition_id: one for each in specs for partition_id, one in each.partitions.items()},
+        input_bytes=sum(each.input_bytes for each in specs),
+    )
+    return replace(
+        claims[0],
+        job=_job(spec),
+        extents=tuple(extent for each in claims for extent in each.extents),
+        partitions={partition_id: one for each in claims for partition_id, one in each.partitions.items()},
+    )
+
+
+async def leveling_claim(store: ObjectStore, *, partitions: int, files: int, batch: bytes) -> ClaimedJob:
+    """A job that levels L0 files with one such batch of each partition."""
+    header = read_header(batch)
+    l0_files: list[L0Input] = []
+    for number in range(files):
+        sources = [ExtentSource(TOPIC_ID, at, [batch], header.records_count, 0, 0) for at in range(partitions)]
+        body = build_file(sources, level=0, created_ms=NOW_MS).body
+        key = file_key(level=0, writer_id=1, epoch=1, file_uuid=SystemIds().uuid7(NOW_MS), created_ms=NOW_MS)
+        await store.put_if_absent(key, body, crc32c=crc32c(body))
+        first = number * header.records_count
+        last = first + header.records_count - 1
+        rows = [IndexRow(at, first, last, at * len(batch), len(batch), NOW_MS, NOW_MS) for at in range(partitions)]
+        l0_files.append(
+            L0Input(file_id=number + 1, key=key, size_bytes=len(body), created_ms=NOW_MS, index=encode_index(rows))
+        )
+    spec = MergeSpec(
+        kind=MergeKind.LEVEL,
+        now_ms=NOW_MS,
+        limit_ms=DAY_MS,
+        level=1,
+        output_bytes=GIB,
+        dedupe=False,
+        input_bytes=files * partitions * len(batch),
+    )
+    end = files * header.records_count
+    return ClaimedJob(
+        job=_job(spec),
+        now_ms=NOW_MS,
+        l0_files=tuple(l0_files),
+        extents=(),
+        partitions={at: input_partition(at, end, policy="delete") for at in range(partitions)},
+    )
 
 
 def _job(spec: MergeSpec) -> MergeJob:

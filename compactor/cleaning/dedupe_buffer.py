@@ -55,16 +55,20 @@ class OrdinalOverflowError(SiltstoneError):
 class DedupeBuffer:
     """At most `keys_max` keys, each with the ordinal of its last record.
 
-    `keys_max` is a parameter so that tests can fill the table. Below 4 the index takes a few bytes more than 41 a key.
-    Raises BadInputError unless it is from 1 to 4,194,303.
+    Below 4 keys the index takes a few bytes more than 41 a key. Raises BadInputError unless `keys_max` is from 1 to
+    4,194,303.
     """
 
-    def __init__(self, keys_max: int = DEDUPE_KEYS_MAX) -> None:
+    def __init__(self, keys_max: int = DEDUPE_KEYS_MAX, *, memory: NDArray[np.uint8] | None = None) -> None:
+        """`memory`: `bytes_of_keys(keys_max)` bytes for the table, whatever they hold; None = allocate them."""
         if not 1 <= keys_max <= ENTRIES_MAX:
             raise BadInputError(f"the dedupe buffer holds from 1 to {ENTRIES_MAX} keys, not {keys_max}")
         self.keys_max = keys_max
-        self._slots_count = max(keys_max * 5 // 4, keys_max + 1)  # one slot is always empty, so that every search ends
-        self._memory = np.empty(keys_max * _ENTRY_BYTES + self._slots_count * _SLOT_BYTES, dtype=np.uint8)
+        self._slots_count = _slots_of(keys_max)
+        size_bytes = bytes_of_keys(keys_max)
+        self._memory = np.empty(size_bytes, dtype=np.uint8) if memory is None else memory
+        if self._memory.shape != (size_bytes,) or self._memory.dtype != np.uint8:
+            raise BugError(f"a table of {keys_max} keys takes {size_bytes} bytes, not {self._memory.nbytes}")
         self._slots = self._memory[keys_max * _ENTRY_BYTES :]
         self._keys = np.zeros(1, dtype=np.int64)
         self.clear()
@@ -122,6 +126,15 @@ class DedupeBuffer:
             # The bitmap must be at least as long as in every call before.
             raise BugError(f"an ordinal that was entered earlier has no bit in {len(dead)} bytes of dead records")
         return done
+
+
+def bytes_of_keys(keys_max: int) -> int:
+    """The size of a table."""
+    return keys_max * _ENTRY_BYTES + _slots_of(keys_max) * _SLOT_BYTES
+
+
+def _slots_of(keys_max: int) -> int:
+    return max(keys_max * 5 // 4, keys_max + 1)  # one slot is always empty, so that every search ends
 
 
 def _checked(

@@ -16,8 +16,11 @@ from runtime.settings.table import Settings
 
 CURSOR_BYTES = 256 * MIB
 """Shared by the cursors of a merge that is not an L0 job, and the records that it decompressed."""
+LANE_BYTES = 32 * MIB
+"""The part of `CURSOR_BYTES` that each lane after the first takes: for its window, the columns of that, and the bytes
+that are left of it, which may have to wait for their turn."""
 KEPT_BYTES = 64 * MIB
-"""A partition below this size stays in memory between the passes of a dedupe."""
+"""A partition below this size stays in memory between the passes of a dedupe; so do several that are together."""
 DECOMPRESSED_KEPT_RATIO = 4
 """The most bytes of decompressed records that are kept for each byte of the inputs, so that a small merge takes little
 memory."""
@@ -42,9 +45,13 @@ class MergeMemory:
     kept_bytes_max: int = KEPT_BYTES
     """A deduped partition below this size stays in memory between its passes."""
 
-    def shares(self, input_bytes: int, *, dedupes: bool, reads_twice: bool) -> CursorShares:
-        """`input_bytes`: of all inputs. `reads_twice`: a deduped partition is too large to stay in memory."""
-        whole, kept_most = self.cursor_bytes, input_bytes * DECOMPRESSED_KEPT_RATIO
+    def shares(self, input_bytes: int, *, dedupes: bool, reads_twice: bool, lanes: int = 1) -> CursorShares:
+        """`input_bytes`: of all inputs. `reads_twice`: a deduped partition is too large to stay in memory. `lanes`: the
+        most partitions that run side by side.
+        """
+        # At most half of it for lanes: a budget below their needs is only for tests, and cursors take their minimum.
+        for_lanes = min((lanes - 1) * LANE_BYTES, self.cursor_bytes // 2)
+        whole, kept_most = self.cursor_bytes - for_lanes, input_bytes * DECOMPRESSED_KEPT_RATIO
         if reads_twice:
             return CursorShares(whole * 3 // 8, whole // 8, min(whole // 8, kept_most))
         # What stays in memory is read once, so no further scan needs cursors.
