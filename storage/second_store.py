@@ -107,6 +107,8 @@ async def check_second(store: ObjectStore, *, cluster_id: str, ids: IdSource, cl
 
 async def look(store: ObjectStore, *, cluster_id: str, ids: IdSource, clock: Clock) -> Step:
     """What a starting process would do now. Writes nothing. Raises ClusterMismatchError."""
+    # Read before the second store: what the first names was marked before, even if another process does both now.
+    first, named = await _read(store, CLUSTER_KEY), await _named(store)
     second = second_of(store, clock, ids)
     marked = None if second is None else await _read(second, CLUSTER_KEY)
     is_empty = True
@@ -117,8 +119,8 @@ async def look(store: ObjectStore, *, cluster_id: str, ids: IdSource, clock: Clo
     return decide_second(
         SecondFacts(
             cluster_id=cluster_id,
-            first=await _read(store, CLUSTER_KEY),
-            named=await _named(store),
+            first=first,
+            named=named,
             configured=second is not None,
             second=marked,
             second_is_empty=is_empty,

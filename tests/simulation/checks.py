@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from metadata.memory.store import MemoryMetadata
 from metadata.rules import invariants
-from storage.memory import MemoryStore
 from storage.objects import ObjectNotFoundError, ObjectStat
 from tests.simulation.book import Book, TopicPartition
+from tests.simulation.stores import Stores
 from wire.batch import BatchHeader
 from wire.records import walk
 
@@ -33,7 +33,7 @@ Truth = Mapping[TopicPartition, Sequence[StoredBatch]]
 class _Objects:
     """The object store as the invariants read it."""
 
-    def __init__(self, store: MemoryStore) -> None:
+    def __init__(self, store: Stores) -> None:
         self._store = store
 
     async def head(self, key: str) -> ObjectStat | None:
@@ -49,7 +49,7 @@ class _Objects:
             return None
 
 
-async def check_invariants(server: MemoryMetadata, store: MemoryStore) -> list[str]:
+async def check_invariants(server: MemoryMetadata, store: Stores) -> list[str]:
     """The invariants of `metadata/rules/invariants.py`, on the present state."""
     objects = _Objects(store)
     files = [file async for file in _all_files(server)]
@@ -77,7 +77,7 @@ async def _all_files(server: MemoryMetadata) -> AsyncIterator[invariants.FileInf
         after = page[-1].file_id
 
 
-async def read_truth(server: MemoryMetadata, store: MemoryStore) -> Truth:
+async def read_truth(server: MemoryMetadata, store: Stores) -> Truth:
     """Every stored batch by topic and partition number, in offset order. Only valid for a state that keeps the
     invariants."""
     snapshot = await server.agents.snapshot()

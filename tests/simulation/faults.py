@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
@@ -28,7 +29,13 @@ class Fault(StrEnum):
     PUT_SLOW = "store: PUT seconds late"
     GET_FAILED = "store: GET failed"
     HEAD_FAILED = "store: HEAD failed"
+    GET_SLOW = "store: GET many times later than most"
     STORE_DOWN = "store: away"
+    SECOND_GET_FAILED = "second store: GET failed"
+    SECOND_PUT_REFUSED = "second store: PUT answered 503"
+    SECOND_DOWN = "second store: away"
+    ROLLED_READS = "agent rolled: reads a second store, writes to the first"
+    ROLLED_WRITES = "agent rolled: writes to a second store"
     CUT_BEFORE = "line cut before the request"
     CUT_AFTER = "line cut after the request"
     DUPLICATED = "produce request sent twice"
@@ -67,6 +74,14 @@ class Path(StrEnum):
     READ_FROM_STORE = "records read from the object store"
     READ_FAILED = "one partition answered KAFKA_STORAGE_ERROR to a fetch"
     WRITING_PAUSED = "answers waited for a slow reader"
+    PUT_IN_SECOND = "file stored in the second store"
+    LOOKED_IN_FIRST = "records not in the second store, asked of the first"
+    DELETED_IN_SECOND = "orphan deleted in the second store"
+    START_REFUSED = "agent that knows of one store refused to start"
+    GET_HEDGE_WON = "second GET answered first"
+    GET_HEDGE_LOST = "second GET sent, the first answered first"
+    GET_HEDGE_REFUSED = "late GET without a second one, by the bound"
+    PUT_HEDGED = "second PUT sent"
 
 
 Kind: TypeAlias = Fault | Path
@@ -89,7 +104,23 @@ _RATES: dict[Fault, tuple[float, float]] = {
     Fault.CUT_AFTER: (0.5, 0.08),
     Fault.DUPLICATED: (0.6, 0.5),
     Fault.ASLEEP_BEFORE_COMMIT: (0.4, 0.25),
+    Fault.GET_SLOW: (0.5, 0.4),
+    Fault.SECOND_GET_FAILED: (0.5, 0.8),
+    Fault.SECOND_PUT_REFUSED: (0.5, 0.5),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFaults:
+    """The faults that each store has for itself."""
+
+    down: Fault
+    put_refused: Fault
+    get_failed: Fault
+
+
+FIRST_STORE = StoreFaults(Fault.STORE_DOWN, Fault.PUT_REFUSED, Fault.GET_FAILED)
+SECOND_STORE = StoreFaults(Fault.SECOND_DOWN, Fault.SECOND_PUT_REFUSED, Fault.SECOND_GET_FAILED)
 
 
 class Faults:
@@ -114,7 +145,7 @@ class Faults:
         return True
 
     def take_away(self, fault: Fault, until_ms: float) -> None:
-        """METADATA_DOWN or STORE_DOWN, for a while."""
+        """METADATA_DOWN, STORE_DOWN or SECOND_DOWN, for a while."""
         self._away_until_ms[fault] = until_ms
 
     def is_away(self, fault: Fault, now_ms: float) -> bool:

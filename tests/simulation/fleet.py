@@ -13,16 +13,21 @@ from runtime.ids import SystemIds
 from runtime.metrics import Metrics
 from runtime.runtime import Runtime
 from runtime.settings.table import Settings
-from storage.objects import Body, ObjectStoreError
+from storage.cluster import ClusterMismatchError
+from storage.objects import Body, ObjectStore, ObjectStoreError
+from storage.second_store import check_second
 from storage.wrappers.retrying import Retrying
 from tests.simulation.faults import Fault, Faults, Path
+from tests.simulation.hedges import Outcomes, WatchedHedged
 from tests.simulation.loop import Process, SimulationClock
-from tests.simulation.services import SimulatedMetadata, SimulatedStore
+from tests.simulation.services import SimulatedMetadata
+from tests.simulation.stores import Stage
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
 FIRST_PORT = 9001
+CLUSTER_ID = "simulated"
 _METRICS = Metrics()
 """Shared by all agents of all runs: no test reads these metrics, and making them takes longer than starting an
 agent.
@@ -69,6 +74,9 @@ class Seat:
         self.older: list[Process] = []
         """Processes that were replaced while they slept; some may be awake again."""
         self.metadata: dict[Process, SimulatedMetadata] = {}
+        self.stage = world.stores.plan[0]
+        """The settings of the next process here."""
+        self._stages: dict[Process, Stage] = {}
         self._incarnation = 0
 
     @property
@@ -87,13 +95,17 @@ class Seat:
         metadata = self.metadata[process] = SimulatedMetadata(
             world.loop, process, faults, world.server, world.noting(process.name), world.listening
         )
-        simulated = SimulatedStore(
-            world.loop, process, faults, world.objects, on_put=self._put_done, on_delete=world.deleting
-        )
-        store = CountedRetrying(simulated, clock, ids, deadline_ms=faults.between(300, 3000), cap_ms=500)
-        store.faults = faults
+        if faults.are_over and self.stage is Stage.ALONE and world.stores.has_second:
+            self.stage = Stage.READS  # a person mends the settings of an agent that refused to start
+        self._stages[process] = self.stage
         metrics = copy(_METRICS)
         metrics.tail_gaps = GapGauge(faults)  # type: ignore[assignment]
+        metrics.object_hedges_total = Outcomes(faults)  # type: ignore[assignment]
+        bare = world.stores.seen_by(process, self.stage, on_put=self._put_done)
+        if world.hedges:
+            bare = WatchedHedged(bare, metrics, clock, on_violation=world.violation)
+        store = CountedRetrying(bare, clock, ids, deadline_ms=faults.between(300, 3000), cap_ms=500)
+        store.faults = faults
         world.start(process, self._live(process, metadata, store, Runtime(clock=clock, ids=ids, metrics=metrics)))
 
     async def _live(
@@ -105,6 +117,9 @@ class Seat:
     ) -> None:
         world = self.world
         await metadata.open()
+        if world.stores.has_second and not await self._may_start(process, store, runtime):
+            world.loop.after(0, world.loop.outside, self._gone, process)
+            return
         agent = Agent(
             settings=self.settings,
             store=store,
@@ -124,6 +139,21 @@ class Seat:
         world.note(process.name, "is ready")
         if self.process is process:
             self.agent = agent
+
+    async def _may_start(self, process: Process, store: ObjectStore, runtime: Runtime) -> bool:
+        """The part of a start that looks at the second store."""
+        try:
+            await check_second(store, cluster_id=CLUSTER_ID, ids=runtime.ids, clock=runtime.clock)
+        except ClusterMismatchError as error:
+            self.world.note(process.name, "refuses to start", why=str(error))
+            if self._stages[process] is not Stage.ALONE:
+                self.world.violation(f"{process.name} refused to start with the right stores: {error}")
+            self.world.faults.count(Path.START_REFUSED)
+        except ObjectStoreError as error:
+            self.world.note(process.name, "did not start", why=str(error))
+        else:
+            return True
+        return False
 
     def _failed(self, process: Process, failed: asyncio.Future[None]) -> None:
         if not failed.cancelled() and failed.exception() is not None:
@@ -200,6 +230,16 @@ class Seat:
     def _start_again(self, process: Process) -> None:
         if self.process is process:
             self.start()
+
+    def has_others_than(self, stage: Stage) -> bool:
+        """Whether a process with other settings is alive here, or none is."""
+        alive = [process for process in self._stages if not process.is_dead]
+        return not alive or any(self._stages[process] is not stage for process in alive)
+
+    def end_others_than(self, stage: Stage) -> None:
+        for process, its in list(self._stages.items()):
+            if its is not stage:
+                self._gone(process)
 
     def heal(self) -> None:
         for process in self.older:

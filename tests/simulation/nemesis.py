@@ -13,7 +13,8 @@ from storage.wrappers.retrying import Retrying
 from tests.simulation.clients import Client, Line, LineLostError
 from tests.simulation.faults import Fault, Path
 from tests.simulation.loop import SimulationClock
-from tests.simulation.services import SimulatedMetadata, SimulatedStore, finish
+from tests.simulation.services import SimulatedMetadata, finish
+from tests.simulation.stores import Stage
 from wire.error_codes import ErrorCode
 from wire.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
 from wire.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState
@@ -43,6 +44,7 @@ class Nemesis:
             (0.35, self._drain),
             (0.25, self._metadata_down),
             (0.25, self._store_down),
+            (0.35 if world.stores.has_second else 0.0, self._second_down),
             # Rows of aborted keys are kept for a day: with a janitor at work there is nothing old enough to forget.
             (0.0 if has_janitor else 0.8, self._forget_rows),
         ]
@@ -86,6 +88,9 @@ class Nemesis:
     def _store_down(self) -> None:
         self._take_away(Fault.STORE_DOWN)
 
+    def _second_down(self) -> None:
+        self._take_away(Fault.SECOND_DOWN)
+
     def _take_away(self, fault: Fault) -> None:
         duration_ms = self._world.faults.between(100, 1500)
         self._world.note("nemesis", str(fault), ms=int(duration_ms))
@@ -115,9 +120,8 @@ class Janitor:
         self._metadata = SimulatedMetadata(
             world.loop, process, world.faults, world.server, world.noting("janitor"), world.listening
         )
-        store = SimulatedStore(
-            world.loop, process, world.faults, world.objects, on_put=lambda _: None, on_delete=world.deleting
-        )
+        stage = Stage.READS if world.stores.has_second else Stage.ALONE
+        store = world.stores.seen_by(process, stage)
         self._store = Retrying(store, clock, SystemIds(seed=int(world.faults.rng.random() * 2**53)), deadline_ms=500)
         self._age_ms = world.faults.between(50, 1000)
         self._committed: dict[str, None] = {}
@@ -142,8 +146,15 @@ class Janitor:
             return
         world.faults.count(Fault.KEY_ABORTED)
         world.note("janitor", "deletes", key=key)
-        await self._store.delete_many([key])
+        is_in_second = world.stores.is_in_second(key)
+        before_ms = world.server_clock.wall_ms()
+        deleted = await self._store.delete_many([key])
+        # A PUT that comes late leaves an orphan of its own.
+        if key in deleted.keys and world.stores.stored_before(key, before_ms):
+            world.violation(f"object {key} was reported deleted and is still there")
         world.faults.count(Fault.OBJECT_DELETED)
+        if is_in_second:
+            world.faults.count(Path.DELETED_IN_SECOND)
 
     async def may_delete(self, key: str) -> bool:
         return await self._metadata.deletion.abort_file(key)

@@ -25,6 +25,7 @@ from metadata.memory.agents import MemoryAgents
 from metadata.rules.producer_state import judge
 from storage.objects import PutInDoubtError
 from storage.wrappers.retrying import Retrying
+from tests.simulation import planted_hedges, planted_stores
 from tests.simulation.nemesis import Janitor
 from tests.simulation.services import SimulatedMetadata
 from wire.error_codes import ErrorCode
@@ -257,5 +258,9 @@ PLANTED: Mapping[str, Plant] = {
         fences_nobody,
         commits_an_aborted_key,
         gives_a_duplicate_another_offset,
+        planted_stores.looks_for_l0_in_one_store,
+        planted_stores.deletes_l0_from_the_first_store_only,
+        planted_hedges.hedges_another_range,
+        planted_hedges.hedges_without_a_bound,
     )
 }

@@ -35,7 +35,7 @@ from storage.objects import (
     PutInDoubtError,
     StoreUnavailableError,
 )
-from tests.simulation.faults import Fault, Faults, Path
+from tests.simulation.faults import Fault, Faults, Path, StoreFaults
 from tests.simulation.loop import Process, SimulationLoop
 from wire.error_codes import ErrorCode
 
@@ -331,7 +331,7 @@ class SimulatedMetadata(FarSide):
 
 class SimulatedStore(FarSide):
     """`storage.objects.ObjectStore` as one agent has it; `on_put` is called in the world's process when a PUT is
-    answered, `on_delete` before a key goes."""
+    answered, `on_put_begun` by the agent before it sends one, `on_delete` before a key goes."""
 
     def __init__(
         self,
@@ -339,21 +339,26 @@ class SimulatedStore(FarSide):
         process: Process,
         faults: Faults,
         inner: MemoryStore,
+        kinds: StoreFaults,
         *,
         on_put: Callable[[Process], None],
+        on_put_begun: Callable[[str], None],
         on_delete: Callable[[str], None],
     ) -> None:
         super().__init__(loop, process, faults)
         self._inner = inner
+        self._kinds = kinds
+        self._on_put_begun = on_put_begun
         self._on_put = on_put
         self._on_delete = on_delete
         self._doubtful: dict[str, None] = {}
 
     async def get(self, key: str) -> bytes:
-        return await self._read(lambda: self._inner.get(key), Fault.GET_FAILED)
+        return await self._read(lambda: self._inner.get(key), self._kinds.get_failed)
 
     async def get_range(self, key: str, start: int, length: int) -> bytes:
-        body = await self._read(lambda: self._inner.get_range(key, start, length), Fault.GET_FAILED)
+        slow = self.faults.strikes(Fault.GET_SLOW)
+        body = await self._read(lambda: self._inner.get_range(key, start, length), self._kinds.get_failed, slow=slow)
         self.faults.count(Path.READ_FROM_STORE)
         return body
 
@@ -375,8 +380,9 @@ class SimulatedStore(FarSide):
 
     async def put_if_absent(self, key: str, body: Body, *, crc32c: int) -> None:
         faults = self.faults
-        away = faults.is_away(Fault.STORE_DOWN, self.loop.now_ms)
-        if away or faults.strikes(Fault.PUT_REFUSED):
+        self._on_put_begun(key)
+        away = faults.is_away(self._kinds.down, self.loop.now_ms)
+        if away or faults.strikes(self._kinds.put_refused):
             await asyncio.sleep(faults.between(0.1, 5) / 1000)
             raise StoreUnavailableError("503 Slow Down")
         call_lost = faults.strikes(Fault.PUT_CALL_LOST)
@@ -402,13 +408,13 @@ class SimulatedStore(FarSide):
                 self._on_delete(key)
             return await self._inner.delete_many(keys)
 
-        return await self._read(act, Fault.GET_FAILED)
+        return await self._read(act, self._kinds.get_failed)
 
     async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectStat]:
         async def act() -> list[ObjectStat]:
             return [stat async for stat in self._inner.list(prefix, start_after=start_after)]
 
-        for stat in await self._read(act, Fault.GET_FAILED):
+        for stat in await self._read(act, self._kinds.get_failed):
             yield stat
 
     async def start_multipart(self, key: str) -> MultipartUpload:
@@ -420,8 +426,8 @@ class SimulatedStore(FarSide):
     async def close(self) -> None:
         return None
 
-    async def _read(self, act: Callable[[], Coroutine[Any, Any, T]], fault: Fault) -> T:
-        away = self.faults.is_away(Fault.STORE_DOWN, self.loop.now_ms)
+    async def _read(self, act: Callable[[], Coroutine[Any, Any, T]], fault: Fault, *, slow: bool = False) -> T:
+        away = self.faults.is_away(self._kinds.down, self.loop.now_ms)
         failed = away or self.faults.strikes(fault)
-        fate = self.fate(call_lost=failed, answer_lost=False, late=False, slow=False)
+        fate = self.fate(call_lost=failed, answer_lost=False, late=False, slow=slow)
         return await self.call(fate, act, lambda: StoreUnavailableError("no answer"))

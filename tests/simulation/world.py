@@ -23,8 +23,7 @@ from metadata.contract.files import FileState
 from metadata.memory.store import MemoryMetadata
 from runtime.ids import SystemIds
 from runtime.runtime import Runtime
-from storage.memory import MemoryStore
-from tests.simulation import checks
+from tests.simulation import checks, hedges
 from tests.simulation.book import Book, TopicPartition
 from tests.simulation.clients import Client, Line
 from tests.simulation.consumers import Browser, Consumer
@@ -34,7 +33,9 @@ from tests.simulation.loop import Process, SimulationClock, SimulationLoop, Stuc
 from tests.simulation.nemesis import Janitor, Nemesis, TopicAdmin
 from tests.simulation.network import Network
 from tests.simulation.producers import IdempotentProducer, PlainProducer
+from tests.simulation.rolling import Roller
 from tests.simulation.services import SimulatedMetadata, finish
+from tests.simulation.stores import Stores
 
 STEADY = "steady"
 """A topic that stays; every check is made on it."""
@@ -98,7 +99,8 @@ class World:
         self.listening: dict[SimulatedMetadata, None] = {}
         self.server_clock = SimulationClock(self.loop)
         self.server = MemoryMetadata(runtime=Runtime(clock=self.server_clock, ids=SystemIds(seed=seed)))
-        self.objects = MemoryStore(self.server_clock)
+        self.stores = Stores(self, self.rng, self.server_clock)
+        self.hedges = self.rng.random() < 0.5
         self.deleted_ms: dict[str, float] = {}
         self._says_all = says_all
         self._until_ms = 0.0
@@ -180,6 +182,7 @@ class World:
             janitor = Janitor(self)
             self.start(janitor.process, janitor.run())
         self.start(self.loop.outside, Nemesis(self, has_janitor=has_janitor).run())
+        self.start(self.loop.outside, Roller(self).run())
         self._until_ms = self._until_ms or self.faults.between(*WORK_MS)
         while self.loop.now_ms < self._until_ms and not self.violations:
             await asyncio.sleep(0.05)
@@ -251,10 +254,10 @@ class World:
 
     def check(self) -> None:
         """The checks of a run that came to its end."""
-        self.violations += finish(checks.check_invariants(self.server, self.objects))
+        self.violations += finish(checks.check_invariants(self.server, self.stores))
         if self.violations:
             return
-        truth = finish(checks.read_truth(self.server, self.objects))
+        truth = finish(checks.read_truth(self.server, self.stores))
         self.violations += checks.check_clients(truth, self.book, self.deleted_ms)
         ends = {place: end for place, end in (self._ends or {}).items() if place in self.partitions}
         self.violations += checks.check_seen(truth, self.book, ends)
@@ -317,7 +320,7 @@ class Auditor(Consumer):
 def run_seed(seed: int, *, says_all: bool = False, planted: str = "") -> Outcome:
     """One run from its seed. Never raises for an error of the run: that is in the outcome."""
     world = World(seed, says_all=says_all)
-    with world.logged():
+    with world.logged(), hedges.figures_of_a_short_run():
         try:
             world.loop.run_until_complete(world.loop.create_task(world.run(), context=world.loop.outside.context))
             if not world.violations:

@@ -141,3 +141,23 @@ async def test_when_the_name_is_taken_away_the_cluster_works_with_one_store_agai
     await start(ByLevel(first, second), bound=False)
     await first.delete_many(["second-store.json"])
     await start(first)
+
+
+async def test_a_start_is_not_refused_because_another_one_marks_the_store_meanwhile() -> None:
+    first = MemoryStore()
+
+    class Overtaken(MemoryStore):
+        """After the listing of a start that found nothing, another process goes through its whole start."""
+
+        gets = 0
+
+        async def get(self, key: str) -> bytes:
+            self.gets += 1
+            try:
+                return await super().get(key)
+            finally:
+                if self.gets == 2:
+                    await start(ByLevel(first, self), bound=False)
+
+    await start(ByLevel(first, Overtaken()), bound=False)
+    assert decode_cluster_file(await first.get("second-store.json")).l0_store
