@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ from confluent_kafka.cimpl import NewTopic
 ROOT = Path(__file__).parents[2]
 CHILD_TIMEOUT_S = 600.0
 SAMPLE_BYTES = 64 << 10
+POLL_S = 0.001
+"""Time between two looks for delivery reports, where each is timed."""
 
 
 def _ignore(error: object) -> None:
@@ -110,14 +112,29 @@ class TailJob:
     record_bytes: int
     seconds: float
     warmup_s: float = 2.0
+    idempotent: bool = False
+    commits: bool = False
+    """The reader's group commits its offsets once a second."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Times:
+    """How long something took for each record."""
+
+    p50_ms: float | None
+    p99_ms: float | None
+    max_ms: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TailResult:
     records: int
     p50_ms: float | None
+    """The age of a record in its reader's hands."""
     p99_ms: float | None
     max_ms: float | None
+    acked: Times | None = None
+    """From the writer's call to the delivery report."""
 
 
 # ---- for the benchmark -----------------------------------------------------------------------------------------------
@@ -151,11 +168,11 @@ def run_tail(write: TailJob, read: TailJob) -> TailResult:
         assert reader.stdout is not None
         if reader.stdout.readline() != b"ready\n":
             raise RuntimeError("the reader of the tail did not start; its error stands above")
-        written = _run("tail-write", write)["records"]
+        written = _run("tail-write", write)
         result = TailResult(**_answer("tail-read", reader))
-    if result.records != written:
-        raise RuntimeError(f"{written} records were written in the measured time and {result.records} read")
-    return result
+    if result.records != written["records"]:
+        raise RuntimeError(f"{written['records']} records were written in the measured time and {result.records} read")
+    return replace(result, acked=Times(**written["acked"]))
 
 
 def run_idle(job: TailJob) -> None:
@@ -368,42 +385,60 @@ def consume(job: ConsumeJob) -> ConsumeResult:
     )
 
 
-def tail_write(job: TailJob) -> dict[str, int]:
+def tail_write(job: TailJob) -> dict[str, Any]:
     """Each record carries the machine's clock; 0 during the warm-up."""
     config = {**QUIET, "bootstrap.servers": job.bootstrap, "client.id": job.client_id, "linger.ms": 5, "acks": "all"}
+    config["enable.idempotence"] = job.idempotent
     producers: list[Any] = [confluent_kafka.Producer(config) for _ in range(job.writers)]
     padding = os.urandom(job.record_bytes - 8)
-    errors: list[str] = []
-
-    def report(error: object, _: object) -> None:
-        if error is not None:
-            errors.append(str(error))
-
     started = time.monotonic()
+    samples = Samples(started + job.warmup_s)
     interval = 1 / (job.records_per_s * job.writers)
     counted, number = 0, 0
     while (due := started + number * interval) < started + job.warmup_s + job.seconds:
-        time.sleep(max(0.0, due - time.monotonic()))
+        _poll_until(producers, due)
         writer = number % job.writers
         measured = due >= started + job.warmup_s
         stamp = time.monotonic_ns() if measured else 0
+        report = partial(samples.report, time.monotonic() if measured else 0.0)
         producers[writer].produce(job.topic, stamp.to_bytes(8, "big") + padding, partition=writer, on_delivery=report)
-        producers[writer].poll(0)
         counted += measured
         number += 1
+    # Reports come one by one to a writer that goes on; `flush` of one producer would hold up those of the others.
+    deadline = time.monotonic() + 30
+    while any(map(len, producers)) and time.monotonic() < deadline:
+        _poll_until(producers, time.monotonic() + POLL_S)
     for number, producer in enumerate(producers):
-        producer.flush(30)
         # An empty stamp of all ones marks the end of a partition.
-        producer.produce(job.topic, b"\xff" * 8, partition=number, on_delivery=report)
+        producer.produce(job.topic, b"\xff" * 8, partition=number, on_delivery=partial(samples.report, 0.0))
         producer.flush(30)
-    if errors:
-        raise RuntimeError(f"{len(errors)} records were not stored, the first: {errors[0]}")
-    return {"records": counted}
+    if samples.errors:
+        raise RuntimeError(f"{len(samples.errors)} records were not stored, the first: {samples.errors[0]}")
+    return {"records": counted, "acked": asdict(_times(samples.times_ms))}
+
+
+def _poll_until(producers: Sequence[Any], until: float) -> None:
+    """Delivery reports are made while somebody polls."""
+    while True:
+        for producer in producers:
+            producer.poll(0)
+        left = until - time.monotonic()
+        if left <= 0:
+            return
+        time.sleep(min(left, POLL_S))
+
+
+def _times(times_ms: Sequence[float]) -> Times:
+    return Times(
+        p50_ms=percentile(times_ms, 0.5), p99_ms=percentile(times_ms, 0.99), max_ms=max(times_ms, default=None)
+    )
 
 
 def tail_read(job: TailJob) -> TailResult:
     offset = confluent_kafka.OFFSET_BEGINNING  # the topic is empty; a look-up of the end could come after a record
-    consumer = _consumer(job.bootstrap, job.topic, job.writers, offset, **{"client.id": job.client_id})
+    config: dict[str, Any] = {"client.id": job.client_id}
+    config |= {"enable.auto.commit": True, "auto.commit.interval.ms": 1_000} if job.commits else {}
+    consumer = _consumer(job.bootstrap, job.topic, job.writers, offset, **config)
     # Connects and fetches once, so that the first stamped record does not wait for that.
     consumer.consume(1, 1.0)
     print("ready", flush=True)
@@ -426,9 +461,7 @@ def tail_read(job: TailJob) -> TailResult:
     consumer.close()
     return TailResult(
         records=len(times_ms),
-        p50_ms=percentile(times_ms, 0.5),
-        p99_ms=percentile(times_ms, 0.99),
-        max_ms=max(times_ms, default=None),
+        **asdict(_times(times_ms)),
     )
 
 

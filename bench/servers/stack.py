@@ -129,6 +129,7 @@ class Stack(Started):
 
     Args:
         settings: dotted names of the agents' settings, above the defaults.
+        second: the latency of a second store, on S3, for L0 files (`produce.store.url`); None = there is none.
         zones: the agents' zones, in their order; a client whose client.id says `zone=a` is sent to an agent of zone a.
     """
 
@@ -139,9 +140,11 @@ class Stack(Started):
         agents: int = 1,
         zones: Sequence[str] = (),
         settings: Mapping[str, str] = MappingProxyType({}),
+        second: Latency | None = None,
     ) -> None:
         super().__init__()
         self.store = store
+        self._second = second
         self._agents_wanted = agents
         self._zones = zones
         self._settings = settings
@@ -223,6 +226,10 @@ class Stack(Started):
             self._store_url = self._s3.url(LATENCY if self.store is Store.S3_DISTANT else None)
             if self.store is Store.S3_COUNTED:
                 self._agent_urls = [self.counted_url(f"agent-{number}") for number in range(self._agents_wanted)]
+        if self._second is not None:
+            # A process of its own, as it is a store of its own.
+            server = self._stack.enter_context(S3Server(self.directory / "s3-second.log"))
+            self._settings = {**self._settings, "produce.store.url": server.url(self._second, prefix="second")}
         self._lifeline, our_end = os.pipe()
         self._stack.callback(os.close, self._lifeline)
         self._stack.callback(os.close, our_end)

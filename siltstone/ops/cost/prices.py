@@ -4,6 +4,9 @@ us-east-1, on demand, in US dollars, without taxes, volume tiers and discounts. 
 authoritative. `seen` is where the figure was read; it is empty if nobody looked the figure up for this table, which
 then holds the last figure known to us. Each may be replaced: `siltstone cost --price s3.put.1000=0.0054`.
 
+The prices of S3 Express One Zone are those since April 2025, from the worked examples of AWS's S3 FAQ. Bytes cost there
+on the way in and out, from the first one on.
+
 "GB" on a bill of AWS is 2^30 bytes: GiB here.
 """
 
@@ -16,6 +19,8 @@ AS_OF = "2026-06"
 REGION = "us-east-1"
 
 _S3 = "aws.amazon.com/s3/pricing"
+_EXPRESS = "aws.amazon.com/s3/faqs"
+"""The worked examples of S3 Express One Zone: 1 M PUTs, 9 M GETs and 10 GB-months, with the charges for bytes."""
 _FARGATE = "aws.amazon.com/fargate/pricing"
 _EC2 = "aws.amazon.com/ec2/pricing/on-demand"
 _EBS = "aws.amazon.com/ebs/pricing"
@@ -49,6 +54,11 @@ PRICES: Mapping[str, Price] = {
     "s3.tiering.archive.gib.month": Price(0.004, "GiB-month, not read for 90 days", _S3),
     "s3.tiering.monitoring.1000": Price(0.0025, "1,000 objects, a month", _S3, "usage.ai, 2026-06"),
     "s3.tiering.transition.1000": Price(0.01, "1,000 objects moved into it", _S3),
+    "s3.express.put.1000": Price(0.00113, "1,000 PUT, POST, LIST", _S3, _EXPRESS),
+    "s3.express.get.1000": Price(0.00003, "1,000 GET, HEAD", _S3, _EXPRESS),
+    "s3.express.upload.gib": Price(0.0032, "GiB uploaded", _S3, _EXPRESS),
+    "s3.express.retrieval.gib": Price(0.0006, "GiB read", _S3, _EXPRESS),
+    "s3.express.gib.month": Price(0.11, "GiB-month, in one zone", _S3, _EXPRESS),
     "zones.gib": Price(0.02, "GiB between zones, 0.01 on each side", _EC2, "finopsforge.com, 2026"),
     "fargate.vcpu.hour": Price(0.04048, "vCPU-hour, Linux on x86", _FARGATE, "vantage.sh, wring.co, 2026-03"),
     "fargate.gib.hour": Price(0.004445, "GiB-hour of memory, Linux on x86", _FARGATE, "vantage.sh, wring.co, 2026-03"),
