@@ -23,6 +23,7 @@ from siltstone.ops.cost.estimate import (
     linger_steps,
     prices_with,
 )
+from siltstone.ops.cost.l0_store import ONE_ZONE_NOTE, l0_store
 from siltstone.ops.cost.prices import AS_OF, PRICES, REGION
 from siltstone.ops.cost.storage import STORAGE_CLASSES, class_day_note
 from siltstone.terminal.output import console, json_option, print_json, print_pairs, print_table
@@ -122,6 +123,11 @@ LAUNCHES = ("fargate", "fargate-arm", "ec2")
 )
 @click.option("--spark", is_flag=True, help="Run merges of 8 GiB and more on EMR Serverless.")
 @click.option(
+    "--second-store",
+    is_flag=True,
+    help="L0 files lie in a bucket of S3 Express One Zone (produce.store.url), which is one zone.",
+)
+@click.option(
     "--agent-ms-per-mb",
     type=Number(0.1, 1000),
     default=3.3,
@@ -151,6 +157,7 @@ def cost(
       siltstone cost --mib-s 100 --agents 3 --zones 3 --consumers 3
       siltstone cost --mib-s 10 --retention-days 90 \\
           --storage-class standard-ia --replay-share 0.1
+      siltstone cost --mib-s 100 --second-store --linger-ms 25
       siltstone cost --mib-s 100 --price s3.put.1000=0.0054 --json
       siltstone cost --prices
     """
@@ -178,9 +185,15 @@ def cost_json(estimated: Cost, steps: Sequence[LingerStep]) -> Mapping[str, Any]
         "kafka": {"lines": [asdict(line) for line in estimated.kafka], "usd_per_month": estimated.kafka_usd},
         "linger": [asdict(step) for step in steps],
         "prices": {"region": REGION, "as_of": AS_OF, "usd": dict(estimated.prices)},
-        "notes": [note] if (note := class_day_note(estimated.flow.load)) else [],
+        "notes": notes(estimated.flow.load),
         "assumptions": list(ASSUMPTIONS),
     }
+
+
+def notes(load: Load) -> list[str]:
+    """Warnings about what was asked for."""
+    found = [ONE_ZONE_NOTE] if load.second_store else []
+    return [*found, note] if (note := class_day_note(load)) else found
 
 
 def bar(share: float, *, width: int = BAR_WIDTH) -> str:
@@ -221,14 +234,14 @@ def _print(estimated: Cost, steps: Sequence[LingerStep]) -> None:
             for step in steps
         ],
         right=("linger (ms)", "produce p50 (ms)", "p99 (ms)", "PUT L0 ($)", "without early seals ($)"),
-        title="Effect of produce.linger.ms (S3 takes 125 ms, at p99 250 ms, by WarpStream's published latencies)",
+        title=f"Effect of produce.linger.ms ({l0_store(estimated.prices, second=load.second_store).upload_source})",
     )
     click.echo()
     if flow.agents < flow.agents_needed:
         console().print(
             f"too few agents: {flow.agents}; the load needs {flow.agents_needed}", style="bold red", markup=False
         )
-    if note := class_day_note(load):
+    for note in notes(load):
         console().print(note, style="bold", markup=False)
     print_pairs(
         {

@@ -30,6 +30,7 @@ LOADS = st.builds(
     compacted_gib=st.floats(0, 10_000),
     zone_aware=st.booleans(),
     spark=st.booleans(),
+    second_store=st.booleans(),
 )
 
 

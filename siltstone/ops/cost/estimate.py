@@ -18,6 +18,7 @@ from runtime.errors import BadInputError
 from runtime.settings.table import Settings
 from runtime.text import plural
 from siltstone.ops.cost import formulas
+from siltstone.ops.cost.l0_store import l0_store
 from siltstone.ops.cost.prices import PRICES
 from siltstone.ops.cost.storage import kept_lines
 from storage.format.file_writer import PART_BYTES
@@ -36,12 +37,12 @@ BUSY_SHARE = 0.55
 POSTGRES_BUSY_SHARE = 0.4
 TASK_GIB = 3
 POSTGRES_GIB = 100
-UPLOAD_MS_P50, UPLOAD_MS_P99 = 125, 250
 SPARK_START_VCPU_S = 104
 SPARK_UNIT_S = 0.086
 SPARK_GIB_PER_VCPU = 4
 INTERFACE_ENDPOINTS = 4
-CATALOG_PUTS_PER_SECOND = 1000 / DEFAULTS.catalog_increment_interval_ms
+CATALOG_PUTS_PER_SECOND = 2 * 1000 / DEFAULTS.catalog_increment_interval_ms
+"""Of increments while records come in, as `bench costs` counts them: a LIST, then a PUT."""
 IDLE_LISTS_PER_HOUR = 8
 """Listings of an idle system with any number of agents, a page of 1,000 objects each: three levels of files, jobs, the
 backup and its snapshots, begun uploads; `tests/integration/compactor/test_idle_requests.py` counts them."""
@@ -59,6 +60,7 @@ ASSUMPTIONS: Sequence[str] = (
     "reads of the tail: what another zone wrote is fetched once a zone, in blocks of 1 MiB; the rest is in memory",
     "merges: topics of cleanup.policy=delete; parts of 8 MiB, each a PUT; compacted topics are rewritten once a day",
     "Postgres: 0.5 ms and 0.0155 ms a partition for a commit, 40 % of its vCPUs busy, Multi-AZ",
+    "a second store: prices of S3 Express One Zone; traffic from other zones to it is not counted",
     "not counted: logs, metrics, VPN, backups beyond the free size, support, people",
     "Kafka: 3 replicas on gp3 filled to 70 %, 2.6 ms a MB and replica, consumers read from followers of their zone;"
     " controllers, and what volumes and hosts can carry, left out; no tiered storage, which saves most of the volumes",
@@ -94,6 +96,8 @@ class Load:
     spark: bool = False
     agent_ms_per_mb: float = 3.3
     """Processor time of an agent per MB produced."""
+    second_store: bool = False
+    """L0 files lie in a bucket of S3 Express One Zone (`produce.store.url`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +168,7 @@ def cost_of(load: Load, prices: Mapping[str, float]) -> Cost:
     lines = [
         *_put_lines(flow, prices),
         *_get_lines(flow, prices),
+        *_l0_byte_lines(flow, prices),
         *kept_lines(load, flow.run_mib, flow.outputs_mib, prices),
         *_traffic_lines(flow, prices),
         *_machine_lines(flow, prices),
@@ -240,14 +245,16 @@ def linger_steps(
     """Latency against the price of PUTs. A record waits half of the linger (p50) or all of it (p99), then for upload
     and commit."""
     agents = flow_of(load).agents
+    store = l0_store(prices, second=load.second_store)
     steps: list[LingerStep] = []
     for linger_ms in lingers_ms:
         at = replace(load, linger_ms=linger_ms)
         usd = [
-            formulas.requests_usd_per_month(_files_per_second(each, agents), usd_per_1000=prices["s3.put.1000"])
+            formulas.requests_usd_per_month(_files_per_second(each, agents), usd_per_1000=store.put_1000)
             for each in (at, replace(at, early_per_second=0))
         ]
-        steps.append(LingerStep(linger_ms, linger_ms / 2 + UPLOAD_MS_P50, linger_ms + UPLOAD_MS_P99, usd[0], usd[1]))
+        p50_ms, p99_ms = linger_ms / 2 + store.upload_ms_p50, linger_ms + store.upload_ms_p99
+        steps.append(LingerStep(linger_ms, p50_ms, p99_ms, usd[0], usd[1]))
     return steps
 
 
@@ -298,14 +305,23 @@ def _put_lines(flow: Flow, prices: Mapping[str, float]) -> Sequence[tuple[str, s
     )
     linger = f"{plural(flow.agents, 'agent')}, {load.linger_ms:g} ms, {flow.file_mib:.1f} MiB a file"
     return [
-        ("PUT L0", f"{flow.files_per_s:,.1f}/s: {linger}", _requests(flow.files_per_s, price)),
+        (
+            "PUT L0",
+            f"{flow.files_per_s:,.1f}/s: {linger}",
+            _requests(flow.files_per_s, l0_store(prices, second=load.second_store).put_1000),
+        ),
         ("PUT merges", f"{merges:,.1f}/s: L1 and L2 in parts of 8 MiB", _requests(merges, price)),
-        ("PUT catalogue", f"{CATALOG_PUTS_PER_SECOND:,.1f}/s, snapshots", _requests(CATALOG_PUTS_PER_SECOND, price)),
+        (
+            "PUT catalogue",
+            f"{CATALOG_PUTS_PER_SECOND:,.1f}/s: LIST and PUT of increments",
+            _requests(CATALOG_PUTS_PER_SECOND, price),
+        ),
     ]
 
 
 def _get_lines(flow: Flow, prices: Mapping[str, float]) -> Sequence[tuple[str, str, float]]:
     load, price = flow.load, prices["s3.get.1000"]
+    l0_price = l0_store(prices, second=load.second_store).get_1000
     window_mib, object_mib = WINDOW_BYTES / MIB, PLAN.output_bytes / MIB
     tail = 0.0
     if load.zone_aware:
@@ -317,7 +333,8 @@ def _get_lines(flow: Flow, prices: Mapping[str, float]) -> Sequence[tuple[str, s
         )
     replay = load.mib_s * load.replay_share / (BLOCK_BYTES / MIB)
     # Leveling reads each L0 file with one GET. The last output is left out because no merge reads it again.
-    merges = flow.files_per_s + sum(
+    leveling = flow.files_per_s
+    merges = sum(
         formulas.merge_get_requests_per_second(
             load.mib_s, files_per_second=load.mib_s / min(size, object_mib), window_mib=window_mib
         )
@@ -329,9 +346,30 @@ def _get_lines(flow: Flow, prices: Mapping[str, float]) -> Sequence[tuple[str, s
         daily, files_per_second=daily / object_mib, window_mib=window_mib
     )
     return [
-        ("GET tail", f"{tail:,.1f}/s: what other zones wrote", _requests(tail, price)),
+        ("GET tail", f"{tail:,.1f}/s: what other zones wrote", _requests(tail, l0_price)),
         ("GET replays", f"{replay:,.1f}/s: history in blocks of 1 MiB", _requests(replay, price)),
-        ("GET merges", f"{merges:,.1f}/s: a file, or {window_mib:.0f} MiB of it", _requests(merges, price)),
+        (
+            "GET merges",
+            f"{leveling + merges:,.1f}/s: a file, or {window_mib:.0f} MiB of it",
+            _requests(leveling, l0_price) + _requests(merges, price),
+        ),
+    ]
+
+
+def _l0_byte_lines(flow: Flow, prices: Mapping[str, float]) -> Sequence[tuple[str, str, float]]:
+    """Bytes into and out of a second store, which S3 Standard does not charge."""
+    load = flow.load
+    if not load.second_store:
+        return []
+    store = l0_store(prices, second=True)
+    tail_mib_s = 0.0
+    if load.zone_aware:
+        tail_mib_s = formulas.tail_mib_from_store_per_second(load.mib_s, zones=load.zones, groups=load.consumers)
+    up_gib = formulas.gib_per_month(load.mib_s)
+    down_gib = up_gib + formulas.gib_per_month(tail_mib_s)
+    return [
+        ("bytes to L0", f"{up_gib:,.0f} GiB into {store.name}", up_gib * store.upload_gib),
+        ("bytes of L0", f"{down_gib:,.0f} GiB out of it, to merges and other zones", down_gib * store.retrieval_gib),
     ]
 
 

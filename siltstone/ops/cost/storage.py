@@ -13,6 +13,7 @@ from typing import Protocol
 from compactor.planning.options import plan_options
 from runtime.settings.table import Settings
 from siltstone.ops.cost import formulas
+from siltstone.ops.cost.l0_store import l0_store
 
 PLAN = plan_options(Settings())
 MIB = 1 << 20
@@ -55,12 +56,15 @@ class StoredLoad(Protocol):
     def noncurrent_days(self) -> float: ...
     @property
     def compacted_gib(self) -> float: ...
+    @property
+    def second_store(self) -> bool: ...
 
 
 def kept_lines(
     load: StoredLoad, run_mib: float, outputs_mib: Sequence[float], prices: Mapping[str, float]
 ) -> Sequence[Row]:
     price, retention_s = prices["s3.standard.gib.month"], load.retention_days * 86_400
+    store = l0_store(prices, second=load.second_store)
     l0 = formulas.stored_l0_gib(load.mib_s, waits_s=PLAN.l0_wait_ms / 1000, grace_s=GRACE_S)
     l1 = formulas.stored_l1_gib(load.mib_s, run_mib=run_mib, l1_runs=PLAN.l1_runs_min, grace_s=GRACE_S)
     rewrites = max(0, len(outputs_mib) - 2)
@@ -72,7 +76,7 @@ def kept_lines(
         written + load.compacted_gib * 1024 / (PLAN.daily_interval_ms / 1000), noncurrent_days=load.noncurrent_days
     )
     rows: list[Row] = [
-        ("stored L0", f"{l0:,.0f} GiB", l0 * price),
+        ("stored L0", f"{l0:,.0f} GiB, {store.name}", l0 * store.gib_month),
         ("stored L1", f"{l1:,.0f} GiB", l1 * price),
         *_l2_rows(load, l2, object_gib=min(outputs_mib[-1], PLAN.output_bytes / MIB) / 1024, prices=prices),
     ]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -227,7 +228,7 @@ def test_no_price_of_the_table_is_there_for_nothing(name: str) -> None:
         )
         for kind in ("standard", "standard-ia", "glacier-ir", "intelligent-tiering")
         for launch in ("fargate", "fargate-arm", "ec2")
-    ] + [Load(mib_s=1, zone_aware=False)]
+    ] + [Load(mib_s=1, zone_aware=False), Load(mib_s=1, second_store=True)]
     dearer = prices_with({name: LIST[name] * 2})
     assert any(
         cost_of(load, dearer).usd + cost_of(load, dearer).kafka_usd
@@ -294,3 +295,58 @@ def test_the_example_of_the_page_about_sizing_is_what_the_command_prints() -> No
 
 def test_a_bar_shows_what_is_more_than_nothing() -> None:
     assert [bar(share, width=2) for share in (0, 0.001, 0.5, 0.75, 1)] == ["", "▏", "█", "█▌", "██"]
+
+
+# ---- a second store
+
+
+def second(**changes: Any) -> tuple[Mapping[str, float], Mapping[str, float]]:
+    """The bills of one load with one store and with two."""
+    load = Load(**{"mib_s": 100, "agents": 3, "consumers": 3, "early_per_second": 0, **changes})
+    return usd(cost_of(load, LIST)), usd(cost_of(replace(load, second_store=True), LIST))
+
+
+def test_l0_files_in_a_second_store_have_the_prices_of_express_one_zone() -> None:
+    one, two = second()
+    assert two["PUT L0"] / one["PUT L0"] == pytest.approx(0.00113 / 0.005)
+    assert two["GET tail"] / one["GET tail"] == pytest.approx(0.00003 / 0.0004)
+    assert two["stored L0"] / one["stored L0"] == pytest.approx(0.11 / 0.023)
+    gib = 100 * 2_628_000 / 1024
+    assert two["bytes to L0"] == pytest.approx(gib * 0.0032)
+    # Each byte is read by a merge, and in the zones that did not write it and where a group reads it.
+    elsewhere = formulas.reading_zones(3, 3) * 2 / 3
+    assert two["bytes of L0"] == pytest.approx(gib * (1 + elsewhere) * 0.0006)
+    # Of merges only the GETs of L0 files have the other price.
+    files_per_s = flow_of(Load(mib_s=100, agents=3, consumers=3, early_per_second=0)).files_per_s
+    saved = formulas.requests_usd_per_month(files_per_s, usd_per_1000=0.0004 - 0.00003)
+    assert one["GET merges"] - two["GET merges"] == pytest.approx(saved)
+
+
+def test_the_first_store_costs_the_same_beside_a_second_one() -> None:
+    one, two = second(replay_share=0.5)
+    for item in ("PUT merges", "PUT catalogue", "GET replays", "stored L1", "stored L2"):
+        assert one[item] == two[item]
+    assert not {"bytes to L0", "bytes of L0"} & one.keys()
+
+
+def test_where_clients_do_not_name_their_zone_merges_alone_read_from_the_second_store() -> None:
+    _, two = second(zone_aware=False)
+    assert two["bytes of L0"] == pytest.approx(100 * 2_628_000 / 1024 * 0.0006)
+
+
+def test_the_linger_is_weighed_at_the_prices_and_the_pace_of_the_second_store() -> None:
+    load = Load(mib_s=1, agents=3)
+    [one, *_], [two, *_] = (linger_steps(each, LIST) for each in (load, replace(load, second_store=True)))
+    assert two.puts_usd / one.puts_usd == pytest.approx(0.00113 / 0.005)
+    assert (one.produce_ms_p50 - two.produce_ms_p50, one.produce_ms_p99 - two.produce_ms_p99) == (115, 230)
+
+
+def test_the_command_says_that_one_zone_is_one_zone() -> None:
+    for arguments in (["--second-store"], ["--second-store", "--json"]):
+        said = CliRunner().invoke(main, ["cost", *arguments])
+        assert said.exit_code == 0 and "lies in one zone" in " ".join(said.output.split())
+    assert "one zone" not in CliRunner().invoke(main, ["cost"]).output
+
+
+def test_increments_of_the_backup_are_a_listing_and_a_put_every_5_seconds() -> None:
+    assert usd(cost_of(Load(mib_s=1), LIST))["PUT catalogue"] == pytest.approx(2 * 2_628_000 / 5 / 1000 * 0.005)
