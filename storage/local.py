@@ -50,8 +50,6 @@ LIST_CHUNK = 256
 LINK_TRIES = 100
 """Tries at a link whose directory other processes empty and remove each time."""
 KNOWN_DIRECTORIES_MAX = 10_000
-SUMMED_BYTES = 1 << 20
-"""Bytes that a PUT sums and then writes: they are still in the processor's cache when they are written."""
 _WRITE_BYTES_MAX = 2**30
 """The most bytes per pwritev(2), which takes at most 2 GiB less a page."""
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -162,15 +160,11 @@ class LocalStore:
 
     def _put(self, key: str, body: Body, crc32c: int) -> None:
         self._path(key)
+        if crc32c_of(body) != crc32c:
+            raise ChecksumMismatchError(key)
         temporary = self._start_temporary()
         try:
-            crc = 0
-            for views in stretches(body, SUMMED_BYTES):
-                stretch = Parts(views)
-                crc = crc32c_of(stretch, crc)
-                temporary.append(stretch)
-            if crc != crc32c:
-                raise ChecksumMismatchError(key)
+            temporary.append(body)
             self.publish(temporary, key)
         finally:
             temporary.discard()

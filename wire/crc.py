@@ -41,6 +41,9 @@ def joined_crc32c(first: int, second: int, second_bytes: int) -> int:
 
     `joined_crc32c(crc32c(a), crc32c(b), len(b)) == crc32c(a + b)`. Takes some microseconds, whatever the length.
     """
+    # Zero bytes do not change a CRC of 0, which is that of no bytes.
+    if not first:
+        return second
     power = 0
     while second_bytes:
         if second_bytes & 1:
