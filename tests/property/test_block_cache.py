@@ -17,9 +17,9 @@ class CacheRules(RuleBasedStateMachine):
         self.bodies: list[Body] = []
         self.pins: list[Body] = []
 
-    @rule(first=st.integers(0, 5), blocks=st.integers(1, 3), size=st.integers(1, 60))
-    def put(self, first: int, blocks: int, size: int) -> None:
-        self.bodies.append(self.cache.put_blocks("a", range(first, first + blocks), bytes(size)))
+    @rule(first=st.integers(0, 5), blocks=st.integers(1, 3), size=st.integers(1, 60), known_ms=st.integers(0, 10))
+    def put(self, first: int, blocks: int, size: int, known_ms: int) -> None:
+        self.bodies.append(self.cache.put_blocks("a", range(first, first + blocks), bytes(size), known_ms))
 
     @rule(block=st.integers(0, 7))
     def expect(self, block: int) -> None:
@@ -38,6 +38,18 @@ class CacheRules(RuleBasedStateMachine):
     def unpin(self, number: int) -> None:
         if self.pins:
             self.cache.unpin(self.pins.pop(number % len(self.pins)))
+
+    @rule(known_ms=st.integers(0, 10))
+    def forget_old(self, known_ms: int) -> None:
+        self.cache.drop_known_before(known_ms)
+        found = (self.cache.block("a", block) for block in range(8))
+        assert all(body is None or body.known_ms >= known_ms for body in found)
+
+    @rule()
+    def forget_file(self) -> None:
+        self.cache.drop_files({"a"})
+        assert not any(self.cache.holds("a", range(block, block + 1)) for block in range(8))
+        assert self.cache.bytes == self.cache.pinned_bytes
 
     @invariant()
     def the_sums_are_right(self) -> None:
