@@ -23,7 +23,7 @@ class Circuit:
         """When the one trial began that is under way."""
 
     def may_ask(self, now_ms: float) -> bool:
-        """If True, the caller asks, and reports `worked` or `failed`; a trial that it gives up counts as failed."""
+        """If True, the caller asks, and reports `worked`, `failed` or `gave_up`."""
         if not self._failures:
             return True
         if now_ms < self._failed_ms + self._shut_ms or self._trial_ms is not None:
@@ -34,6 +34,10 @@ class Circuit:
     def worked(self) -> None:
         """It answered; `busy` is an answer too."""
         self._failures = 0
+        self._trial_ms = None
+
+    def gave_up(self) -> None:
+        """The caller went away before it knew."""
         self._trial_ms = None
 
     def failed(self, asked_ms: float, now_ms: float) -> None:

@@ -48,30 +48,35 @@ class Neighbours:
             return None
         places = [(request.key, block) for block in blocks_of(request.start, request.length)]
         self._asking.update(places)
-        outcome = "failed"
         try:
             head, body = await self._answer(address, request)
             outcome = "busy" if head.outcome is Outcome.BUSY else "failed"
             if head.outcome is Outcome.SERVED:
-                outcome = "served"
                 self._bytes.inc(len(body))
+                self._report(circuit, "served", asked_ms)
                 return Fetched(memoryview(body).toreadonly(), asked_ms - head.age_ms)
+        except asyncio.CancelledError:
+            circuit.gave_up()
+            raise
         except TimeoutError:
             outcome = "late"
         except CorruptAnswerError as error:
             outcome = "corrupt"
             _log.error("a neighbour sent wrong bytes", neighbour=owner.writer_id, key=request.key, error=str(error))
         except (OSError, BadFrameError) as error:
+            outcome = "failed"
             _log.info("a neighbour did not answer", neighbour=owner.writer_id, key=request.key, error=str(error))
         finally:
-            # Also for a caller that went away.
             self._asking -= Counter(places)
-            if outcome in ("served", "busy"):
-                circuit.worked()
-            else:
-                circuit.failed(asked_ms, self._clock.monotonic_ms())
-            self._requests.labels(outcome=outcome).inc()
+        self._report(circuit, outcome, asked_ms)
         return None
+
+    def _report(self, circuit: Circuit, outcome: str, asked_ms: float) -> None:
+        if outcome in ("served", "busy"):
+            circuit.worked()
+        else:
+            circuit.failed(asked_ms, self._clock.monotonic_ms())
+        self._requests.labels(outcome=outcome).inc()
 
     def is_asking(self, key: str, blocks: Iterable[int]) -> bool:
         """Another agent was asked for one of these blocks and has not answered yet."""

@@ -203,4 +203,41 @@ READING = (
     ),
 )
 
-MUTANTS = (*WIRE, *METADATA, *WRITING, *COMPACTOR, *STORES, *READING)
+ZONE_FRAMES, ZONE_SERVER = "tests/unit/agents/zone/test_frames.py", "tests/unit/agents/zone/test_server.py"
+ZONE_BLOCKS = "tests/integration/agents/test_zone_blocks.py"
+
+ZONES = (
+    Mutant(
+        name="a-neighbours-bytes-pass-for-any-place",
+        file="agents/zone/frames.py",
+        text="value = crc32c(_PLACE.pack(len(key), asked.file_bytes, asked.start, asked.length, age_ms) + key)",
+        replacement="value = crc32c(b'')",
+        tests=(
+            f"{ZONE_FRAMES}::test_right_bytes_of_another_place_have_another_crc",
+            f"{ZONE_BLOCKS}::test_a_bad_neighbour_costs_gets_and_no_record",
+        ),
+    ),
+    Mutant(
+        name="a-neighbours-bytes-are-not-checked",
+        file="agents/zone/client.py",
+        text="answer_crc(request, head.age_ms, [body]) != head.crc",
+        replacement="answer_crc(request, head.age_ms, [body]) < 0",
+        tests=(f"{ZONE_BLOCKS}::test_a_bad_neighbour_costs_gets_and_no_record",),
+    ),
+    Mutant(
+        name="a-neighbours-bytes-are-taken-for-new",
+        file="agents/zone/client.py",
+        text="asked_ms - head.age_ms",
+        replacement="asked_ms",
+        tests=(f"{ZONE_BLOCKS}::test_bytes_from_a_neighbour_are_as_old_as_they_are_there",),
+    ),
+    Mutant(
+        name="two-owners-wait-for-each-other",
+        file="agents/zone/server.py",
+        text="if full or self._is_asking(",
+        replacement="if full or False and self._is_asking(",
+        tests=(f"{ZONE_SERVER}::test_one_that_asks_another_for_a_block_serves_it_to_nobody_meanwhile",),
+    ),
+)
+
+MUTANTS = (*WIRE, *METADATA, *WRITING, *COMPACTOR, *STORES, *READING, *ZONES)

@@ -26,8 +26,9 @@ from tests.simulation.stores import Stage
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-FIRST_PORT = 9001
 CLUSTER_ID = "simulated"
+FIRST_PORT, FIRST_ZONE_PORT = 9001, 9501
+_ZONE_PATHS = {"served": Path.ZONE_SERVED, "late": Path.ZONE_LATE, "failed": Path.ZONE_FAILED}
 _METRICS = Metrics()
 """Shared by all agents of all runs: no test reads these metrics, and making them takes longer than starting an
 agent.
@@ -60,6 +61,24 @@ class GapGauge:
         self._last = value
 
 
+class ZoneRequests:
+    """Replaces the counter of requests to neighbours."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._outcome = ""
+
+    def labels(self, *, outcome: str) -> ZoneRequests:
+        self._outcome = outcome
+        return self
+
+    def inc(self) -> None:
+        if self._outcome == "corrupt":
+            self._world.violation("a neighbour's bytes do not fit their CRC, though nothing changes bytes")
+        elif path := _ZONE_PATHS.get(self._outcome):
+            self._world.faults.count(path)
+
+
 class Seat:
     """An address, and the processes that have it or had it."""
 
@@ -67,6 +86,8 @@ class Seat:
         self.world = world
         self.number = number
         self.address = f"127.0.0.1:{FIRST_PORT + number}"
+        if zone := world.zone_names[number % len(world.zone_names)]:
+            settings = {**settings, "agent_zone": zone, "zone_listen": f"127.0.0.1:{FIRST_ZONE_PORT + number}"}
         self.settings = Settings(listen=self.address, metrics_listen="", **settings)
         self.skew_ms = int(world.faults.between(-3000, 3000))
         self.process: Process | None = None
@@ -106,6 +127,7 @@ class Seat:
             bare = WatchedHedged(bare, metrics, clock, on_violation=world.violation)
         store = CountedRetrying(bare, clock, ids, deadline_ms=faults.between(300, 3000), cap_ms=500)
         store.faults = faults
+        metrics.zone_requests_total = ZoneRequests(world)  # type: ignore[assignment]
         world.start(process, self._live(process, metadata, store, Runtime(clock=clock, ids=ids, metrics=metrics)))
 
     async def _live(
@@ -126,6 +148,7 @@ class Seat:
             metadata=metadata,
             runtime=runtime,
             bind=world.network.binder(process),
+            dial=world.network.dialer(process),
         )
         agent.failed.add_done_callback(lambda failed: self._failed(process, failed))
         try:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
+from agents.zone.lines import Dial
 from tests.simulation.faults import Fault, Faults, Path
 from tests.simulation.loop import Process, SimulationLoop
 from wire.schema import Octets
@@ -41,6 +42,16 @@ class Network:
 
         return bind
 
+    def dialer(self, process: Process) -> Dial:
+        """The way of an agent in `process` to its neighbours."""
+
+        async def dial(factory: Callable[[], asyncio.BufferedProtocol], host: str, port: int) -> None:
+            transport = DialledTransport(self, process, factory())
+            await self.connect(transport.end, f"{host}:{port}")
+            transport.open()
+
+        return dial
+
     async def connect(self, client: ClientEnd, address: str) -> None:
         """Raises ConnectionRefusedError if no process listens there."""
         await asyncio.sleep(self.latency_ms() / 1000)
@@ -63,7 +74,7 @@ class Network:
 
     def cut_all_of(self, process: Process) -> None:
         """The process is dead: its kernel resets its lines."""
-        for line in [line for line in self._lines if line.process is process]:
+        for line in [line for line in self._lines if process in (line.process, line.client_process)]:
             line.cut()
 
 
@@ -136,6 +147,7 @@ class AgentEnd(asyncio.Transport):
     def __init__(self, network: Network, process: Process, client: ClientEnd) -> None:
         super().__init__({"peername": (client.name, 0)})
         self.process = process
+        self.client_process = client.process
         self._network = network
         self._client = client
         self._protocol: Any = None
@@ -308,3 +320,40 @@ class ClientEnd:
             if self.line is not None:
                 self.line.client_went()
             self._on_lost()
+
+
+class DialledTransport(asyncio.Transport):
+    """An agent's side of a line to a neighbour: the transport that its protocol sees."""
+
+    def __init__(self, network: Network, process: Process, protocol: asyncio.BufferedProtocol) -> None:
+        super().__init__()
+        self._network = network
+        self._protocol = protocol
+        self._is_over = False
+        self.end = ClientEnd(process, process.name, on_data=self._feed, on_lost=self._lose)
+
+    def open(self) -> None:
+        self._protocol.connection_made(self)
+
+    def is_closing(self) -> bool:
+        return self._is_over
+
+    def write(self, data: Octets) -> None:
+        self.end.send(self._network, bytes(data))
+
+    def abort(self) -> None:
+        self.end.close()
+        asyncio.get_running_loop().call_soon(self._lose)
+
+    def _feed(self, data: bytes) -> None:
+        while data and not self._is_over:
+            room: Any = self._protocol.get_buffer(-1)
+            taken = min(len(room), len(data))
+            room[:taken] = data[:taken]
+            self._protocol.buffer_updated(taken)
+            data = data[taken:]
+
+    def _lose(self) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._protocol.connection_lost(None)

@@ -6,6 +6,7 @@ it is open; `test_planted.py` asserts that each is found within a bounded number
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -16,6 +17,8 @@ from agents.agent import Agent
 from agents.tail.follower import Follower
 from agents.tail.log_index import FileRef, LogIndex
 from agents.write.path import FileOnItsWay, WritePath
+from agents.zone.frames import answer_crc, decode_answer_head, encode_answer
+from agents.zone.server import ZoneServer
 from metadata.contract.files import FileState
 from metadata.contract.l0_commit import CommitInDoubtError, CommitL0, Committed, L0Batch
 from metadata.contract.leases import WriterLease
@@ -245,6 +248,24 @@ def gives_a_duplicate_another_offset() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def a_neighbour_serves_another_range() -> Iterator[None]:
+    """The agent that serves a neighbour takes the wrong bytes of its memory, and makes their CRC from these."""
+    parts = ZoneServer._parts
+
+    async def shifted(self: Any, request: Any, pins: Any) -> Any:
+        head, *views = await parts(self, request, pins)
+        data = b"".join(views)
+        if not data:
+            return deque([head])
+        data = data[len(data) // 2 :] + data[: len(data) // 2]
+        said = decode_answer_head(head, request)
+        return deque([encode_answer(replace(said, crc=answer_crc(request, said.age_ms, [data]))), data])
+
+    with patch.object(ZoneServer, "_parts", shifted):
+        yield
+
+
 PLANTED: Mapping[str, Plant] = {
     plant.__name__.replace("_", "-"): plant
     for plant in (
@@ -262,5 +283,6 @@ PLANTED: Mapping[str, Plant] = {
         planted_stores.deletes_l0_from_the_first_store_only,
         planted_hedges.hedges_another_range,
         planted_hedges.hedges_without_a_bound,
+        a_neighbour_serves_another_range,
     )
 }

@@ -42,6 +42,8 @@ STEADY = "steady"
 CHURNED = "churned"
 """A topic that is deleted and created again."""
 
+_ZONES = (("",), ("",), ("a",), ("a", "b", "a"), ("a", "a", ""))
+"""The zones of a run's agents, in turn. Agents without one meet more faults of the store."""
 WORK_MS = (600, 2_500)
 SETTLE_MS_MAX = 30_000
 HEALED_MS = 5_000
@@ -89,6 +91,7 @@ class World:
     def __init__(self, seed: int, *, says_all: bool = False) -> None:
         self.seed = seed
         self.rng = random.Random(f"{seed} clients")
+        self.zone_names = random.Random(f"{seed} zones").choice(_ZONES)
         self.faults = Faults(random.Random(f"{seed} faults"))
         self.loop = SimulationLoop(random.Random(f"{seed} schedule"), shuffles=seed % 2 == 1)
         self.loop.set_exception_handler(self._unhandled)

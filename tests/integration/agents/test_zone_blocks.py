@@ -254,6 +254,22 @@ async def test_a_neighbour_that_is_frozen_costs_no_more_than_a_deadline(start_ag
             frozen.close()
 
 
+async def test_two_agents_that_each_take_the_other_for_the_owner_do_not_wait_for_each_other(
+    start_agent: StartAgent,
+) -> None:
+    async with zones(start_agent, names=("a",), count=2, cache_hot_bytes=0, cache_cold_bytes=0) as world:
+        await world.write(2)
+        for number, each in enumerate(world.agents):
+            members = each.agent._membership
+            assert members is not None
+            members.agents = [other for other in members.agents if other.writer_id != members.node_id]
+            assert len(members.agents) == 1, number
+        # nobody waits out its patience: a fetch would end before
+        await world.read_everywhere()
+        assert world.asked("served") + world.asked("busy") > 0
+        assert world.asked("late") + world.asked("failed") == 0
+
+
 async def test_agents_without_a_zone_or_of_another_one_are_never_asked(start_agent: StartAgent) -> None:
     async with zones(start_agent, count=2) as world:
         await world.write(2)

@@ -235,6 +235,17 @@ def test_a_password_in_the_metadata_url_is_never_shown() -> None:
     assert "hunter2" not in repr(settings)
 
 
+def test_a_zone_is_served_on_loopback_by_agents_that_have_one() -> None:
+    assert Settings(agent_zone="a", zone_listen="127.0.0.1:0").zone_listen == "127.0.0.1:0"
+    with pytest.raises(SettingsError, match=r"zone\.listen 0\.0\.0\.0:7000 can be reached") as refused:
+        Settings(agent_zone="a", zone_listen="0.0.0.0:7000", insecure=True)
+    assert refused.value.remedy is not None and "come with secured listeners" in refused.value.remedy
+    with pytest.raises(SettingsError, match=r"agent\.zone is empty"):
+        Settings(zone_listen="127.0.0.1:0")
+    with pytest.raises(SettingsError, match=r"zone\.listen must be HOST:PORT"):
+        Settings(agent_zone="a", zone_listen="7000")
+
+
 def test_settings_survive_the_way_through_the_environment() -> None:
     settings = Settings(insecure=True, listen="[::]:0", advertised_host="h", metadata_url="memory://", num_partitions=7)
     assert load_settings(None, settings_environment(settings), {}) == settings

@@ -13,6 +13,8 @@ def test_a_failure_shuts_it_for_a_while_and_one_trial_opens_it() -> None:
     # when the time is over, one asks and the others wait for its outcome
     assert circuit.may_ask(100 + SHUT_MS)
     assert not circuit.may_ask(100 + SHUT_MS)
+    circuit.gave_up()
+    assert circuit.may_ask(100 + SHUT_MS)
     circuit.worked()
     assert circuit.may_ask(100 + SHUT_MS) and circuit.may_ask(100 + SHUT_MS)
 
