@@ -149,9 +149,10 @@ class _Connection(asyncio.BufferedProtocol):
         """Return when the socket has taken all."""
         turn_bytes = 0
         while unsent and self._transport is not None:
-            for part in next_parts(unsent):
-                self._transport.write(part)
-                turn_bytes += len(part)
+            parts = next_parts(unsent)
+            # A file that was written here consists of many small views: one call for all of a slice.
+            self._transport.writelines(parts)
+            turn_bytes += sum(map(len, parts))
             # The transport copies what the socket did not take, so it never gets more than a slice.
             await self._may_write.wait()
             if turn_bytes >= TURN_BYTES:
