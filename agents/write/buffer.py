@@ -92,6 +92,7 @@ class WriteBuffer:
             self._awaited.pop(sender, None)
             if sender.is_blocked:
                 self._awaited[sender] = sender.back_ms()
+        self._forget_the_gone(now_ms)
 
     def set_early_share(self, share: float, now_ms: float) -> None:
         """Lower the rate of early seals to this share; 0 = none."""
@@ -152,6 +153,14 @@ class WriteBuffer:
             self._blocked.discard(sender)
             # Its next request is not expected before its answer.
             self._awaited.pop(sender, None)
+
+    def _forget_the_gone(self, now_ms: float) -> None:
+        """Connections that were answered and sent nothing more, or ended, stand first."""
+        while self._awaited:
+            sender = next(iter(self._awaited))
+            if sender in self._blocked or self._awaited[sender] > now_ms:
+                return
+            del self._awaited[sender]
 
     def _note(self, sender: Sender, now_ms: float) -> None:
         """A connection has sent: is it blocked, and may it send more?"""

@@ -16,6 +16,8 @@ from agents.write.submission import Submission
 
 CLIENTS_MAX = 200
 """One more, and the client whose last round is longest ago is forgotten."""
+NAME_CHARS_MAX = 100
+"""Clients choose their names: a `client.id` may have 32 KiB, and hold what a terminal would obey."""
 
 
 @dataclass(slots=True)
@@ -88,7 +90,7 @@ class Waits:
                 continue
             part = rounds.get(sender)
             if part is None:
-                part = rounds[sender] = _Round(request.header.client_id or "", request.client.software)
+                part = rounds[sender] = _Round(shown(request.header.client_id or ""), shown(request.client.software))
             part.requests += 1
             part.batches += len(submission.batches)
             part.bytes += submission.bytes
@@ -113,3 +115,10 @@ class Waits:
         client.bytes += part.bytes
         client.wait_ms += wait_ms
         client.away_ms += away_ms
+
+
+def shown(name: str) -> str:
+    """A client's name as it is kept and printed: not long, and without control characters."""
+    if len(name) > NAME_CHARS_MAX:
+        name = f"{name[: NAME_CHARS_MAX - 1]}…"
+    return name if name.isprintable() else "".join(char if char.isprintable() else "?" for char in name)

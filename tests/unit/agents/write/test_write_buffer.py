@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from uuid import UUID
 
 import pytest
 
+from agents.sender import Sender
 from agents.write.buffer import SealOptions, SealReason, WriteBuffer
 from agents.write.submission import PendingBatch, Submission
 from wire.batch import read_header
@@ -33,10 +35,10 @@ class Promise:
         raise AssertionError("nothing here is ever answered")
 
 
-def submission(size: int) -> Submission:
+def submission(size: int, sender: Sender | None = None) -> Submission:
     batch = memoryview(build_batch([NewRecord(0, None, bytes(max(size - 70, 0)))]))
     pending = PendingBatch(1, TOPIC, 0, batch, read_header(batch), False)
-    return Submission([pending], Promise())
+    return Submission([pending], Promise(), sender=sender)
 
 
 @pytest.fixture
@@ -137,3 +139,47 @@ def test_many_small_batches_fill_a_file_by_their_number() -> None:
     assert buffer.due(0.0) is SealReason.SIZE
     assert [len(buffer.take(SealReason.SIZE, 0.0)) for _ in range(3)] == [3, 3, 1]
     assert (buffer.batches, buffer.bytes) == (0, 0)
+
+
+def blocked(buffer: WriteBuffer, now_ms: float) -> tuple[Sender, float]:
+    """A connection that always sends two requests, waits, and comes back at once; and the time of its next round."""
+    sender = Sender()
+    for _ in range(3):
+        buffer.add(submission(100, sender), now_ms)
+        buffer.add(submission(100, sender), now_ms)
+        buffer.take(SealReason.LINGER, now_ms + 250)
+        buffer.answered([sender, sender], now_ms + 251)
+        now_ms += 252
+    assert sender.is_blocked
+    return sender, now_ms
+
+
+def test_a_client_with_bytes_left_behind_by_a_full_file_still_waits(buffer: WriteBuffer) -> None:
+    # given: its two requests are too much for one file
+    sender, now_ms = blocked(buffer, 0.0)
+    buffer.add(submission(5100, sender), now_ms)
+    buffer.add(submission(5100, sender), now_ms)
+    assert buffer.due(now_ms) is SealReason.SIZE
+    # when the first leaves
+    assert len(buffer.take(SealReason.SIZE, now_ms)) == 1
+    # then the second does not wait for the linger: no more can come
+    assert buffer.due(now_ms) is SealReason.EARLY
+
+
+def senders_in_memory() -> int:
+    gc.collect()
+    return sum(isinstance(each, Sender) for each in gc.get_objects())
+
+
+def test_connections_that_are_answered_and_never_come_back_are_forgotten() -> None:
+    buffer = WriteBuffer(replace(OPTIONS, early_tokens_max=1000))
+    before, now_ms = senders_in_memory(), 0.0
+    for _ in range(20):
+        _, now_ms = blocked(buffer, now_ms)
+    # when others write, who are not known to wait
+    for _ in range(2):
+        buffer.add(submission(100, Sender()), now_ms)
+        buffer.take(SealReason.LINGER, now_ms + 250)
+        buffer.answered([], now_ms + 251)
+        now_ms += 252
+    assert senders_in_memory() == before
