@@ -64,7 +64,9 @@ class LocalStore:
         must_exist: for processes that only read: opening then makes no directory, and is refused if there is none.
     """
 
-    def __init__(self, root: Path, *, must_exist: bool = False) -> None:
+    def __init__(self, root: Path, *, must_exist: bool = False, setting: str = "object.store.url") -> None:
+        """`setting`: the one that names this store, for remedies."""
+        self._setting = setting
         self._root = root
         self._must_exist = must_exist
         self._temporary = root / TEMPORARY
@@ -117,12 +119,12 @@ class LocalStore:
 
     def _open(self) -> None:
         if self._root.exists() and not self._root.is_dir():
-            raise StoreMisconfiguredError(f"{self._root} is not a directory", remedy="point object.store.url at one")
+            raise StoreMisconfiguredError(f"{self._root} is not a directory", remedy=f"point {self._setting} at one")
         if self._must_exist:
             if not self._root.exists():
                 raise StoreMisconfiguredError(
                     f"there is no directory {self._root}",
-                    remedy="correct object.store.url; agents make the directory when they start",
+                    remedy=f"correct {self._setting}; agents make the directory when they start",
                 )
             if not os.access(self._root, os.R_OK | os.X_OK):
                 raise StoreMisconfiguredError(f"no right to read {self._root}", remedy="chown or chmod it")

@@ -139,16 +139,24 @@ def open_store(url: ObjectStoreUrl | str, *, must_exist: bool = False) -> Object
         from storage.by_level import ByLevel
 
         first = open_store(replace(place, l0=None), must_exist=must_exist)
-        return ByLevel(first, open_store(place.l0, must_exist=must_exist), writes=place.l0_writes)
+        second = _open_one(place.l0, must_exist=must_exist, setting="produce.store.url")
+        return ByLevel(first, second, writes=place.l0_writes)
+    return _open_one(place, must_exist=must_exist, setting="object.store.url")
+
+
+def _open_one(place: ObjectStoreUrl, *, must_exist: bool, setting: str) -> ObjectStore:
+    """`setting`: the one that names the store, for the remedies of its errors."""
     if place.scheme == "s3":
         from storage.s3.store import S3Store  # costs 0.3 s of imports, which the other stores need not pay
 
         kind = S3Store if place.client == "aioboto3" else _obstore_gets()
-        return kind(bucket=place.bucket, prefix=place.prefix, endpoint=place.endpoint, region=place.region)
+        return kind(
+            bucket=place.bucket, prefix=place.prefix, endpoint=place.endpoint, region=place.region, setting=setting
+        )
     if place.scheme == "file":
         from storage.local import LocalStore
 
-        return LocalStore(place.directory, must_exist=must_exist)
+        return LocalStore(place.directory, must_exist=must_exist, setting=setting)
     from storage.memory import MemoryStore
 
     return MemoryStore()

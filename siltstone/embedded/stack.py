@@ -191,11 +191,16 @@ async def _run_here(settings: Settings, ready: Ready, stopping: asyncio.Event, *
 def _check_urls(settings: Settings) -> None:
     """Parse the given URLs, so that a mistyped one is an error before anything is started or written."""
     from metadata.urls import open_metadata  # loads SQLAlchemy; `--help` must not
-    from storage.urls import parse_store_url
+    from storage.urls import joined_url, parse_store_url
 
-    for url in (settings.object_store_url, settings.produce_store_url):
-        if url:
-            parse_store_url(url)
+    if settings.object_store_url:
+        parse_store_url(settings.object_store_url)
+    # Where the first URL is left out, the directory of the data takes its place: any other one will do here.
+    joined_url(
+        settings.object_store_url or "file:///objects",
+        settings.produce_store_url,
+        writes=settings.produce_store_writes,
+    )
     if settings.metadata_url:
         try:
             _ = urlsplit(settings.metadata_url).port

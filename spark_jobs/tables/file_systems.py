@@ -5,6 +5,7 @@ Neither holds credentials: pyarrow finds them as the AWS chain does (environment
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from spark_jobs.tables.errors import BadTableError
@@ -69,19 +70,22 @@ def bare_url(place: ObjectStoreUrl) -> str:
 
 
 def check_outside(destination: ObjectStoreUrl, records: str) -> None:
-    """Refuse a table among the records, which the janitor sweeps. Raises BadTableError."""
+    """Refuse a table among the records, which the janitor sweeps, or in their second store. Raises BadTableError."""
     if not records:
         return
-    theirs = parse_store_url(records)
+    first = parse_store_url(records)
+    for theirs in (replace(first, l0=None), first.l0):
+        if theirs is not None and _lies_in(destination, theirs):
+            raise BadTableError(
+                f"{destination} lies in the object store of the records ({theirs})",
+                remedy="name a place beside it by --to or --warehouse: the janitor deletes everything else in there",
+            )
+
+
+def _lies_in(destination: ObjectStoreUrl, theirs: ObjectStoreUrl) -> bool:
     if destination.scheme != theirs.scheme:
-        return
+        return False
     if destination.scheme == "file":
-        inside = destination.directory.is_relative_to(theirs.directory)
-    else:
-        same = (destination.bucket, destination.endpoint) == (theirs.bucket, theirs.endpoint)
-        inside = same and f"{destination.prefix}/".startswith(f"{theirs.prefix}/" if theirs.prefix else "")
-    if inside:
-        raise BadTableError(
-            f"{destination} lies in the object store of the records ({theirs})",
-            remedy="name a place beside it by --to or --warehouse: the janitor deletes everything else in there",
-        )
+        return destination.directory.is_relative_to(theirs.directory)
+    same = (destination.bucket, destination.endpoint) == (theirs.bucket, theirs.endpoint)
+    return same and f"{destination.prefix}/".startswith(f"{theirs.prefix}/" if theirs.prefix else "")

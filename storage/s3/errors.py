@@ -51,28 +51,40 @@ _THROTTLED = {
 _FULL = {"XMinioStorageFull", "QuotaExceeded", "InsufficientStorage"}
 _DAMAGED = {"BadDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch", "InvalidDigest"}
 _ABSENT = {"NoSuchKey", "404", "NotFound"}
+FIRST_SETTING = "object.store.url"
 _REMEDIES = {
-    "NoSuchBucket": "create the bucket or correct object.store.url",
+    "NoSuchBucket": "create the bucket or correct SETTING",
     "RequestTimeTooSkewed": "set this machine's clock (NTP)",
     "InvalidAccessKeyId": "check the AWS credentials of this process",
     "SignatureDoesNotMatch": "check the AWS credentials of this process",
     "ExpiredToken": "renew the AWS credentials of this process",
-    "PermanentRedirect": "add ?region= with the bucket's region to object.store.url",
-    "AuthorizationHeaderMalformed": "add ?region= with the bucket's region to object.store.url",
-    "IllegalLocationConstraintException": "add ?region= with the bucket's region to object.store.url",
+    "PermanentRedirect": "add ?region= with the bucket's region to SETTING",
+    "AuthorizationHeaderMalformed": "add ?region= with the bucket's region to SETTING",
+    "IllegalLocationConstraintException": "add ?region= with the bucket's region to SETTING",
     "NotImplemented": "use a store that honours If-None-Match (`siltstone doctor` probes it)",
 }
-_RIGHTS = "the role needs s3:GetObject, PutObject, DeleteObject, AbortMultipartUpload and ListBucket"
+_RIGHTS = (
+    "the role needs s3:GetObject, PutObject, DeleteObject, AbortMultipartUpload and ListBucket, or for a directory"
+    " bucket s3express:CreateSession"
+)
 
 
-def translate(error: BaseException, *, place: str, doing: str, key: str = "", writes: bool = False) -> ObjectStoreError:
+def translate(
+    error: BaseException,
+    *,
+    place: str,
+    doing: str,
+    key: str = "",
+    writes: bool = False,
+    setting: str = FIRST_SETTING,
+) -> ObjectStoreError:
     """Our error for one of CLIENT_ERRORS.
 
     `place` names bucket and endpoint, `doing` the operation. `writes` marks requests that publish an object: a lost
-    answer then means doubt, not failure.
+    answer then means doubt, not failure. `setting` is the one that names the store.
     """
     if isinstance(error, ClientError):
-        return _answered(error, place=place, doing=doing, key=key, writes=writes)
+        return _answered(error, place=place, doing=doing, key=key, writes=writes, setting=setting)
     said = f"{doing} {key!r} in {place}: {_text(error)}"
     if isinstance(error, SSLError | aiohttp.ClientSSLError):
         return StoreMisconfiguredError(f"TLS to {place} failed: {error}", remedy="check the endpoint and AWS_CA_BUNDLE")
@@ -88,7 +100,7 @@ def translate(error: BaseException, *, place: str, doing: str, key: str = "", wr
     )
 
 
-def _answered(error: ClientError, *, place: str, doing: str, key: str, writes: bool) -> ObjectStoreError:
+def _answered(error: ClientError, *, place: str, doing: str, key: str, writes: bool, setting: str) -> ObjectStoreError:
     # The stubs promise fields that a bare HTTP error (HEAD, a proxy) does not have.
     response = cast("dict[str, Any]", error.response)
     code = str(response.get("Error", {}).get("Code", ""))
@@ -96,7 +108,7 @@ def _answered(error: ClientError, *, place: str, doing: str, key: str, writes: b
     said = f"{status} {code} to {doing} {key!r} in {place}"
     # By code before status: a 403 may mean a wrong clock or missing rights, and these have different remedies.
     if code == "NoSuchBucket" or code in _REMEDIES:
-        return StoreMisconfiguredError(said, remedy=_REMEDIES[code])
+        return StoreMisconfiguredError(said, remedy=_REMEDIES[code].replace("SETTING", setting))
     if code == "NoSuchUpload":
         # The upload was completed (its answer lost) or aborted: only the object itself can tell.
         return PutInDoubtError(said) if writes else ObjectStoreError(said)

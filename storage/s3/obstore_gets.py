@@ -24,6 +24,7 @@ from runtime.clock import SystemClock
 from runtime.logging import get_logger
 from storage.objects import StoreUnavailableError
 from storage.s3.direct import Direct, Place
+from storage.s3.errors import FIRST_SETTING
 from storage.s3.store import CONNECT_TIMEOUT_S, POOL_CONNECTIONS, READ_TIMEOUT_S, REQUEST_TIMEOUT_S, S3Store
 
 if TYPE_CHECKING:
@@ -42,8 +43,10 @@ _NEVER_CONNECTED = "kind: Connect"
 
 
 class ObstoreGets(S3Store):
-    def __init__(self, *, bucket: str, prefix: str = "", endpoint: str = "", region: str = "") -> None:
-        super().__init__(bucket=bucket, prefix=prefix, endpoint=endpoint, region=region)
+    def __init__(
+        self, *, bucket: str, prefix: str = "", endpoint: str = "", region: str = "", setting: str = FIRST_SETTING
+    ) -> None:
+        super().__init__(bucket=bucket, prefix=prefix, endpoint=endpoint, region=region, setting=setting)
         self._reader: tuple[Place, ObstoreS3] | None = None
         self._slots = asyncio.Semaphore(POOL_CONNECTIONS)
         self._said = False

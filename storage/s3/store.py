@@ -36,7 +36,7 @@ from storage.objects import (
 )
 from storage.parts import crc32c_of
 from storage.s3.direct import Direct, asking, range_header
-from storage.s3.errors import CLIENT_ERRORS, translate
+from storage.s3.errors import CLIENT_ERRORS, FIRST_SETTING, translate
 from storage.s3.session import OneTrySession
 
 if TYPE_CHECKING:
@@ -63,7 +63,11 @@ DEFAULT_REGION = "us-east-1"
 class S3Store:
     """Objects under `prefix/` in `bucket`. Call `open()` before use; the AWS chain gives the credentials."""
 
-    def __init__(self, *, bucket: str, prefix: str = "", endpoint: str = "", region: str = "") -> None:
+    def __init__(
+        self, *, bucket: str, prefix: str = "", endpoint: str = "", region: str = "", setting: str = FIRST_SETTING
+    ) -> None:
+        """`setting`: the one that names this store, for remedies."""
+        self._setting = setting
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
         self._endpoint = endpoint
@@ -107,7 +111,7 @@ class S3Store:
         except (BotoCoreError, ValueError) as error:
             raise StoreMisconfiguredError(
                 f"cannot make a client for {self._place}: {error}",
-                remedy="check region and endpoint in object.store.url and AWS_PROFILE",
+                remedy=f"check region and endpoint in {self._setting} and AWS_PROFILE",
             ) from error
         client.meta.events.register("before-sign.s3.PutObject", _drop_expect)
         client.meta.events.register("before-sign.s3.UploadPart", _drop_expect)
@@ -233,7 +237,9 @@ class S3Store:
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
                 return await request
         except CLIENT_ERRORS as error:
-            raise translate(error, place=self._place, doing=doing, key=key, writes=writes) from error
+            raise translate(
+                error, place=self._place, doing=doing, key=key, writes=writes, setting=self._setting
+            ) from error
 
     async def _get(self, whole_key: str) -> bytes:
         read, _ = await self._read(whole_key, None)

@@ -138,6 +138,14 @@ def test_a_table_among_the_records_is_refused(tmp_path: Path) -> None:
     assert "lies in the object store of the records" in ran.stderr
 
 
+def test_a_table_in_the_second_store_is_refused_too(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    places = ["--metadata", "postgresql://nobody@127.0.0.1:1/x", "--object-store", first.as_uri()]
+    places += ["--set", f"produce.store.url={second.as_uri()}"]
+    ran = CliRunner().invoke(main, ["tables", "export", "t", "--to", f"parquet:{second}/mine", *places])
+    assert f"lies in the object store of the records ({second.as_uri()})" in ran.stderr
+
+
 def test_without_the_extra_it_says_what_to_install(tmp_path: Path) -> None:
     # given a Python that finds neither pyarrow nor pyiceberg
     code = (

@@ -6,10 +6,12 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
+from botocore.exceptions import ClientError
 
 from storage.by_level import ByLevel, by_level
 from storage.memory import MemoryStore
 from storage.objects import Deleted, ObjectNotFoundError, ObjectStat, ObjectStore, StoreMisconfiguredError
+from storage.s3.errors import translate
 from storage.urls import joined_url, object_url, open_store, parse_store_url, split_object_url
 from storage.wrappers.wrapper import WrappedStore
 from wire.crc import crc32c
@@ -154,3 +156,23 @@ def test_a_second_store_that_cannot_be_one_is_refused_by_name(url: str, second: 
     with pytest.raises(StoreMisconfiguredError, match=r"produce\.store\.url") as refused:
         joined_url(url, second, writes=True)
     assert said in refused.value.message and "secret" not in str(refused.value)
+
+
+async def test_a_store_that_cannot_be_used_is_named_by_its_setting(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file")
+    taken, fine = (tmp_path / "taken").as_uri(), (tmp_path / "fine").as_uri()
+    for first, second, setting in ((fine, taken, "produce"), (taken, fine, "object")):
+        url = joined_url(first, second, writes=True)
+        store = open_store(url)
+        assert isinstance(store, ByLevel)
+        with pytest.raises(StoreMisconfiguredError) as refused:
+            await store.open()
+        assert refused.value.remedy == f"point {setting}.store.url at one"
+        await store.close()
+
+
+def test_the_remedies_of_s3_name_the_setting_of_the_store() -> None:
+    missing = ClientError({"Error": {"Code": "NoSuchBucket"}, "ResponseMetadata": {"HTTPStatusCode": 404}}, "PutObject")
+    for setting in ("object.store.url", "produce.store.url"):
+        error = translate(missing, place="bucket 'b'", doing="write", setting=setting)
+        assert error.remedy == f"create the bucket or correct {setting}"
