@@ -28,7 +28,7 @@ class Parts:
 
     def __init__(self, views: Iterable[memoryview]) -> None:
         """The views must be contiguous and of format 'B'."""
-        self.views = tuple(views)
+        self.views = tuple([view for view in views if len(view)])
         self._ends = list(accumulate(map(len, self.views)))
         self.held_bytes = sum({id(view.obj): buffer_bytes(view) for view in self.views}.values())
         """Bytes of memory that stay in use for these parts: their buffers, whole."""
