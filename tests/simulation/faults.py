@@ -85,6 +85,11 @@ class Path(StrEnum):
     GET_HEDGE_LOST = "second GET sent, the first answered first"
     GET_HEDGE_REFUSED = "late GET without a second one, by the bound"
     PUT_HEDGED = "second PUT sent"
+    SEALED_EARLY = "file sealed early"
+    TRICKLE_WAITED = "file of trickles alone, held for the linger"
+    BUDGET_SPENT = "early seals came to the bound of their budget"
+    STALL_ENDED_EARLY = "file held for the linger, by the write stall"
+    BLOCKED_WENT_ON = "producer with a full window was not held up by the linger"
 
 
 Kind: TypeAlias = Fault | Path

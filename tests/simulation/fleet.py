@@ -20,6 +20,7 @@ from storage.wrappers.retrying import Retrying
 from tests.simulation.faults import Fault, Faults, Path
 from tests.simulation.hedges import Outcomes, WatchedHedged
 from tests.simulation.loop import Process, SimulationClock
+from tests.simulation.seals import AgentSeals
 from tests.simulation.services import SimulatedMetadata
 from tests.simulation.stores import Stage
 
@@ -98,6 +99,7 @@ class Seat:
         self.stage = world.stores.plan[0]
         """The settings of the next process here."""
         self._stages: dict[Process, Stage] = {}
+        self._seals: dict[Process, AgentSeals] = {}
         self._incarnation = 0
 
     @property
@@ -122,7 +124,9 @@ class Seat:
         metrics = copy(_METRICS)
         metrics.tail_gaps = GapGauge(faults)  # type: ignore[assignment]
         metrics.object_hedges_total = Outcomes(faults)  # type: ignore[assignment]
-        bare = world.stores.seen_by(process, self.stage, on_put=self._put_done)
+        seals = self._seals[process] = AgentSeals(world, process, self.settings, world.tokens_max)
+        metadata.on_commit, metadata.on_committed = seals.committing, seals.committed
+        bare = world.stores.seen_by(process, self.stage, on_put=self._put_done, on_put_begun=seals.put_begun)
         if world.hedges:
             bare = WatchedHedged(bare, metrics, clock, on_violation=world.violation)
         store = CountedRetrying(bare, clock, ids, deadline_ms=faults.between(300, 3000), cap_ms=500)
@@ -220,6 +224,7 @@ class Seat:
             self.world.start(self.process, self._drain(self.process, self.agent))
 
     async def _drain(self, process: Process, agent: Agent) -> None:
+        self._seals[process].is_draining = True
         await agent.stop()
         self.world.loop.after(0, self.world.loop.outside, self._gone, process)
 

@@ -28,7 +28,7 @@ from metadata.memory.agents import MemoryAgents
 from metadata.rules.producer_state import judge
 from storage.objects import PutInDoubtError
 from storage.wrappers.retrying import Retrying
-from tests.simulation import planted_hedges, planted_stores
+from tests.simulation import planted_hedges, planted_seals, planted_stores
 from tests.simulation.nemesis import Janitor
 from tests.simulation.services import SimulatedMetadata
 from wire.error_codes import ErrorCode
@@ -284,5 +284,10 @@ PLANTED: Mapping[str, Plant] = {
         planted_hedges.hedges_another_range,
         planted_hedges.hedges_without_a_bound,
         a_neighbour_serves_another_range,
+        planted_seals.takes_no_tokens,
+        planted_seals.fills_the_bucket_twice,
+        planted_seals.takes_a_trickle_for_blocked,
+        planted_seals.seals_early_in_a_stall,
+        planted_seals.never_seals_early,
     )
 }

@@ -86,6 +86,14 @@ class Producer(Client):
 
 
 class IdempotentProducer(Producer):
+    is_trickle = False
+    pause_ms: tuple[float, float] = (0, 250)
+    """Between an answer and the next request."""
+    retry_pause_ms: tuple[float, float] = (5, 150)
+    hang_up_rate = 0.04
+    refill_rate = 0.5
+    """How often it sends the next batch as soon as one is answered, while others are not."""
+
     def __init__(self, world: World, name: str, place: TopicPartition, batches: int) -> None:
         super().__init__(world, name)
         self._place = place
@@ -102,9 +110,9 @@ class IdempotentProducer(Producer):
             line = await self._take_id(line)
         while self._unresolved or self._left:
             if await self._round(line):
-                await self.pause(0, 250)
+                await self.pause(*self.pause_ms)
             else:
-                await self.pause(5, 150)
+                await self.pause(*self.retry_pause_ms)
                 if line.is_lost or self.rng.random() < 0.4:
                     line.close()
                     line = await self.dial()
@@ -128,7 +136,7 @@ class IdempotentProducer(Producer):
             in_flight.append(self._send(line, self._make()))
         all_heard = True
         while in_flight:
-            if self.rng.random() < 0.04:
+            if self.rng.random() < self.hang_up_rate:
                 line.close()  # as after a request.timeout.ms: requests in flight may still be carried out
                 return False
             sent = in_flight.popleft()
@@ -144,7 +152,7 @@ class IdempotentProducer(Producer):
                 all_heard = False
                 if answer.error_code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and sent.was_next:
                     self.world.violation(f"{sent.batch.name} was the next sequence and was refused as out of order")
-            if all_heard and self._may_make() and self.rng.random() < 0.5:
+            if all_heard and self._may_make() and self.rng.random() < self.refill_rate:
                 in_flight.append(self._send(line, self._make()))
         return all_heard
 
@@ -165,6 +173,7 @@ class IdempotentProducer(Producer):
 
     def _send(self, line: Line, batch: Batch) -> _InFlight:
         batch.sent_ms = self.world.loop.now_ms
+        self.world.seal_watch.sent(self._producer_id, batch.sequence, batch.sent_ms, is_trickle=self.is_trickle)
         self.facts("sends", batch=batch.name, sequence=batch.sequence, to=line.address)
         request = self.request_of([(batch, self.bytes_of(batch, self._producer_id))], acks=-1)
         was_next = batch is self._unresolved[0]

@@ -142,6 +142,10 @@ class SimulatedMetadata(FarSide):
         self._listening = listening
         self._news, self._agents = asyncio.Event(), asyncio.Event()
         self._doubtful: dict[str, None] = {}
+        self.on_commit: Callable[[CommitL0], None] = lambda _: None
+        """Called before the agent sends a commit."""
+        self.on_committed: Callable[[], None] = lambda: None
+        """Called when it has the answer."""
 
     @property
     def agents(self) -> Any:
@@ -159,6 +163,7 @@ class SimulatedMetadata(FarSide):
     # ---- the log
 
     async def commit_l0(self, request: CommitL0) -> Committed:
+        self.on_commit(request)
         fate = self._fate(weight=2.5)
         is_late = fate.is_lost and fate.acts_ms is not None and fate.acts_ms > fate.told_ms
         if fate.is_lost:
@@ -168,7 +173,9 @@ class SimulatedMetadata(FarSide):
             return await self._commit(request, is_late=is_late)
 
         try:
-            return await self.call(fate, act, lambda: CommitInDoubtError("the answer was lost"))
+            committed = await self.call(fate, act, lambda: CommitInDoubtError("the answer was lost"))
+            self.on_committed()
+            return committed
         except CommitInDoubtError:
             self._doubtful[request.key] = None
             raise

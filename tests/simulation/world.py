@@ -23,7 +23,7 @@ from metadata.contract.files import FileState
 from metadata.memory.store import MemoryMetadata
 from runtime.ids import SystemIds
 from runtime.runtime import Runtime
-from tests.simulation import checks, hedges
+from tests.simulation import checks, hedges, seals
 from tests.simulation.book import Book, TopicPartition
 from tests.simulation.clients import Client, Line
 from tests.simulation.consumers import Browser, Consumer
@@ -34,8 +34,10 @@ from tests.simulation.nemesis import Janitor, Nemesis, TopicAdmin
 from tests.simulation.network import Network
 from tests.simulation.producers import IdempotentProducer, PlainProducer
 from tests.simulation.rolling import Roller
+from tests.simulation.seals import SealWatch
 from tests.simulation.services import SimulatedMetadata, finish
 from tests.simulation.stores import Stores
+from tests.simulation.writers_kinds import Blocked, Trickle, seal_settings
 
 STEADY = "steady"
 """A topic that stays; every check is made on it."""
@@ -118,6 +120,12 @@ class World:
             "cache_cold_bytes": 0,
             "drain_timeout_ms": 3_000,
         }
+        self.seal_watch = SealWatch()
+        self.has_kinds = self.rng.random() < 0.35
+        self.tokens_max = 600.0
+        if self.has_kinds:
+            more, self.tokens_max = seal_settings(self.rng)
+            settings |= more
         self.seats = [Seat(self, number, settings) for number in range(self.rng.choice((2, 2, 3)))]
         self.addresses = [seat.address for seat in self.seats]
         self.partitions: list[TopicPartition] = [(STEADY, number) for number in range(self.rng.choice((1, 2)))]
@@ -172,7 +180,7 @@ class World:
     async def run(self) -> None:
         await self.server.agents.create_topic(STEADY, partitions=len(self.partitions), configs={})
         clients, consumers, admin = self._clients()
-        has_janitor = self.rng.random() < 0.5
+        has_janitor = self.rng.random() < (0.8 if self.stores.has_second else 0.5)
         for seat in self.seats:
             seat.start()
         for client in (*clients, *consumers):
@@ -208,6 +216,13 @@ class World:
             IdempotentProducer(self, f"exact{number}", rng.choice(self.partitions), rng.randint(3, 12))
             for number in range(rng.choice((1, 2, 2)))
         ]
+        if self.has_kinds:
+            clients += [
+                Blocked(self, f"blocked{number}", rng.choice(self.partitions)) for number in range(rng.choice((1, 2)))
+            ]
+            clients += [
+                Trickle(self, f"trickle{number}", rng.choice(self.partitions)) for number in range(rng.choice((1, 2)))
+            ]
         if rng.random() < 0.6:
             clients.append(PlainProducer(self, "plain", self.partitions, rng.randint(2, 6)))
         if rng.random() < 0.3:
@@ -323,7 +338,7 @@ class Auditor(Consumer):
 def run_seed(seed: int, *, says_all: bool = False, planted: str = "") -> Outcome:
     """One run from its seed. Never raises for an error of the run: that is in the outcome."""
     world = World(seed, says_all=says_all)
-    with world.logged(), hedges.figures_of_a_short_run():
+    with world.logged(), hedges.figures_of_a_short_run(), seals.tokens_of(world.tokens_max):
         try:
             world.loop.run_until_complete(world.loop.create_task(world.run(), context=world.loop.outside.context))
             if not world.violations:
