@@ -330,23 +330,25 @@ class DialledTransport(asyncio.Transport):
         self._network = network
         self._protocol = protocol
         self._is_over = False
+        self._is_closing = False
         self.end = ClientEnd(process, process.name, on_data=self._feed, on_lost=self._lose)
 
     def open(self) -> None:
         self._protocol.connection_made(self)
 
     def is_closing(self) -> bool:
-        return self._is_over
+        return self._is_closing or self._is_over
 
     def write(self, data: Octets) -> None:
         self.end.send(self._network, bytes(data))
 
     def abort(self) -> None:
+        self._is_closing = True  # a real transport reads no more
         self.end.close()
         asyncio.get_running_loop().call_soon(self._lose)
 
     def _feed(self, data: bytes) -> None:
-        while data and not self._is_over:
+        while data and not self.is_closing():
             room: Any = self._protocol.get_buffer(-1)
             taken = min(len(room), len(data))
             room[:taken] = data[:taken]

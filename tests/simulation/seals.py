@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 from agents.write.buffer import SealOptions
-from metadata.contract.l0_commit import CommitL0
+from metadata.contract.l0_commit import CommitL0, Committed
 from runtime.settings.table import Settings
 from tests.simulation.faults import Path
 from tests.simulation.loop import Process
@@ -71,8 +71,10 @@ class AgentSeals:
         if not self.is_draining:
             self._puts.setdefault(key, (self._world.loop.now_ms, self._committed))
 
-    def committed(self) -> None:
-        self._committed += 1
+    def committed(self, committed: Committed) -> None:
+        # A file of nothing but duplicates holds no records, so it is not a live one.
+        if any(not result.duplicate and not result.error for result in committed.results):
+            self._committed += 1
 
     def committing(self, request: CommitL0) -> None:
         batches = self._world.seal_watch.batches_of(request)

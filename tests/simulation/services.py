@@ -144,7 +144,7 @@ class SimulatedMetadata(FarSide):
         self._doubtful: dict[str, None] = {}
         self.on_commit: Callable[[CommitL0], None] = lambda _: None
         """Called before the agent sends a commit."""
-        self.on_committed: Callable[[], None] = lambda: None
+        self.on_committed: Callable[[Committed], None] = lambda _: None
         """Called when it has the answer."""
 
     @property
@@ -174,7 +174,7 @@ class SimulatedMetadata(FarSide):
 
         try:
             committed = await self.call(fate, act, lambda: CommitInDoubtError("the answer was lost"))
-            self.on_committed()
+            self.on_committed(committed)
             return committed
         except CommitInDoubtError:
             self._doubtful[request.key] = None
