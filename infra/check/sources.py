@@ -17,7 +17,7 @@ from infra.check.report import Finding
 from infra.check.terraform import Resource
 
 HEADER: Final = re.compile(r'^(resource|data|variable|output) "([\w-]+)"(?: "([\w-]+)")? \{(.*)$')
-ROOT_VARIABLES_MAX: Final = 24
+ROOT_VARIABLES_MAX: Final = 25
 INDEX: Final = re.compile(r"\[[^\]]*\]")
 
 

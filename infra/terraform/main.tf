@@ -20,7 +20,7 @@ locals {
   environment = merge(
     { for name, value in var.settings : "SILTSTONE_${upper(replace(name, ".", "_"))}" => value },
     {
-      SILTSTONE_OBJECT_STORE_URL = "s3://${module.storage.bucket}/${var.prefix}?region=${data.aws_region.current.region}"
+      SILTSTONE_OBJECT_STORE_URL = "s3://${module.storage.bucket}/${var.prefix}?${local.url_query}"
       SILTSTONE_METADATA_URL     = module.metadata.url
       # Siltstone does not authenticate clients yet, so it listens on more than loopback only when this is set. Here the
       # security groups decide who can connect.
@@ -28,13 +28,34 @@ locals {
       SILTSTONE_METRICS_LISTEN = "0.0.0.0:9644"
       SILTSTONE_LOG_FORMAT     = "json"
     },
+    local.second == null ? {} : {
+      SILTSTONE_PRODUCE_STORE_URL    = "s3://${var.object_store.second_bucket}/${var.object_store.second_prefix}?${local.url_query}"
+      SILTSTONE_PRODUCE_STORE_WRITES = tostring(var.object_store.second_writes)
+    },
   )
   secrets = { PGPASSWORD = "${module.metadata.secret_arn}:password::" }
+
+  url_query = join("&", concat(
+    ["region=${data.aws_region.current.region}"],
+    var.object_store.client == "aioboto3" ? [] : ["client=${var.object_store.client}"],
+  ))
+
+  # The name of a directory bucket says what it is. Its only right is to open a session, for all of its objects.
+  is_directory = endswith(coalesce(var.object_store.second_bucket, "none"), "--x-s3")
+  second_arn = local.is_directory ? (
+    "arn:${data.aws_partition.current.partition}:s3express:${data.aws_region.current.region}:${data.aws_caller_identity.current.account_id}:bucket/${var.object_store.second_bucket}"
+  ) : "arn:${data.aws_partition.current.partition}:s3:::${coalesce(var.object_store.second_bucket, "none")}"
+  second = var.object_store.second_bucket == null ? null : {
+    arn          = local.second_arn
+    objects_arn  = "${local.second_arn}/${var.object_store.second_prefix}"
+    is_directory = local.is_directory
+  }
 
   bucket = {
     arn         = module.storage.bucket_arn
     objects_arn = "${module.storage.bucket_arn}/${var.prefix}"
     kms_key_arn = var.kms_key_arn
+    second      = local.second
   }
 
   task = {
@@ -51,6 +72,10 @@ locals {
     security_group_id  = module.network.task_security_group_id
   }
 }
+
+data "aws_caller_identity" "current" {}
+
+data "aws_partition" "current" {}
 
 data "aws_region" "current" {
   lifecycle {
@@ -77,6 +102,7 @@ module "storage" {
 
   name                = var.name
   existing_bucket     = var.existing_bucket
+  second_is_directory = local.is_directory
   kms_key_arn         = var.kms_key_arn
   noncurrent_days     = var.noncurrent_days
   deletion_protection = var.deletion_protection

@@ -225,6 +225,33 @@ variable "prefix" {
   }
 }
 
+variable "object_store" {
+  description = "Client of the store (obstore needs an image with the extra fast-s3), and a second bucket for L0 files that is there already, such as an S3 Express directory bucket (docs/operations/second-store.md). second_writes = false: new L0 files go to the first bucket."
+  type = object({
+    client        = optional(string, "aioboto3")
+    second_bucket = optional(string)
+    second_prefix = optional(string, "log")
+    second_writes = optional(bool, true)
+  })
+  default  = {}
+  nullable = false
+
+  validation {
+    condition     = contains(["aioboto3", "obstore"], var.object_store.client)
+    error_message = "object_store.client must be aioboto3 or obstore."
+  }
+
+  validation {
+    condition     = var.object_store.second_bucket == null || can(regex("^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$", var.object_store.second_bucket))
+    error_message = "object_store.second_bucket must be the name of a bucket, not its ARN or URL."
+  }
+
+  validation {
+    condition     = can(regex("^[a-z0-9][a-z0-9_-]*(/[a-z0-9][a-z0-9_-]*)*$", var.object_store.second_prefix))
+    error_message = "object_store.second_prefix must be lower-case letters, digits, _ and -, without slashes at its ends."
+  }
+}
+
 variable "noncurrent_days" {
   description = "Days for which the bucket that is made keeps deleted objects, as a protection against accidents. 0: it is not versioned, and deleted objects are gone at once."
   type        = number

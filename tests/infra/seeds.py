@@ -70,7 +70,7 @@ IN_THE_TEXT = [
         "".join(f'variable "one{n}" {{\n  description = "Of many."\n  type        = bool\n}}\n\n' for n in range(9))
         + 'variable "deletion_protection" {',
         "variables",
-        "variables at the top: more than 24",
+        "variables at the top: more than 25",
         place=".",
     ),
 ]
@@ -210,8 +210,8 @@ IN_WHAT_IT_MAKES = [
     Seed(
         "a wildcard that hides a right to delete",
         "modules/agents/iam.tf",
-        '    actions   = ["s3:ListBucket"]',
-        '    actions   = ["s3:ListBucket", "s3:Del*"]',
+        'sid       = "TellGoneFromForbidden"\n    actions   = ["s3:ListBucket"]',
+        'sid       = "TellGoneFromForbidden"\n    actions   = ["s3:ListBucket", "s3:Del*"]',
         "rights",
         "statement 'TellGoneFromForbidden' allows s3:DeleteBucket",
     ),
@@ -350,8 +350,8 @@ IN_WHAT_IT_MAKES = [
     Seed(
         "a wildcard within the name of an action",
         "modules/compactor/iam.tf",
-        'actions   = ["s3:ListBucket", "s3:ListBucketMultipartUploads"]',
-        'actions   = ["s3:List*"]',
+        'sid       = "FindOrphans"\n    actions   = ["s3:ListBucket", "s3:ListBucketMultipartUploads"]',
+        'sid       = "FindOrphans"\n    actions   = ["s3:List*"]',
         "rights",
         "statement 'FindOrphans' allows s3:List*",
     ),
@@ -439,8 +439,8 @@ IN_WHAT_IT_MAKES = [
     Seed(
         "a right to write everything",
         "modules/agents/iam.tf",
-        'resources = [for key in ["l0/*", "probe/*", "cluster.json"]',
-        'resources = [for key in ["*"]',
+        'resources = [for key in ["l0/*", "probe/*", "cluster.json"] : "${var.',
+        'resources = [for key in ["*"] : "${var.',
         "rights",
         "the role agent may s3:PutObject on *, which is not in the list",
     ),

@@ -22,6 +22,8 @@ from infra.check.terraform import Resource
 
 LIST: Final = Path(__file__).parents[1] / "rights.txt"
 STORE: Final = re.compile(r"^s3://([^/?]+)/([^?]*)")
+SESSION: Final = "s3express:CreateSession"
+DIRECTORY_SUFFIX: Final = "--x-s3"
 TRUST: Final = "sts:AssumeRole"
 ATTACHED: Final = "policy"
 # The names of ARNs in the list. No wildcards, except where no single resource can be named.
@@ -48,6 +50,8 @@ class Right:
     on: set[str] = field(default_factory=set[str])
     where: set[str] = field(default_factory=set[str])
     may_be_missing: bool = False
+    optional: set[str] = field(default_factory=set[str])
+    """Those of `on` that go with a second store."""
 
 
 Rights = dict[tuple[str, str], Right]  # by role and action
@@ -73,7 +77,9 @@ def listed(text: str) -> Rights:
         key = (role, action.strip("()"))
         if key in found:
             raise DamagedRights(f"{LIST.name}, line {number}: {role} has {key[1]} already")
-        found[key] = Right(set(on.split()), set(" ".join(where).split()), may_be_missing)
+        names = {name.strip("()") for name in on.split()}
+        optional = {name.strip("()") for name in on.split() if name.startswith("(")}
+        found[key] = Right(names, set(" ".join(where).split()), may_be_missing, optional)
     return found
 
 
@@ -86,22 +92,27 @@ def role_of(name: object) -> str:
     return str(name).rsplit("-", 1)[-1]
 
 
-def store_of(stack: Stack) -> tuple[str, str]:
+def store_of(stack: Stack, variable_name: str) -> tuple[str, str]:
     """Bucket and prefix from the tasks' environment; ("", "") if no task has them."""
     for task in stack.of("aws_ecs_task_definition"):
         for container in container_definitions(task):
             for variable in cast("list[dict[str, str]]", container.get("environment") or []):
                 found = STORE.match(variable["value"])
-                if variable["name"] == "SILTSTONE_OBJECT_STORE_URL" and found:
+                if variable["name"] == variable_name and found:
                     return found[1], found[2]
     return "", ""
 
 
-def named(arn: str, bucket: str, prefix: str) -> str:
-    """The name of an ARN in the list; the ARN itself if it has no name there."""
+def named(arn: str, first: tuple[str, str], second: tuple[str, str]) -> str:
+    """The name of an ARN in the list; the ARN itself if it has no name there. Stores are buckets and prefixes."""
+    (bucket, prefix), (second_bucket, second_prefix) = first, second
+    directory = re.fullmatch(rf"arn:aws:s3express:[\w-]+:{ACCOUNT}:bucket/{re.escape(second_bucket)}", arn)
+    if second_bucket and (directory or arn == f"arn:aws:s3:::{second_bucket}"):
+        return "second"
     if arn == f"arn:aws:s3:::{bucket}":
         return "bucket"
-    folders = ((f"arn:aws:s3:::{bucket}/{prefix}/", ""), (f"arn:aws:s3:::{bucket}/{prefix}-code/", "code/"))
+    folders = [(f"arn:aws:s3:::{bucket}/{prefix}/", ""), (f"arn:aws:s3:::{bucket}/{prefix}-code/", "code/")]
+    folders += [(f"arn:aws:s3:::{second_bucket}/{second_prefix}/", "second:")] if second_bucket else []
     for folder, name in folders:
         if arn.startswith(folder):
             return name + arn.removeprefix(folder)
@@ -112,10 +123,10 @@ def named(arn: str, bucket: str, prefix: str) -> str:
 
 def given(stack: Stack) -> Iterator[tuple[Resource, str, str, str, set[str]]]:
     """(resource, role, action, resources of the right, keys of its conditions)"""
-    store = store_of(stack)
+    first, second = store_of(stack, "SILTSTONE_OBJECT_STORE_URL"), store_of(stack, "SILTSTONE_PRODUCE_STORE_URL")
     for policy, role, statement in granted(stack):
         actions = [*statement.actions, *(f"all but {action}" for action in statement.not_actions)]
-        resources = [named(arn, *store) for arn in statement.resources]
+        resources = [named(arn, first, second) for arn in statement.resources]
         resources += [f"all but {arn}" for arn in statement.not_resources]
         for action in actions:
             for resource in resources:
@@ -127,6 +138,13 @@ def given(stack: Stack) -> Iterator[tuple[Resource, str, str, str, set[str]]]:
                 yield role, role_of(role.values.get("name")), TRUST, on, conditions_of(statement)
     for resource, role, arn in attached(stack):
         yield resource, role_of(role), ATTACHED, arn.rsplit("/", 1)[-1], set()
+
+
+def is_needed(name: str, action: str, second_bucket: str) -> bool:
+    """Whether a name that goes with a second store is needed with this one: a directory bucket knows sessions alone."""
+    if not second_bucket or name == "second-store.json":
+        return bool(second_bucket)
+    return second_bucket.endswith(DIRECTORY_SUFFIX) == (action == SESSION)
 
 
 def conditions_of(statement: iam.Statement) -> set[str]:
@@ -155,10 +173,13 @@ def rights_are_those_of_the_list(stack: Stack) -> Iterator[Violation]:
         elif where != right.where:
             now, meant = (", ".join(sorted(keys)) or "none" for keys in (where, right.where))
             yield Violation(resource, f"{action} of the role {role} has the conditions {now}, not {meant}", remedy)
+    second_bucket, _ = store_of(stack, "SILTSTONE_PRODUCE_STORE_URL")
     for (role, action), right in known.items():
+        needed = right.on - {name for name in right.optional if not is_needed(name, action, second_bucket)}
         resource = roles.get(role)
-        gone = right.on - seen.get((role, action), set())
-        if resource is not None and gone and not (right.may_be_missing and gone == right.on):
+        gone = needed - seen.get((role, action), set())
+        is_left_out = right.may_be_missing and gone == needed
+        if resource is not None and gone and not is_left_out:
             message = f"the role {role} may not {action} on {', '.join(sorted(gone))}"
             yield Violation(
                 resource, message, "give the right, or take it out of infra/check/rights.txt if nobody needs it"

@@ -32,6 +32,12 @@ resource "aws_ecs_task_definition" "admin" {
   }
 }
 
+locals {
+  # the second bucket: a directory bucket knows sessions, any other one rights for each request
+  directory = [for each in var.bucket.second[*] : each if each.is_directory]
+  second    = [for each in var.bucket.second[*] : each if !each.is_directory]
+}
+
 data "aws_iam_policy_document" "admin" {
   statement {
     sid       = "Read"
@@ -55,6 +61,46 @@ data "aws_iam_policy_document" "admin" {
     sid       = "Probe"
     actions   = ["s3:PutObject", "s3:DeleteObject"]
     resources = ["${var.bucket.objects_arn}/probe/*"]
+  }
+
+  dynamic "statement" {
+    for_each = local.directory
+
+    content {
+      sid       = "SecondStoreSession"
+      actions   = ["s3express:CreateSession"]
+      resources = [statement.value.arn]
+    }
+  }
+
+  dynamic "statement" {
+    for_each = local.second
+
+    content {
+      sid       = "SecondStoreRead"
+      actions   = ["s3:GetObject"]
+      resources = ["${statement.value.objects_arn}/*"]
+    }
+  }
+
+  dynamic "statement" {
+    for_each = local.second
+
+    content {
+      sid       = "SecondStoreProbe"
+      actions   = ["s3:PutObject", "s3:DeleteObject"]
+      resources = [for key in ["probe/*"] : "${statement.value.objects_arn}/${key}"]
+    }
+  }
+
+  dynamic "statement" {
+    for_each = local.second
+
+    content {
+      sid       = "SecondStoreList"
+      actions   = ["s3:ListBucket"]
+      resources = [statement.value.arn]
+    }
   }
 
   dynamic "statement" {

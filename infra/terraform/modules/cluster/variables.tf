@@ -67,10 +67,15 @@ variable "log_configuration" {
 }
 
 variable "bucket" {
-  description = "ARNs of where the records are: the bucket, all objects below the prefix, and the KMS key (or null)."
+  description = "ARNs of where the records are: the bucket, all objects below the prefix, the KMS key (or null), and the second bucket, for L0 files (or null)."
   type = object({
     arn         = string
     objects_arn = string
     kms_key_arn = string
+    second = object({
+      arn          = string
+      objects_arn  = string
+      is_directory = bool
+    })
   })
 }

@@ -25,6 +25,13 @@ locals {
   cluster = "${var.bucket.objects_arn}/cluster.json"
 }
 
+locals {
+  # the second bucket: a directory bucket knows sessions, any other one rights for each request
+  directory = [for each in var.bucket.second[*] : each if each.is_directory]
+  second    = [for each in var.bucket.second[*] : each if !each.is_directory]
+  name_file = [for each in var.bucket.second[*] : "${var.bucket.objects_arn}/second-store.json"]
+}
+
 data "aws_iam_policy_document" "task" {
   statement {
     sid       = "Read"
@@ -55,6 +62,67 @@ data "aws_iam_policy_document" "task" {
     sid       = "FindOrphans"
     actions   = ["s3:ListBucket", "s3:ListBucketMultipartUploads"]
     resources = [var.bucket.arn]
+  }
+
+  dynamic "statement" {
+    for_each = local.directory
+
+    content {
+      sid       = "SecondStoreSession"
+      actions   = ["s3express:CreateSession"]
+      resources = [statement.value.arn]
+    }
+  }
+
+  dynamic "statement" {
+    for_each = local.second
+
+    content {
+      sid       = "SecondStoreRead"
+      actions   = ["s3:GetObject"]
+      resources = [for key in ["l0/*", "probe/*", "cluster.json"] : "${statement.value.objects_arn}/${key}"]
+    }
+  }
+
+  dynamic "statement" {
+    for_each = local.second
+
+    content {
+      sid       = "SecondStoreWrite"
+      actions   = ["s3:PutObject"]
+      resources = [for key in ["probe/*", "cluster.json"] : "${statement.value.objects_arn}/${key}"]
+    }
+  }
+
+  dynamic "statement" {
+    for_each = local.second
+
+    content {
+      sid       = "SecondStoreJanitor"
+      actions   = ["s3:DeleteObject", "s3:AbortMultipartUpload"]
+      resources = [for key in ["l0/*", "probe/*"] : "${statement.value.objects_arn}/${key}"]
+    }
+  }
+
+  dynamic "statement" {
+    for_each = local.second
+
+    content {
+      sid       = "SecondStoreList"
+      actions   = ["s3:ListBucket", "s3:ListBucketMultipartUploads"]
+      resources = [statement.value.arn]
+    }
+  }
+
+  # the file that names the second store
+  dynamic "statement" {
+    for_each = length(local.name_file) > 0 ? [local.name_file] : []
+
+    content {
+      sid       = "NameOfSecondStore"
+      actions   = ["s3:GetObject", "s3:PutObject"]
+      resources = statement.value
+    }
   }
 
   dynamic "statement" {

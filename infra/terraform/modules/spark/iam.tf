@@ -20,6 +20,13 @@ data "aws_iam_policy_document" "trust" {
   }
 }
 
+locals {
+  # the second bucket: a directory bucket knows sessions, any other one rights for each request
+  directory = [for each in var.bucket.second[*] : each if each.is_directory]
+  second    = [for each in var.bucket.second[*] : each if !each.is_directory]
+  name_file = [for each in var.bucket.second[*] : "${var.bucket.objects_arn}/second-store.json"]
+}
+
 data "aws_iam_policy_document" "job" {
   statement {
     sid     = "Read"
@@ -47,6 +54,47 @@ data "aws_iam_policy_document" "job" {
     sid       = "TellGoneFromForbidden"
     actions   = ["s3:ListBucket"]
     resources = [var.bucket.arn]
+  }
+
+  dynamic "statement" {
+    for_each = local.directory
+
+    content {
+      sid       = "SecondStoreSession"
+      actions   = ["s3express:CreateSession"]
+      resources = [statement.value.arn]
+    }
+  }
+
+  dynamic "statement" {
+    for_each = local.second
+
+    content {
+      sid       = "SecondStoreRead"
+      actions   = ["s3:GetObject"]
+      resources = [for key in ["l0/*", "cluster.json"] : "${statement.value.objects_arn}/${key}"]
+    }
+  }
+
+  dynamic "statement" {
+    for_each = local.second
+
+    content {
+      sid       = "SecondStoreList"
+      actions   = ["s3:ListBucket"]
+      resources = [statement.value.arn]
+    }
+  }
+
+  # the file that names the second store
+  dynamic "statement" {
+    for_each = length(local.name_file) > 0 ? [local.name_file] : []
+
+    content {
+      sid       = "NameOfSecondStore"
+      actions   = ["s3:GetObject"]
+      resources = statement.value
+    }
   }
 
   dynamic "statement" {

@@ -124,3 +124,15 @@ resource "aws_vpc_endpoint" "s3" {
 
   tags = { Name = "${var.name}-s3" }
 }
+
+# Directory buckets are another service to the network.
+resource "aws_vpc_endpoint" "s3express" {
+  count = var.second_is_directory && length(var.route_table_ids) > 0 ? 1 : 0
+
+  vpc_id            = var.vpc_id
+  service_name      = "com.amazonaws.${data.aws_region.current.region}.s3express"
+  vpc_endpoint_type = "Gateway"
+  route_table_ids   = var.route_table_ids
+
+  tags = { Name = "${var.name}-s3express" }
+}

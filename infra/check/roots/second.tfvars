@@ -1,0 +1,24 @@
+# A second bucket for L0 files, and the other client.
+name            = "check-second"
+image           = "123456789012.dkr.ecr.eu-central-1.amazonaws.com/siltstone:0.1.0"
+client_cidrs    = ["10.0.0.0/8"]
+existing_bucket = "a-bucket-of-mine"
+
+existing_network = {
+  vpc_id     = "vpc-0123456789abcdef0"
+  subnet_ids = ["subnet-0123456789abcdef0", "subnet-0123456789abcdef1"]
+}
+
+existing_postgres = {
+  host              = "postgres.example.internal"
+  database          = "siltstone"
+  user              = "siltstone"
+  secret_arn        = "arn:aws:secretsmanager:eu-central-1:123456789012:secret:postgres-AbCdEf"
+  security_group_id = "sg-0123456789abcdef0"
+}
+
+object_store = {
+  client        = "obstore"
+  second_bucket = "a-quick-bucket"
+  second_writes = false
+}
