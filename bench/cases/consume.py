@@ -63,14 +63,14 @@ def run(size: Size) -> Iterator[Table]:
         if jars is not None:
             kafka = warm(stack.enter_context(Broker(jars)))
             for reads in rows_of(size):
-                rows += _on_kafka(kafka, reads, size, jars)
+                rows += on_kafka(kafka, reads, size, jars)
     for store, reads in product(stores_of(size), rows_of(size)):
-        rows += _on_ours(store, reads, size, jars)
-    yield _table(rows, echo_mb_per_s, jars)
+        rows += on_ours(store, reads, size, jars)
+    yield table("Consuming", rows, echo_mb_per_s, jars)
 
 
 def stores_of(size: Size) -> Sequence[Store]:
-    return (Store.LOCAL,) if size is Size.SMALL else tuple(Store)
+    return (Store.LOCAL,) if size is Size.SMALL else (Store.LOCAL, Store.S3, Store.S3_DISTANT)
 
 
 def rows_of(size: Size) -> Sequence[Reads]:
@@ -85,7 +85,7 @@ def rows_of(size: Size) -> Sequence[Reads]:
 # ---- rows
 
 
-def _on_kafka(kafka: KafkaTarget, reads: Reads, size: Size, jars: Jars) -> list[Measured]:
+def on_kafka(kafka: KafkaTarget, reads: Reads, size: Size, jars: Jars) -> list[Measured]:
     topic, records = _write(kafka, reads, size)
     source = "page cache"
     return [
@@ -94,14 +94,17 @@ def _on_kafka(kafka: KafkaTarget, reads: Reads, size: Size, jars: Jars) -> list[
     ]
 
 
-def _on_ours(store: Store, reads: Reads, size: Size, jars: Jars | None) -> list[Measured]:
+def on_ours(
+    store: Store, reads: Reads, size: Size, jars: Jars | None, *, sources: Sequence[str] = (MEMORY, STORE)
+) -> list[Measured]:
     rows: list[Measured] = []
     with Stack(store, settings=CACHE) as stack:
         target = OurTarget(stack)
         topic, records = _write(target, reads, size)
-        rows.append(_read(target, reads, topic, records, MEMORY))
-        if jars is not None and JOIN_GROUP in HANDLERS:
-            rows.append(_read_by_tool(target, replace(reads, client=TOOL), topic, records, MEMORY, jars))
+        if MEMORY in sources:
+            rows.append(_read(target, reads, topic, records, MEMORY))
+            if jars is not None and JOIN_GROUP in HANDLERS:
+                rows.append(_read_by_tool(target, replace(reads, client=TOOL), topic, records, MEMORY, jars))
         stack.restart_agents()
         rows.append(_read(target, reads, topic, records, STORE))
         say_complaints(target)
@@ -189,13 +192,13 @@ def _said(row: Measured) -> Measured:
 # ---- the table
 
 
-def _table(rows: Sequence[Measured], echo_mb_per_s: float, jars: Jars | None) -> Table:
+def table(title: str, rows: Sequence[Measured], echo_mb_per_s: float, jars: Jars | None) -> Table:
     groups = (
         "" if JOIN_GROUP in HANDLERS else " Kafka's consuming tool joins a group, and is run against Kafka alone here."
     )
     beside = f"Kafka {jars.version} reads from the page cache." + groups if jars is not None else NO_JARS
     return Table(
-        "Consuming",
+        title,
         f"1 MB is 1,000,000 bytes of record values; records of {RECORD_BYTES} B, written before the measurement. Rate: "
         "from the first record to the last. First record: from `assign` on. CPU: user and system time per MB read. "
         f"GETs: of the object store, by 1 GiB read. {PRICE_NOTE} {store_note()} {beside}",

@@ -185,7 +185,7 @@ def comparison_loads(size: Size) -> Sequence[Load]:
 
 
 def _comparison(size: Size, jars: Jars, kafka: KafkaTarget, limits: Limits) -> Table:
-    stores = (Store.S3,) if size is Size.SMALL else tuple(Store)
+    stores = (Store.S3,) if size is Size.SMALL else (Store.LOCAL, Store.S3, Store.S3_DISTANT)
     rows: list[Measured] = []
     for load in comparison_loads(size):
         rows.append(run_load(kafka, load, seconds=SECONDS[size], jars=jars))
