@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from tests.simulation import planted_seals
 from tests.simulation.planted import PLANTED
-from tests.simulation.world import run_seed
+from tests.simulation.world import has_kinds, run_seed
 
 SEEDS_MAX = 256
+OF_THE_SEAL_RULE = {name for name, plant in PLANTED.items() if plant.__module__ == planted_seals.__name__}
+"""Only producers that wait and trickles can show these."""
 
 
 @pytest.mark.parametrize("name", PLANTED)
@@ -15,7 +18,8 @@ def test_a_planted_bug_is_found(name: str) -> None:
     # given a bug in the product
     with PLANTED[name]():
         # when seeds run, one after the other
-        outcomes = (run_seed(seed, planted=name) for seed in range(SEEDS_MAX))
+        seeds = (seed for seed in range(SEEDS_MAX) if name not in OF_THE_SEAL_RULE or has_kinds(seed))
+        outcomes = (run_seed(seed, planted=name) for seed in seeds)
         found = next((outcome for outcome in outcomes if outcome.violations), None)
     # then one of the first shows it
     assert found is not None, f"{SEEDS_MAX} seeds did not show it"

@@ -335,6 +335,13 @@ class Auditor(Consumer):
         return await super().dial(address or self._address)
 
 
+def has_kinds(seed: int) -> bool:
+    """Whether the seed has producers that wait, and trickles."""
+    world = World(seed)
+    world.loop.end()
+    return world.has_kinds
+
+
 def run_seed(seed: int, *, says_all: bool = False, planted: str = "") -> Outcome:
     """One run from its seed. Never raises for an error of the run: that is in the outcome."""
     world = World(seed, says_all=says_all)
