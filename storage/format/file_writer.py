@@ -33,6 +33,7 @@ from storage.format.file_format import (
 )
 from storage.format.file_properties import FileProperties, encode_properties
 from storage.objects import MultipartUpload, ObjectStore
+from storage.parts import VIEW_BYTES_MIN, Parts, packed
 from wire.batch import DELETE_HORIZON_BIT, LOG_APPEND_TIME_BIT, NO_TIMESTAMP_MS
 from wire.crc import Body, crc32c, joined_crc32c
 
@@ -347,7 +348,7 @@ class _PartUpload:
             await self._multipart.abort()
             self._multipart = None
 
-    async def _send(self, part: bytes) -> None:
+    async def _send(self, part: Parts) -> None:
         # Looked at before it is removed: if this wait is cancelled, `abort` still finds the task.
         while len(self._in_flight) >= PARTS_IN_FLIGHT:
             await self._in_flight[0]
@@ -355,7 +356,7 @@ class _PartUpload:
         before = self._in_flight[-1] if self._in_flight else None
         self._in_flight.append(asyncio.create_task(self._upload_after(before, part)))
 
-    async def _upload_after(self, before: asyncio.Task[None] | None, part: bytes) -> None:
+    async def _upload_after(self, before: asyncio.Task[None] | None, part: Parts) -> None:
         # In order: parts are numbered as they are written, and a failed one must stop those behind it.
         if before is not None:
             await before
@@ -363,17 +364,18 @@ class _PartUpload:
             self._multipart = await self._store.start_multipart(self._key)
         await self._multipart.write(part)
 
-    def _taken(self, size_bytes: int) -> bytes:
-        """The first `size_bytes` of what is buffered, as one object."""
-        taken: list[Body] = []
+    def _taken(self, size_bytes: int) -> Parts:
+        """The first `size_bytes` of what is buffered. Large chunks stay where they lie, or every byte of a merge would
+        be copied once more.
+        """
+        taken: list[memoryview] = []
         left = size_bytes
         while left:
-            chunk = self._chunks.popleft()
-            if len(chunk) > left:
-                view = memoryview(chunk)
+            view = memoryview(self._chunks.popleft()).cast("B")
+            if len(view) > left:
                 self._chunks.appendleft(view[left:])
-                chunk = view[:left]
-            taken.append(chunk)
-            left -= len(chunk)
+                view = view[:left]
+            taken.append(view)
+            left -= len(view)
         self._buffered_bytes -= size_bytes
-        return bytes(taken[0]) if len(taken) == 1 else b"".join(taken)
+        return Parts(taken) if len(taken) * VIEW_BYTES_MIN <= size_bytes else packed(taken)
