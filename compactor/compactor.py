@@ -37,8 +37,8 @@ from compactor.deletion.retention import Retention
 from compactor.intervals import Tuning
 from compactor.loop import CompactorLoop, Pace
 from compactor.merging.execute import MergeEngine
-from compactor.merging.lanes import lanes_here
 from compactor.merging.memory_gate import MemoryGate
+from compactor.merging.strands import strands_here
 from compactor.observer import OBSERVE_INTERVAL_MS, Observer
 from compactor.planning.options import MergeMemory, plan_options
 from compactor.planning.plan import new_job, plan_merges
@@ -75,8 +75,8 @@ def embedded_engine(
         lease=lease,
         memory=MergeMemory(keys_max=settings.dedupe_keys_max),
         in_thread=in_thread,
-        # The simulation has one lane, because virtual time has no cores.
-        lanes=lanes_here() if in_thread else 1,
+        # The simulation has one strand, because virtual time has no cores.
+        strands=strands_here() if in_thread else 1,
     )
 
 

@@ -37,6 +37,7 @@ from bench.loads.merge_inputs import (
     stamped_batches,
 )
 from bench.loads.merge_price import merge_price
+from bench.measures import whole_host
 from bench.measures.price import MERGE_PRICE_COLUMNS, MERGE_PRICE_NOTE
 from bench.registry import Size
 from bench.table import Cell, Column, Table
@@ -134,6 +135,14 @@ def run(size: Size) -> Iterator[Table]:
     keep_freed_memory()  # as the compactor's process does
     warm()
     yield asyncio.run(measure(shapes(size), repeats=3 if size is Size.SMALL else 5))
+    yield asyncio.run(whole_host.measure(_emptied(), _emptied(), size))
+
+
+def _emptied() -> MeasuredStore:
+    """A store whose inputs are too small for parts, and whose outputs are dropped."""
+    store = MeasuredStore(SystemClock())
+    store.drops_uploads = True
+    return store
 
 
 async def measure(wanted: Sequence[Shape], *, repeats: int, keys_max: int = DEDUPE_KEYS_MAX) -> Table:

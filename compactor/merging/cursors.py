@@ -163,10 +163,10 @@ class Cursors:
         files: Mapping[int, InputFile],
         *,
         budget_bytes: int,
-        lanes: int = 1,
+        strands: int = 1,
     ) -> None:
         """`budget_bytes` bounds the held bytes of L1 and L2 files. L0 files are held whole: L0 jobs are small.
-        `lanes`: the most partitions that are asked for at once.
+        `strands`: the most partitions that are asked for at once.
         """
         self.plan = plan_reads(extents, files, budget_bytes=budget_bytes)
         self.requests = 0
@@ -175,7 +175,7 @@ class Cursors:
         self._files = files
         l0_bytes = sum(read.length for read in self.plan.reads if files[read.file_id].is_l0)
         # Partitions out of turn read past the budget, a window each: reads ahead leave that much of it free.
-        self._budget_bytes = max(budget_bytes - (lanes - 1) * self.plan.window_bytes, l0_bytes)
+        self._budget_bytes = max(budget_bytes - (strands - 1) * self.plan.window_bytes, l0_bytes)
         self._reads_ahead = L0_READS_AHEAD if l0_bytes else READS_AHEAD
         self._held_bytes = 0
         self._next = 0

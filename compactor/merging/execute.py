@@ -2,7 +2,7 @@
 
 Order: inputs in merge order (`compactor/merging/kway_merge.py`) -> per partition the windows of its inputs
 (`compactor/merging/windows.py`) -> copied or deduped (`compactor/merging/partition_merge.py`), some partitions side by
-side (`compactor/merging/lanes.py`) -> cut into extents and files, one partition after the other
+side (`compactor/merging/strands.py`) -> cut into extents and files, one partition after the other
 (`compactor/merging/outputs.py`). The result is a `CommitMerge`, which the caller passes to the metadata store.
 A run that ends early aborts its open uploads, unless the process crashes. Files that were complete by then (after a
 crash, all of them) are orphans that no metadata names. So a run may end anywhere and may be repeated.
@@ -12,7 +12,7 @@ found after parts of the extent were written, the run starts again with the exte
 not corrupt: before an extent is flagged for the first time, the format of its file is checked, and a merge of a file
 with an unknown format fails.
 
-Memory (`MergeMemory` bounds it): L0 files whole, else windows and decompressed records of all lanes within
+Memory (`MergeMemory` bounds it): L0 files whole, else windows and decompressed records of all strands within
 `cursor_bytes`; one block for the keys of the partitions that are deduped now, allocated once; partitions of up to
 64 MiB together between their passes; parts of outputs in flight (24 MiB for each class).
 """
@@ -28,7 +28,6 @@ from compactor.merging.cursors import Cursors, check_format, unknown_format
 from compactor.merging.key_memory import KeyMemory
 from compactor.merging.kway_merge import MergeInputError as MergeInputError
 from compactor.merging.kway_merge import MergeInputs, PartitionInputs, order_inputs
-from compactor.merging.lanes import Turn, side_by_side
 from compactor.merging.outputs import ClassFiles, JobFacts, PartitionOutput
 from compactor.merging.partition_merge import (
     MergeContext,
@@ -38,6 +37,7 @@ from compactor.merging.partition_merge import (
 )
 from compactor.merging.room import DedupeRoom
 from compactor.merging.segments import joined_ranges
+from compactor.merging.strands import Turn, side_by_side
 from compactor.merging.windows import Flags, KernelCaller, LateCorruptionError
 from compactor.planning.options import MergeMemory
 from compactor.planning.spec import MergeSpec
@@ -101,10 +101,10 @@ class MergeEngine:
         lease: WriterLease,
         memory: MergeMemory = MergeMemory(),  # noqa: B008 - a frozen value
         in_thread: bool = True,
-        lanes: int = 1,
+        strands: int = 1,
     ) -> None:
         """`in_thread`: run kernel calls on threads. The simulation runs them on the event loop, to be repeatable.
-        `lanes`: the most partitions of a merge that run side by side.
+        `strands`: the most partitions of a merge that run side by side.
         """
         self.store = store
         self.clock = runtime.clock
@@ -112,7 +112,7 @@ class MergeEngine:
         self.lease = lease
         self.memory = memory
         self.kernels = KernelCaller(in_thread=in_thread)
-        self.lanes = lanes
+        self.strands = strands
         self.key_memory = KeyMemory(memory.keys_max)
 
     async def run(
@@ -221,17 +221,17 @@ class _Run:
         }
         twice = [each for each in inputs.partitions if self._is_read_twice(each)]
         everything = [extent for each in inputs.partitions for extent in each.extents]
-        self._lanes = max(min(engine.lanes, len(inputs.partitions)), 1)
+        self._strands = max(min(engine.strands, len(inputs.partitions)), 1)
         shares = engine.memory.shares(
             sum(each.input_bytes for each in inputs.partitions),
             dedupes=any(each.dedupe for each in inputs.partitions),
             reads_twice=bool(twice),
-            lanes=self._lanes,
+            strands=self._strands,
         )
         budget_bytes = shares.pass_bytes
-        self._first = Cursors(engine.store, everything, inputs.files, budget_bytes=budget_bytes, lanes=self._lanes)
+        self._first = Cursors(engine.store, everything, inputs.files, budget_bytes=budget_bytes, strands=self._strands)
         again = [extent for each in twice for extent in each.extents]
-        self._second = Cursors(engine.store, again, inputs.files, budget_bytes=budget_bytes, lanes=self._lanes)
+        self._second = Cursors(engine.store, again, inputs.files, budget_bytes=budget_bytes, strands=self._strands)
         self._room = DedupeRoom(
             engine.key_memory,
             kept_bytes=engine.memory.kept_bytes_max,
@@ -254,7 +254,7 @@ class _Run:
     async def merge(self) -> CommitMerge:
         try:
             self._keep_going()
-            cleaned = await side_by_side(self._inputs.partitions, self._merge_partition, lanes=self._lanes)
+            cleaned = await side_by_side(self._inputs.partitions, self._merge_partition, strands=self._strands)
             for files in self._outputs.values():
                 self._keep_going()
                 await files.finish()
@@ -280,7 +280,7 @@ class _Run:
 
     async def _merge_partition(self, inputs: PartitionInputs, turn: Turn) -> CleanedPartition | None:
         output = PartitionOutput(self._outputs[inputs.file_class], inputs, turn)
-        # A lane tells by new flags that its partition is corrupt, so it sees those of its partition only.
+        # A strand tells by new flags that its partition is corrupt, so it sees those of its partition only.
         flags = {each.place: self._flags[each.place] for each in inputs.extents if each.place in self._flags}
         try:
             cleaned = await self._done(inputs, self._context._replace(flags=flags), output)

@@ -15,8 +15,8 @@ from uuid import UUID
 import numpy as np
 
 from compactor.merging.kway_merge import InputExtent, PartitionInputs
-from compactor.merging.lanes import Turn
 from compactor.merging.segments import ExtentCutter, ends_file, segment_rule
+from compactor.merging.strands import Turn
 from metadata.contract.jobs import OutputExtent, OutputFile
 from metadata.contract.leases import WriterLease
 from metadata.contract.leveled import FileClass
@@ -198,6 +198,10 @@ class PartitionOutput:
         self._covered_last = -1
         """The last offset of the inputs so far."""
         self._may_have_tombstones = False
+
+    def has_turn(self) -> bool:
+        """Whether the partition may write now."""
+        return self._turn.has_come()
 
     async def write(
         self, base_offset: int, last_offset: int, data: Body, table: BatchTable, *, may_have_tombstones: bool

@@ -109,7 +109,7 @@ async def copy_partition(
     """Copies every batch as it is. Raises LateCorruptionError."""
     doing = f"copying {inputs.name}"
     context.totals.passes = max(context.totals.passes, 1)
-    reading = windows(inputs.extents, source, context.flags, context.kernels, _as_it_is, ahead=True)
+    reading = windows(inputs.extents, source, context.flags, context.kernels, _as_it_is, ahead=output.has_turn)
     async with aclosing(reading) as passing:
         async for each in passing:
             if isinstance(each, FlaggedBytes):

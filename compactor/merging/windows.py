@@ -137,10 +137,10 @@ async def windows(
     work: Callable[[BatchWindow], T],
     *,
     crcs_due: bool = False,
-    ahead: bool = False,
+    ahead: Callable[[], bool] = lambda: False,
 ) -> AsyncGenerator[Done[T] | FlaggedBytes]:
-    """One pass over a partition: runs `work` on each window, in order, on a thread. `ahead`: `work` needs no order, so
-    the next window is worked on while the caller has one.
+    """One pass over a partition: runs `work` on each window, in order, on a thread. `ahead`: asked
+    for each window whether the next one may be worked on while the caller has it; `work` then needs no order.
 
     The pass adds corrupt extents to `flags` and does not read extents that are in `flags` when it reaches them.
     `crcs_due`: `work` checks the CRC-32C of every batch; the check of the extent's CRC means nothing without that.
@@ -149,7 +149,7 @@ async def windows(
     """
     group: list[tuple[InputExtent, Body]] = []
     group_bytes = 0
-    pipeline = _Pipeline(kernels, depth=1 if ahead else 0)
+    pipeline: _Pipeline[Done[T] | FlaggedBytes] = _Pipeline(kernels, ahead)
     try:
         for extent in extents:
             streamed = extent.place in flags or (extent.length > WINDOW_BYTES and not extent.is_l0)
@@ -189,20 +189,20 @@ async def windows(
 
 
 class _Pipeline(Generic[T]):
-    """Kernel calls whose results come in order, up to `depth` calls late."""
+    """Kernel calls whose results come in order, one call late while `ahead` says so."""
 
-    def __init__(self, kernels: KernelCaller, *, depth: int) -> None:
+    def __init__(self, kernels: KernelCaller, ahead: Callable[[], bool]) -> None:
         self._kernels = kernels
-        self._depth = depth
+        self._ahead = ahead
         self._running: deque[asyncio.Future[list[T]]] = deque()
 
     async def next(self, size_bytes: int, function: Callable[..., list[T]], *arguments: object) -> list[T]:
-        """Begins a call. Returns the results of earlier ones, or of this one where nothing runs ahead."""
-        if not self._depth or self._kernels.at_once(size_bytes):
+        """Begins a call. Returns the results of the one before, or of all where nothing may run ahead."""
+        if self._kernels.at_once(size_bytes) or not self._ahead():
             before = await self.rest()
             return before + await self._kernels.call(size_bytes, function, *arguments)
         self._running.append(asyncio.ensure_future(self._kernels.call(size_bytes, function, *arguments)))
-        return await self._first() if len(self._running) > self._depth else []
+        return await self._first() if len(self._running) > 1 else []
 
     async def rest(self) -> list[T]:
         found: list[T] = []
@@ -299,7 +299,7 @@ def _joined(pieces: Sequence[Body]) -> memoryview:
     size_bytes = sum(map(len, pieces))
     if size_bytes < len(pieces) * COPIED_APART_BYTES_MIN:
         return memoryview(bytearray().join(pieces))
-    # Numpy releases the interpreter's lock for each copy; `join` over views would stop all other lanes meanwhile.
+    # Numpy releases the interpreter's lock for each copy; `join` over views would stop all other strands meanwhile.
     joined, start = np.empty(size_bytes, dtype=np.uint8), 0
     for piece in pieces:
         joined[start : start + len(piece)] = np.frombuffer(piece, dtype=np.uint8)

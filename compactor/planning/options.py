@@ -16,8 +16,8 @@ from runtime.settings.table import Settings
 
 CURSOR_BYTES = 256 * MIB
 """Shared by the cursors of a merge that is not an L0 job, and the records that it decompressed."""
-LANE_BYTES = 32 * MIB
-"""The part of `CURSOR_BYTES` that each lane after the first takes: for its window, the columns of that, and the bytes
+STRAND_BYTES = 32 * MIB
+"""The part of `CURSOR_BYTES` that each strand after the first takes: for its window, the columns of that, and the bytes
 that are left of it, which may have to wait for their turn."""
 KEPT_BYTES = 64 * MIB
 """A partition below this size stays in memory between the passes of a dedupe; so do several that are together."""
@@ -26,6 +26,9 @@ DECOMPRESSED_KEPT_RATIO = 4
 memory."""
 OUTPUT_BYTES = 48 * MIB
 """Parts of outputs on their way to the store, for both classes together."""
+L0_WINDOWS_BYTES = 40 * MIB
+"""The windows of an L0 job, which are copies: 8 MiB for each of up to four strands, and one more for the partition that
+writes."""
 L0_JOB_BYTES_LEAST = 16 * MIB
 """The least limit of an L0 job, even if the dedupe buffer leaves almost no memory; the job then waits for memory."""
 
@@ -45,13 +48,13 @@ class MergeMemory:
     kept_bytes_max: int = KEPT_BYTES
     """A deduped partition below this size stays in memory between its passes."""
 
-    def shares(self, input_bytes: int, *, dedupes: bool, reads_twice: bool, lanes: int = 1) -> CursorShares:
-        """`input_bytes`: of all inputs. `reads_twice`: a deduped partition is too large to stay in memory. `lanes`: the
-        most partitions that run side by side.
+    def shares(self, input_bytes: int, *, dedupes: bool, reads_twice: bool, strands: int = 1) -> CursorShares:
+        """`input_bytes`: of all inputs. `reads_twice`: a deduped partition is too large to stay in memory.
+        `strands`: the most partitions that run side by side.
         """
-        # At most half of it for lanes: a budget below their needs is only for tests, and cursors take their minimum.
-        for_lanes = min((lanes - 1) * LANE_BYTES, self.cursor_bytes // 2)
-        whole, kept_most = self.cursor_bytes - for_lanes, input_bytes * DECOMPRESSED_KEPT_RATIO
+        # At most half of it for strands: a budget below their needs is only for tests, and cursors take their minimum.
+        for_strands = min((strands - 1) * STRAND_BYTES, self.cursor_bytes // 2)
+        whole, kept_most = self.cursor_bytes - for_strands, input_bytes * DECOMPRESSED_KEPT_RATIO
         if reads_twice:
             return CursorShares(whole * 3 // 8, whole // 8, min(whole // 8, kept_most))
         # What stays in memory is read once, so no further scan needs cursors.
@@ -79,13 +82,14 @@ def job_memory_bytes(kind: str, input_bytes: int, keys_max: int) -> int:
     """The memory of one job; small inputs need little."""
     output_bytes = min(input_bytes, OUTPUT_BYTES)
     if kind == MergeKind.LEVEL:
-        return input_bytes + output_bytes
+        return input_bytes + output_bytes + min(input_bytes, L0_WINDOWS_BYTES)
     cursors = min(input_bytes * (1 + DECOMPRESSED_KEPT_RATIO), CURSOR_BYTES) + min(input_bytes, KEPT_BYTES)
     return cursors + output_bytes + keys_max * DEDUPE_ENTRY_BYTES
 
 
 def l0_job_bytes_max(settings: Settings, wanted_bytes: int = PlanOptions().l0_job_bytes_max) -> int:
-    beside_a_merge = settings.compactor_memory_bytes - merge_memory_bytes(settings.dedupe_keys_max) - OUTPUT_BYTES
+    beside_a_merge = settings.compactor_memory_bytes - merge_memory_bytes(settings.dedupe_keys_max)
+    beside_a_merge -= OUTPUT_BYTES + L0_WINDOWS_BYTES
     return max(min(wanted_bytes, beside_a_merge), L0_JOB_BYTES_LEAST)
 
 

@@ -1,4 +1,4 @@
-"""Merges whose partitions run side by side: the files are those of one lane, and the first error ends all lanes."""
+"""Merges whose partitions run side by side: the files are those of one strand, and the first error ends all strands."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def some_records(partition_id: int, turn: int) -> bytes:
     return build_batch([keyed(f"k{n}" if n % 2 else f"k{turn}-{n}", b"%d" % turn * value_bytes) for n in range(count)])
 
 
-def engine_of(world: MergeWorld, lanes: int, *, in_thread: bool = True, **memory: int) -> MergeEngine:
+def engine_of(world: MergeWorld, strands: int, *, in_thread: bool = True, **memory: int) -> MergeEngine:
     return MergeEngine(
         store=world.store,
         runtime=Runtime(clock=world.clock, ids=SystemIds(7)),
         lease=LEASE,
         memory=MergeMemory(**{"keys_max": 1_000} | memory),
         in_thread=in_thread,
-        lanes=lanes,
+        strands=strands,
     )
 
 
@@ -72,19 +72,19 @@ async def taken_out(world: MergeWorld, commit: CommitMerge) -> list[bytes]:
     [{}, {"kept_bytes_max": 100_000}, {"keys_max": 150}, {"cursor_bytes": MIB, "kept_bytes_max": 1}],
     ids=["in memory", "read twice", "keys overflow", "little memory"],
 )
-async def test_lanes_write_the_files_of_one_lane(memory: dict[str, int]) -> None:
+async def test_strands_write_the_files_of_one_strand(memory: dict[str, int]) -> None:
     world = await a_history_of_many_partitions()
     claimed = job_of(world, output_bytes=300_000)
-    commit = await engine_of(world, 1, **memory).run(claimed)
+    commit = await engine_of(world, 1, in_thread=True, **memory).run(claimed)
     expected = await taken_out(world, commit)
     assert len(expected) > 3
-    for lanes in (2, 3, 20):
-        again = await engine_of(world, lanes, **memory).run(claimed)
+    for strands in (2, 3, 20):
+        again = await engine_of(world, strands, in_thread=True, **memory).run(claimed)
         assert again == commit
         assert await taken_out(world, again) == expected
 
 
-async def test_lanes_level_l0_files_as_one_lane_does() -> None:
+async def test_strands_level_l0_files_as_one_strand_does() -> None:
     world = MergeWorld()
     for number in range(1, 6):
         world.add_partition(number, partition=number)
@@ -97,7 +97,7 @@ async def test_lanes_level_l0_files_as_one_lane_does() -> None:
     assert (again, await taken_out(world, again)) == (commit, expected)
 
 
-async def test_corrupt_extents_of_several_partitions_are_flagged_as_by_one_lane() -> None:
+async def test_corrupt_extents_of_several_partitions_are_flagged_as_by_one_strand() -> None:
     world = await a_history_of_many_partitions()
     for extent in world.extents[3:40:7]:
         body = bytearray(await world.inner.get(extent.key))
@@ -113,21 +113,21 @@ async def test_corrupt_extents_of_several_partitions_are_flagged_as_by_one_lane(
 
 async def test_a_partition_is_scanned_while_the_one_before_it_is_written() -> None:
     world = await a_history_of_many_partitions()
-    steps = await steps_of(world, lanes=2)
+    steps = await steps_of(world, strands=2)
     assert any("writing" in before and "reading" in step for before, step in pairwise(steps[len(steps) // 2 :]))
-    # and with one lane no partition is read before the one ahead of it is done
-    alone = await steps_of(world, lanes=1)
+    # and with one strand no partition is read before the one ahead of it is done
+    alone = await steps_of(world, strands=1)
     names = [step.rsplit(" ", 1)[1] for step in alone]
     assert len([1 for before, name in pairwise(names) if before != name]) == len(set(names)) - 1
 
 
-async def steps_of(world: MergeWorld, *, lanes: int) -> list[str]:
+async def steps_of(world: MergeWorld, *, strands: int) -> list[str]:
     steps: list[str] = []
 
     def progress(step: Progress) -> None:
         steps.append(step.step)
 
-    await taken_out(world, await engine_of(world, lanes, in_thread=False).run(job_of(world), progress=progress))
+    await taken_out(world, await engine_of(world, strands, in_thread=False).run(job_of(world), progress=progress))
     return steps
 
 
@@ -135,7 +135,7 @@ class Halted(Exception): ...
 
 
 @pytest.mark.parametrize("steps", [1, 5, 20, 60])
-async def test_the_first_error_ends_all_lanes(steps: int) -> None:
+async def test_the_first_error_ends_all_strands(steps: int) -> None:
     world = await a_history_of_many_partitions()
     left, raised = steps, 0
 
@@ -157,7 +157,7 @@ async def test_the_first_error_ends_all_lanes(steps: int) -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 10, 40])
-async def test_a_cancelled_merge_leaves_no_lane(steps: int) -> None:
+async def test_a_cancelled_merge_leaves_no_strand(steps: int) -> None:
     world = await a_history_of_many_partitions()
     engine = engine_of(world, 3)
     seen: list[Progress] = []
@@ -185,7 +185,7 @@ async def test_merges_of_one_engine_at_once_share_its_memory_for_keys() -> None:
         runtime=Runtime(clock=world.clock, ids=SystemIds(8)),
         lease=LEASE,
         memory=MergeMemory(keys_max=1_000),
-        lanes=2,
+        strands=2,
     )
     async with asyncio.timeout(60):
         commits: Sequence[CommitMerge] = await asyncio.gather(

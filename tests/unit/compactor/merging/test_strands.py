@@ -1,4 +1,4 @@
-"""Lanes and their turns, and the memory for keys that they share."""
+"""Strands and their turns, and the memory for keys that they share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from compactor.cleaning.dedupe_buffer import DedupeBuffer, bytes_of_keys
 from compactor.merging.key_memory import KeyMemory, first_fit
-from compactor.merging.lanes import Turn, side_by_side
+from compactor.merging.strands import Turn, side_by_side
 
 
 async def test_items_begin_in_order_and_write_one_after_the_other() -> None:
@@ -23,7 +23,7 @@ async def test_items_begin_in_order_and_write_one_after_the_other() -> None:
         said.append(f"wrote {item}")
         return item * item
 
-    assert await side_by_side(range(7), work, lanes=3) == [n * n for n in range(7)]
+    assert await side_by_side(range(7), work, strands=3) == [n * n for n in range(7)]
     assert [each for each in said if each.startswith("w")] == [
         f"{done} {item}" for item in range(7) for done in ("write", "wrote")
     ]
@@ -31,7 +31,7 @@ async def test_items_begin_in_order_and_write_one_after_the_other() -> None:
     assert said.index("begin 3") > said.index("wrote 0")  # and never four
 
 
-async def test_the_first_error_is_raised_when_all_lanes_have_ended() -> None:
+async def test_the_first_error_is_raised_when_all_strands_have_ended() -> None:
     ended: list[int] = []
 
     async def work(item: int, turn: Turn) -> None:
@@ -45,17 +45,17 @@ async def test_the_first_error_is_raised_when_all_lanes_have_ended() -> None:
             ended.append(item)
 
     with pytest.raises(ValueError, match="the first"):
-        await side_by_side(range(5), work, lanes=3)
+        await side_by_side(range(5), work, strands=3)
     assert sorted(ended) == [0, 1, 2]
 
 
-async def test_no_items_and_one_item_need_no_lanes() -> None:
+async def test_no_items_and_one_item_need_no_strands() -> None:
     async def work(item: int, turn: Turn) -> int:
         await turn.come()
         return item
 
-    assert await side_by_side([], work, lanes=4) == []
-    assert await side_by_side([5], work, lanes=4) == [5]
+    assert await side_by_side([], work, strands=4) == []
+    assert await side_by_side([5], work, strands=4) == [5]
 
 
 def test_the_first_free_stretch_that_is_large_enough_is_taken() -> None:
