@@ -48,10 +48,10 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     _module("stock", "producing through clients as they come, with nothing set but the address"),
     _module("consume", "consuming through Kafka clients"),
     _module("tail", "from the producer's send to the consumer's hands, with 1 to 12 writers"),
-    _module("zone", "GETs when every agent reads what all write, with and without the zone"),
     _module("replay", "reading merged history, and the tail beside it"),
     _module("cold", "consuming twelve partitions with nothing in memory", folder=TOGETHER),
     _module("latency", "how soon a record is acknowledged and read, with a second store", folder=TOGETHER),
+    _module("zone", "GETs when every agent reads what all write, with and without the zone", folder=TOGETHER),
     _module("costs", "every request to S3 from a producer to a replay, in dollars for 1 GiB", folder=TOGETHER),
 )
 
