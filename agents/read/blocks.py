@@ -159,9 +159,12 @@ class BlockReader:
         start = run.start * BLOCK_BYTES
         length = min(run.stop * BLOCK_BYTES, size_bytes) - start
         try:
+            # Without a slot: neighbours whose every slot waits for the other could serve nobody.
+            found = await self._source.ask(key, size_bytes, start, length) if shared else None
             # In this order: reads ahead wait for their half first, and hold no slot that a waiting reader could use.
-            async with self._slots_ahead if ahead else nullcontext(), self._slots:
-                found = await self._source.get_range(key, size_bytes, start, length, shared=shared)
+            if found is None:
+                async with self._slots_ahead if ahead else nullcontext(), self._slots:
+                    found = await self._source.get_range(key, start, length)
             future.set_result(self._cache.put_blocks(key, run, found.data, found.known_ms))
         except BaseException as error:
             future.set_exception(error)

@@ -17,11 +17,12 @@ class Fetched:
 
 
 class BlockSource(Protocol):
-    async def get_range(self, key: str, size_bytes: int, start: int, length: int, *, shared: bool) -> Fetched:
-        """As `ObjectStore.get_range`, of whole blocks of a file of `size_bytes`.
+    async def ask(self, key: str, size_bytes: int, start: int, length: int) -> Fetched | None:
+        """Whole blocks of a file of `size_bytes`, from a neighbour; None: `get_range` has to bring them."""
+        ...
 
-        `shared`: other agents of the zone read the same bytes at about the same time.
-        """
+    async def get_range(self, key: str, start: int, length: int) -> Fetched:
+        """As `ObjectStore.get_range`."""
         ...
 
 
@@ -30,6 +31,9 @@ class StoreSource:
         self._store = store
         self._clock = clock
 
-    async def get_range(self, key: str, size_bytes: int, start: int, length: int, *, shared: bool) -> Fetched:
+    async def ask(self, key: str, size_bytes: int, start: int, length: int) -> Fetched | None:
+        return None
+
+    async def get_range(self, key: str, start: int, length: int) -> Fetched:
         sent_ms = self._clock.monotonic_ms()
         return Fetched(await self._store.get_range(key, start, length), sent_ms)

@@ -26,6 +26,10 @@ ANSWER_MS_PER_MIB = 25.0
 """Time for each MiB: a GET from S3 brings about 80 MB/s, and the bytes come over two hops."""
 
 
+CALLS_MAX = 16
+"""Requests under way to all neighbours; others wait for their turn, as for a GET."""
+
+
 class CorruptAnswerError(BadFrameError):
     """The bytes do not fit their CRC, or belong to another place."""
 
@@ -36,18 +40,27 @@ class Neighbours:
         self._clock = runtime.clock
         self._circuits: dict[Address, Circuit] = {}
         self._asking: Counter[tuple[str, int]] = Counter()
+        self._turns = asyncio.Semaphore(CALLS_MAX)
         self._requests = runtime.metrics.zone_requests_total
         self._bytes = runtime.metrics.zone_bytes_total.labels(direction="received")
 
     async def ask(self, owner: AgentInfo, request: Request) -> Fetched | None:
         """The bytes; None if the caller should read them from the object store."""
+        places = [(request.key, block) for block in blocks_of(request.start, request.length)]
+        # Also while it waits for its turn: who asks us for the same must not wait for that.
+        self._asking.update(places)
+        try:
+            async with self._turns:
+                return await self._ask(owner, request)
+        finally:
+            self._asking -= Counter(places)
+
+    async def _ask(self, owner: AgentInfo, request: Request) -> Fetched | None:
         address = (owner.address.host, owner.address.zone_port)
         circuit = self._circuits.setdefault(address, Circuit())
         asked_ms = self._clock.monotonic_ms()
         if not circuit.may_ask(asked_ms):
             return None
-        places = [(request.key, block) for block in blocks_of(request.start, request.length)]
-        self._asking.update(places)
         try:
             head, body = await self._answer(address, request)
             outcome = "busy" if head.outcome is Outcome.BUSY else "failed"
@@ -66,8 +79,6 @@ class Neighbours:
         except (OSError, BadFrameError) as error:
             outcome = "failed"
             _log.info("a neighbour did not answer", neighbour=owner.writer_id, key=request.key, error=str(error))
-        finally:
-            self._asking -= Counter(places)
         self._report(circuit, outcome, asked_ms)
         return None
 

@@ -85,9 +85,8 @@ class ZoneSource:
         self._store = store
         self._pool = pool
 
-    async def get_range(self, key: str, size_bytes: int, start: int, length: int, *, shared: bool) -> Fetched:
-        if shared:
-            found = await self._zone.ask(self._pool, key, size_bytes, start, length)
-            if found is not None:
-                return found
-        return await self._store.get_range(key, size_bytes, start, length, shared=shared)
+    async def ask(self, key: str, size_bytes: int, start: int, length: int) -> Fetched | None:
+        return await self._zone.ask(self._pool, key, size_bytes, start, length)
+
+    async def get_range(self, key: str, start: int, length: int) -> Fetched:
+        return await self._store.get_range(key, start, length)

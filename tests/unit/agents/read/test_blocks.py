@@ -10,6 +10,7 @@ import pytest
 from agents.read.blocks import BlockReader
 from agents.read.cache import BLOCK_BYTES, BlockCache, Body
 from agents.read.pieces import Pins
+from agents.read.source import Fetched
 from runtime.metrics import Metrics
 from storage.memory import MemoryStore
 from storage.objects import ObjectNotFoundError, ObjectStoreError
@@ -208,3 +209,30 @@ def test_a_pinned_body_stays_and_counts_until_its_last_answer_has_left() -> None
     assert cache.bytes == 100
     cache.unpin(pinned)
     assert (cache.bytes, cache.pinned_bytes, data_of(cache.block("a", 0))) == (40, 0, b"A" * 20)
+
+
+class SilentNeighbour:
+    """A source whose neighbour never answers; only the store does."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = source_of(store)
+
+    async def ask(self, key: str, size_bytes: int, start: int, length: int) -> Fetched | None:
+        await asyncio.Event().wait()
+        return None
+
+    async def get_range(self, key: str, start: int, length: int) -> Fetched:
+        return await self._store.get_range(key, start, length)
+
+
+async def test_readers_that_wait_for_neighbours_leave_the_slots_to_those_that_serve_them(store: CountingStore) -> None:
+    """Else agents whose every slot waits for the others would serve nobody."""
+    cache = BlockCache(64 * BLOCK_BYTES)
+    blocks = BlockReader(source=SilentNeighbour(store), cache=cache, pool="hot", concurrency=1, metrics=Metrics())
+    waiting = [asyncio.create_task(blocks.read(KEY, len(BODY), block * BLOCK_BYTES, 9)) for block in (0, 2)]
+    await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        found = await blocks.pieces(KEY, len(BODY), 4 * BLOCK_BYTES, 9, direct=True)
+    assert found.joined() == BODY[4 * BLOCK_BYTES : 4 * BLOCK_BYTES + 9]
+    await blocks.close()
+    await asyncio.gather(*waiting, return_exceptions=True)
