@@ -31,6 +31,7 @@ from tests.simulation.consumers import Consumer
 from tests.simulation.fleet import Seat
 from tests.simulation.loop import SimulationLoop
 from tests.simulation.producers import IdempotentProducer
+from tests.simulation.stores import Stage
 from tests.simulation.world import World
 
 HOUR_S = 3_600
@@ -130,9 +131,11 @@ class IdleWorld(World):
     def __init__(self) -> None:
         super().__init__(1)
         self.faults.heal()
-        inner = self.objects
+        # One store, so that each request is counted once.
+        self.stores.plan = (Stage.ALONE,)
+        inner = self.stores.first
         self.counting = Counting(inner, self.loop.time)
-        self.objects = self.counting  # type: ignore[assignment]
+        self.stores.first = self.counting  # type: ignore[assignment]
         self.server.backup = TopicsBackup(self.server)  # type: ignore[assignment]
         self.seats = [Seat(self, number, AGENT_SETTINGS) for number in range(AGENTS)]
         self.addresses = [seat.address for seat in self.seats]

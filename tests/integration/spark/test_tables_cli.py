@@ -180,7 +180,7 @@ async def test_follow_adds_what_comes_between_its_ticks_and_ends_quietly(lake: L
             await _until(lambda rows=number: _count(table) == rows)
             await lake.send_json("t", 0, {"id": number})
         await _until(
-            lambda: _count(table) == 4 and "0:4" in said.read_text()
+            lambda: _count(table) == 4 and "offsets 0:4" in said.read_text()
         )  # the message appears only after the commit
         # then each is there once, by a commit of its own tick; and when asked to end it ends without a warning
         process.send_signal(signal.SIGTERM)
