@@ -24,7 +24,7 @@ from agents.membership import Membership
 from agents.producer_ids import ProducerIds
 from agents.read.path import ReadPath, the_store_itself
 from agents.read.sessions import SESSIONS_MAX, FetchSessions
-from agents.server import Server, bind
+from agents.server import AddressError, Server, bind
 from agents.tail.follower import Follower, FollowerCallbacks
 from agents.tail.fresh_watermarks import FreshWatermarks
 from agents.tail.log_index import LogIndex
@@ -119,13 +119,21 @@ class Agent:
         """The clients that wait for this agent; None while it does not run."""
         return self._write_path.waits() if self._write_path is not None else None
 
+    def _bind_zone(self, address: str) -> socket.socket:
+        try:
+            return self._bind(address)
+        except AddressError as error:
+            raise AddressError(
+                f"zone.listen: {error.message}", remedy="choose another port for zone.listen (0 = any)"
+            ) from error
+
     async def start(self) -> None:
         """Serve. Raises AddressError, MetadataUnavailableError, SchemaMismatchError."""
         settings = self._settings
         listening = self._bind(settings.listen)
         neighbours: socket.socket | None = None
         try:
-            neighbours = self._bind(settings.zone_listen) if settings.zone_listen else None
+            neighbours = self._bind_zone(settings.zone_listen) if settings.zone_listen else None
             listen_host, port = listening.getsockname()[:2]
             address = AgentAddress(
                 host=settings.advertised_host or listen_host,

@@ -233,9 +233,11 @@ def _with_second(place: ObjectStoreUrl, url: str, *, writes: bool) -> ObjectStor
         raise StoreMisconfiguredError(
             "produce.store.url takes no memory://, neither for itself nor beside it", remedy="write s3:// or file:///"
         )
-    if second.l0 is not None or replace(second, client=place.client, region=place.region) == place:
+    if second.l0 is not None:
+        raise StoreMisconfiguredError("produce.store.url names a third store", remedy="take l0= out of it")
+    if replace(second, client=place.client, region=place.region) == place:
         raise StoreMisconfiguredError(
-            "produce.store.url names the place of object.store.url, or a third store",
+            "produce.store.url is the same place as object.store.url",
             remedy="give it a bucket or a prefix of its own, or leave it empty",
         )
     return replace(place, l0=second, l0_writes=writes)

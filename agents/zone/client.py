@@ -42,6 +42,9 @@ class Neighbours:
         self._asking: Counter[tuple[str, int]] = Counter()
         self._turns = asyncio.Semaphore(CALLS_MAX)
         self._requests = runtime.metrics.zone_requests_total
+        # At 0 from the start: that nobody was asked yet shows that the zone is on.
+        for outcome in ("served", "busy", "late", "failed", "corrupt"):
+            self._requests.labels(outcome=outcome)
         self._bytes = runtime.metrics.zone_bytes_total.labels(direction="received")
 
     async def ask(self, owner: AgentInfo, request: Request) -> Fetched | None:

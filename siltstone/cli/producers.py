@@ -136,7 +136,7 @@ def _print(found: Sequence[Producer], seconds: float) -> None:
     rows = [
         [
             each.client_id or "-",
-            each.software or "-",
+            each.software or "unknown",
             f"{each.waiting_share:.0%}",
             round_text(each),
             f"{each.rounds:,}",

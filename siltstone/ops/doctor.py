@@ -230,7 +230,7 @@ def judge_producers(producers: Sequence[Producer]) -> Check:
     others = f", and {len(slow) - 1} more" if len(slow) > 1 else ""
     return warning(
         name,
-        f"{worst.client_id or worst.software or 'a client'} waits {worst.waiting_share:.0%} of its time, with"
-        f" {round_text(worst)} a round{others}",
-        f"{advice_for(worst)}; `siltstone producers` shows all",
+        f"{worst.client_id or worst.software or 'a client'} has waited {worst.waiting_share:.0%} of its time since the"
+        f" agents started, with {round_text(worst)} a round{others}",
+        f"{advice_for(worst)}; `siltstone producers` shows those that wait now",
     )

@@ -123,13 +123,16 @@ def advice_for(producer: Producer) -> str:
     if producer.batch_bytes >= LARGE_BATCH_BYTES:
         return "its batches are large already: more partitions, or a second producer, carry more at a time"
     times = SUGGESTED_BATCH_BYTES / producer.batch_bytes
-    return f"{_settings_of(producer)}: up to {times:.0f} times as much in a round"
+    return f"{_settings_of(producer)}: up to {times:.0f} times as many bytes in a round"
 
 
 def _settings_of(producer: Producer) -> str:
     # Libraries that do not tell their name mostly begin their default client.id with it.
     library = (producer.software or producer.client_id).lower()
-    return next((settings for name, settings in _SETTINGS if library.startswith(name)), _KAFKA_SETTINGS)
+    known = next((settings for name, settings in _SETTINGS if library.startswith(name)), None)
+    # aiokafka alone tells no name, and is known by its default client.id only.
+    unknown = _KAFKA_SETTINGS if producer.software else f"{_KAFKA_SETTINGS} (aiokafka: {_SETTINGS[0][1]})"
+    return known or unknown
 
 
 def round_text(producer: Producer) -> str:

@@ -261,6 +261,14 @@ async def test_two_agents_on_one_port_the_second_says_so_and_fences_nobody(
     assert len(await agent.metadata.agents.live_agents()) == 1
 
 
+async def test_a_taken_port_for_neighbours_is_named_by_its_setting(
+    agent: RunningAgent, start_agent: StartAgent
+) -> None:
+    with pytest.raises(SiltstoneError, match=f"zone.listen: address {agent.address} is already in use") as refused:
+        await start_agent(store=agent.store, metadata=agent.metadata, agent_zone="a", zone_listen=agent.address)
+    assert "another port for zone.listen" in str(refused.value)
+
+
 async def test_one_connection_too_many_is_closed(dial: Dial, start_agent: StartAgent) -> None:
     running = await start_agent(connections_max=2)
     kept = [await dial.raw(running.address) for _ in range(2)]

@@ -142,9 +142,9 @@ def test_both_settings_become_one_url_that_names_both_stores(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("url", "second", "said"),
     [
-        ("s3://logs/p", "s3://logs/p?client=obstore", "names the place of object.store.url"),
-        ("s3://logs/p", "s3://logs/p?region=us-east-1", "names the place of object.store.url"),
-        ("file:///a", "file:///a", "names the place of object.store.url"),
+        ("s3://logs/p", "s3://logs/p?client=obstore", "is the same place as object.store.url"),
+        ("s3://logs/p", "s3://logs/p?region=us-east-1", "is the same place as object.store.url"),
+        ("file:///a", "file:///a", "is the same place as object.store.url"),
         ("memory://", "s3://quick", "takes no memory://"),
         ("s3://logs", "memory://", "takes no memory://"),
         ("s3://logs", "ftp://x", "produce.store.url has the scheme"),

@@ -72,13 +72,13 @@ def test_a_client_without_rounds_meanwhile_and_an_agent_that_started_again_are_l
         ("aiokafka", "max_batch_size=1000000, linger_ms=50"),
         ("sarama", "Producer.Flush.Bytes=1000000"),
         ("kgo", "kgo.ProducerLinger(50ms)"),
-        ("", "batch.size=1000000, linger.ms=50"),
+        ("", "batch.size=1000000, linger.ms=50 (aiokafka: max_batch_size=1000000, linger_ms=50)"),
     ],
 )
 def test_the_advice_is_in_the_words_of_the_client(software: str, setting: str) -> None:
     advice = advice_for(only(software=software))
     assert advice.startswith(setting)
-    assert advice.endswith("up to 61 times as much in a round")
+    assert advice.endswith("up to 61 times as many bytes in a round")
 
 
 def test_a_library_that_does_not_tell_its_name_is_known_by_its_default_client_id() -> None:
@@ -109,5 +109,8 @@ def test_the_doctor_names_the_producer_that_waits_longest() -> None:
     assert judge_producers([only(wait_ms=10.0)]).verdict is Verdict.OK
     check = judge_producers([only(), only(client_id="slowest", wait_ms=9000.0)])
     assert check.verdict is Verdict.WARN
-    assert check.detail == "slowest waits 99% of its time, with 80.0 KiB in 5 batches a round, and 1 more"
+    assert (
+        check.detail
+        == "slowest has waited 99% of its time since the agents started, with 80.0 KiB in 5 batches a round, and 1 more"
+    )
     assert check.remedy.startswith("batch.size=1000000")
