@@ -166,9 +166,13 @@ async def test_a_table_tells_its_dead_rows_before_vacuum_and_none_after(postgres
     await new_topic(world.service, partitions=50)
     # The fillfactor leaves room on the page, so the dead rows of an update are not pruned at once.
     await run_sql(postgres_url, *["UPDATE watermarks SET next_offset = next_offset + 1"] * 2)
-    assert await watermarks(dead=True) == 50
-    await run_sql(postgres_url, "VACUUM watermarks")
-    assert await watermarks(dead=False) == 50
+    assert await watermarks(dead=True) >= 50
+    # Postgres adds up what its sessions report, and they may report the insert after an ANALYZE has counted the rows.
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            await run_sql(postgres_url, "VACUUM watermarks")
+            if await watermarks(dead=False) == 50:
+                break
     tables = [each.name for each in figures(await world.service.operators.observe(lags_max=0)).tables]
     assert {"files", "extents", "group_offsets", "log_starts"} <= set(tables)
     await world.close()
