@@ -16,9 +16,10 @@ from __future__ import annotations
 
 from collections import deque
 
-RETURN_MS = 50.0
-"""A client that waits for us sends again within this time; a busy Python client takes some milliseconds."""
-QUIET_MS = 60.0
+RETURN_MS = 100.0
+"""A client that waits for us sends again within this time. A Python client whose main thread is busy mostly takes 10 to
+50 ms, and sometimes more: with a bound of 50, spells of a second and more were sealed by the linger alone."""
+QUIET_MS = 110.0
 """Longer than RETURN_MS, so that no trickle can both keep step with early answers and be silent for this long."""
 AWAITED_MS_MAX = 10.0
 """Others wait for a client that was just answered if it is usually back twice as soon as this."""

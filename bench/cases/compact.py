@@ -135,10 +135,10 @@ def run(size: Size) -> Iterator[Table]:
     keep_freed_memory()  # as the compactor's process does
     warm()
     yield asyncio.run(measure(shapes(size), repeats=3 if size is Size.SMALL else 5))
-    yield asyncio.run(whole_host.measure(_emptied(), _emptied(), size))
+    yield whole_host.measure(emptied_store, size)
 
 
-def _emptied() -> MeasuredStore:
+def emptied_store() -> MeasuredStore:
     """A store whose inputs are too small for parts, and whose outputs are dropped."""
     store = MeasuredStore(SystemClock())
     store.drops_uploads = True

@@ -35,13 +35,13 @@ class Trickle(IdempotentProducer):
     """Sends one batch, waits for its answer, and thinks for longer than a client that waits for us would."""
 
     is_trickle = True
-    retry_pause_ms = (80, 200)
+    retry_pause_ms = (120, 200)
     refill_rate = 0.0
 
     def __init__(self, world: World, name: str, place: TopicPartition) -> None:
         super().__init__(world, name, place, world.rng.randint(3, 5))
         self._window = 1
-        interval_ms = world.rng.choice((80, 150, 300))
+        interval_ms = world.rng.choice((120, 150, 300))
         self.pause_ms = (interval_ms, interval_ms * 1.1)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from bench.loads.clients import create_topic, percentile
@@ -27,6 +28,8 @@ VALUE_BYTES = 32 << 10
 BATCHES_PER_S = 16.0
 """Of each writer: a file of some 130 KiB every 250 ms, which is one block."""
 SECONDS = {Size.SMALL: 3.0, Size.FULL: 15.0}
+CONNECTIONS = 8
+"""Of each writer. A connection takes one request at a time; with only one, each batch would wait for the one before."""
 WARMUP_S = 1.0
 END = b"\xff" * 8
 
@@ -93,19 +96,20 @@ async def _ends(address: str) -> dict[int, int]:
 
 async def _write(address: str, seconds: float) -> int:
     """Send batches at a fixed rate, then one that marks the end to each partition."""
-    started = time.monotonic()
     count = int(seconds * BATCHES_PER_S)
-    async with connected(address) as client:
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(connected(address)) for _ in range(CONNECTIONS)]
 
-        async def send(partition: int, stamp: bytes) -> None:
+        async def send(number: int, stamp: bytes) -> None:
             value = stamp + bytes(VALUE_BYTES)
-            await client.produce(TOPIC, partition, build_batch([NewRecord(int(time.time() * 1000), None, value)]))
+            batch = build_batch([NewRecord(int(time.time() * 1000), None, value)])
+            await clients[number % CONNECTIONS].produce(TOPIC, number % PARTITIONS, batch)
 
+        started = time.monotonic()
         sending: list[asyncio.Task[None]] = []
         for number in range(count):
             await asyncio.sleep(max(0.0, started + number / BATCHES_PER_S - time.monotonic()))
-            stamp = time.monotonic_ns().to_bytes(8, "big")
-            sending.append(asyncio.create_task(send(number % PARTITIONS, stamp)))
+            sending.append(asyncio.create_task(send(number, time.monotonic_ns().to_bytes(8, "big"))))
         await asyncio.gather(*sending)
         await asyncio.gather(*(send(partition, END) for partition in range(PARTITIONS)))
     return (count + PARTITIONS) * VALUE_BYTES

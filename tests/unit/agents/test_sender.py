@@ -56,12 +56,13 @@ def test_a_few_late_returns_change_nothing_and_most_of_them_do() -> None:
 
 def test_requests_that_keep_coming_while_a_file_is_held_prove_that_nobody_waits() -> None:
     sender, at_ms = blocked()
+    held_ms = 2 * QUIET_MS
     for step in range(20):
-        sender.sent(at_ms + 8 * step)
-    sender.sealed(at_ms + 160)
+        sender.sent(at_ms + held_ms / 20 * step)
+    sender.sealed(at_ms + held_ms)
     for _ in range(20):
-        sender.answered(at_ms + 165)
-    sender.sent(at_ms + 168)
+        sender.answered(at_ms + held_ms + 5)
+    sender.sent(at_ms + held_ms + 8)
     assert not sender.is_blocked
 
 

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from agents.write.budget import EarlyBudget, early_per_second, share_of
 from agents.write.buffer import SealReason
-from tests.unit.agents.write.closed_loop import KIB, OPTIONS, Behaviour, World, one_by_one, trickle, windowed
+from tests.unit.agents.write.closed_loop import (
+    KIB,
+    OPTIONS,
+    Answers,
+    Behaviour,
+    Client,
+    Pause,
+    Wait,
+    World,
+    one_by_one,
+    trickle,
+    windowed,
+)
 
 ROOT = Path(__file__).resolve().parents[4]
 PRICED = replace(OPTIONS, early_per_second=20)
@@ -26,7 +39,7 @@ def test_a_client_with_a_full_window_is_bound_by_the_put_and_the_commit(
     world = World(put_ms, commit_ms, replace(OPTIONS, early_per_second=1_000))
     world.client(windowed(window, 16 * KIB))
     world.run(20)
-    # Every eighth second one round is held for 60 ms.
+    # Every eighth second one round is held for 110 ms.
     rounds = len(world.files_since(LEARNING_MS))
     assert rounds >= 0.9 * 19_000 / (put_ms + commit_ms + 1 + 0.1 * window)
     carried = sum(file.requests for file in world.files_since(LEARNING_MS))
@@ -121,6 +134,22 @@ def test_a_client_that_thinks_for_long_keeps_its_linger() -> None:
     world.run(20)
     assert {file.reason for file in world.files} == {SealReason.LINGER}
     assert min(client.answer_times_ms) >= 250
+
+
+def test_a_busy_python_client_is_not_left_to_the_linger() -> None:
+    """Its network thread waits for the main thread: it is back after 10 to 95 ms, in no order."""
+    chance = Random(7)
+
+    def busy(client: Client) -> Generator[Wait]:
+        while True:
+            client.send(16 * KIB)
+            yield Answers(0)
+            yield Pause(chance.uniform(10, 95))
+
+    world = World(3.0, 2.0)
+    world.client(busy)
+    world.run(30)
+    assert {file.reason for file in world.files_since(LEARNING_MS)} == {SealReason.EARLY}
 
 
 def test_a_slow_reader_of_answers_does_not_hold_up_a_quick_one() -> None:
