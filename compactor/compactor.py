@@ -38,7 +38,6 @@ from compactor.intervals import Tuning
 from compactor.loop import CompactorLoop, Pace
 from compactor.merging.execute import MergeEngine
 from compactor.merging.memory_gate import MemoryGate
-from compactor.merging.strands import strands_here
 from compactor.observer import OBSERVE_INTERVAL_MS, Observer
 from compactor.planning.options import MergeMemory, plan_options
 from compactor.planning.plan import new_job, plan_merges
@@ -75,8 +74,6 @@ def embedded_engine(
         lease=lease,
         memory=MergeMemory(keys_max=settings.dedupe_keys_max),
         in_thread=in_thread,
-        # The simulation has one strand, because virtual time has no cores.
-        strands=strands_here() if in_thread else 1,
     )
 
 

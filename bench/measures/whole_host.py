@@ -1,7 +1,6 @@
-"""A whole host: merges of many partitions over its cores, side by side in one process or in several.
+"""A whole host: merges of many partitions in one process, and in two.
 
-The two processes are two compactors at work at once, each on a merge of its own. They share nothing but the machine, so
-their rate is the limit of the strands.
+The two processes are two compactors at work at once, each on a merge of its own. They share nothing but the machine.
 """
 
 from __future__ import annotations
@@ -43,13 +42,19 @@ LEVELED_BATCH_RECORDS = 8_000
 
 
 class Spent(NamedTuple):
+    megabytes: float
     cpu_s: float
     wall_s: float
 
+    @property
+    def mb_per_s(self) -> float:
+        return self.megabytes / self.wall_s
+
 
 class Ran(NamedTuple):
-    """All merges of one process."""
+    """A merge, or all merges of one process."""
 
+    megabytes: float
     cpu_s: float
     began_s: float
     ended_s: float
@@ -64,40 +69,26 @@ def measure(new_store: NewStore, size: Size) -> Table:
     repeats = 3 if size is Size.SMALL else 7
     rows: list[list[Cell]] = []
     for name, claim in (("dedupe, values of 100 B", dedupe_claim), ("leveling, batches of 1 MB", level_claim)):
-        megabytes, least = asyncio.run(_strands(new_store(), claim, size, repeats))
-        one = megabytes / least[1].wall_s
-        rows += [_row(name, 1, strands, megabytes, each, one) for strands, each in least.items()]
-        for processes in (1, 2):
-            merged = processes * repeats * megabytes
-            rows.append(_row(name, processes, 1, merged, _processes(processes, new_store, claim, size, repeats), one))
+        one, two = (_processes(processes, new_store, claim, size, repeats) for processes in (1, 2))
+        rows += [_row(name, 1, one, one), _row(name, 2, two, one)]
     note = (
-        f"Merges of {PARTITIONS} partitions on the memory store. Strands: partitions side by side; `siltstone"
-        f" compactor` has one for each core. The first two rows are the least of {repeats} repeats, in turns. The"
-        f" others are {repeats} merges in each process, from the start of the first to the end of the last."
+        f"Merges of {PARTITIONS} partitions on the memory store: {repeats} in each process, from the start of the first"
+        " to the end of the last. A merge runs on one core; a second `siltstone compactor` takes another."
     )
     columns = (
         Column("merge"),
         Column("processes"),
-        Column("strands in each"),
         Column("MB"),
         Column("MB/s"),
         Column("CPU", "ms a MB", 2),
-        Column("rate, to one strand", "x", 2),
+        Column("rate, to one process", "x", 2),
     )
     return Table("A whole host", note, columns, rows)
 
 
-def _row(name: str, processes: int, strands: int, megabytes: float, spent: Spent, one_mb_per_s: float) -> list[Cell]:
-    mb_per_s = megabytes / spent.wall_s
-    return [
-        name,
-        processes,
-        strands,
-        megabytes,
-        mb_per_s,
-        spent.cpu_s * 1000 / megabytes,
-        mb_per_s / one_mb_per_s,
-    ]
+def _row(name: str, processes: int, spent: Spent, one: Spent) -> list[Cell]:
+    cpu_ms_a_mb = spent.cpu_s * 1000 / spent.megabytes
+    return [name, processes, spent.megabytes, spent.mb_per_s, cpu_ms_a_mb, spent.mb_per_s / one.mb_per_s]
 
 
 async def level_claim(store: ObjectStore, size: Size) -> ClaimedJob:
@@ -126,20 +117,6 @@ async def dedupe_claim(store: ObjectStore, size: Size) -> ClaimedJob:
 Claim = Callable[[ObjectStore, Size], Awaitable[ClaimedJob]]
 
 
-async def _strands(store: ObjectStore, claim: Claim, size: Size, repeats: int) -> tuple[float, dict[int, Spent]]:
-    """The megabytes of the merge, and the least that one and two strands spent on it."""
-    claimed = await claim(store, size)
-    engines = {strands: _engine(store, strands) for strands in (1, 2)}
-    spent: dict[int, list[Spent]] = {strands: [] for strands in engines}
-    for turn in range(repeats + 1):
-        for strands, engine in engines.items():
-            ran = await _run(store, engine, claimed)
-            if turn:  # the first one makes the table of keys
-                spent[strands].append(Spent(ran.cpu_s, ran.ended_s - ran.began_s))
-    least = {strands: Spent(*map(min, zip(*each, strict=True))) for strands, each in spent.items()}
-    return _megabytes(claimed), least
-
-
 def _processes(processes: int, new_store: NewStore, claim: Claim, size: Size, repeats: int) -> Spent:
     """What this many processes spent, each on `repeats` merges of its own, all at once."""
     context = multiprocessing.get_context("spawn")
@@ -147,7 +124,8 @@ def _processes(processes: int, new_store: NewStore, claim: Claim, size: Size, re
     merges = functools.partial(_merges, new_store, claim, size)
     with ProcessPoolExecutor(processes, mp_context=context, initializer=_meet_at, initargs=(barrier,)) as pool:
         ran = list(pool.map(merges, [repeats] * processes))
-    return Spent(sum(each.cpu_s for each in ran), max(each.ended_s for each in ran) - min(each.began_s for each in ran))
+    wall_s = max(each.ended_s for each in ran) - min(each.began_s for each in ran)
+    return Spent(sum(each.megabytes for each in ran), sum(each.cpu_s for each in ran), wall_s)
 
 
 _barrier: list[Barrier] = []
@@ -161,25 +139,22 @@ def _merges(new_store: NewStore, claim: Claim, size: Size, repeats: int) -> Ran:
     async def merges() -> Ran:
         store = new_store()
         claimed = await claim(store, size)
-        engine = _engine(store, 1)
-        await _run(store, engine, claimed)  # makes the table of keys
+        engine = MergeEngine(store=store, runtime=Runtime(), lease=LEASE)
+        await _run(store, engine, claimed)  # allocates the memory for keys
         _barrier[0].wait(timeout=300)
         ran = [await _run(store, engine, claimed) for _ in range(repeats)]
-        return Ran(sum(each.cpu_s for each in ran), ran[0].began_s, ran[-1].ended_s)
+        megabytes, cpu_s = sum(each.megabytes for each in ran), sum(each.cpu_s for each in ran)
+        return Ran(megabytes, cpu_s, ran[0].began_s, ran[-1].ended_s)
 
     keep_freed_memory()  # as the compactor's process does
     warm()
     return asyncio.run(merges())
 
 
-def _engine(store: ObjectStore, strands: int) -> MergeEngine:
-    return MergeEngine(store=store, runtime=Runtime(), lease=LEASE, strands=strands)
-
-
 async def _run(store: ObjectStore, engine: MergeEngine, claimed: ClaimedJob) -> Ran:
     cpu_s, began_s = time.process_time(), time.monotonic()
     commit = await engine.run(claimed)
-    ran = Ran(time.process_time() - cpu_s, began_s, time.monotonic())
+    ran = Ran(_megabytes(claimed), time.process_time() - cpu_s, began_s, time.monotonic())
     await store.delete_many([output.key for output in commit.outputs])
     return ran
 

@@ -152,9 +152,7 @@ def _most_at_once(spans: Iterable[tuple[int, int]]) -> int:
 
 
 class Cursors:
-    """The windows of one pass. Ask for the extents of a partition in their order (`skip_rest` skips some); then
-    `close`. Several partitions may be asked for at once: their windows are then requested as they are needed.
-    """
+    """The windows of one pass. Ask for extents in merge order (`skip_rest` skips some); then `close`."""
 
     def __init__(
         self,
@@ -163,19 +161,15 @@ class Cursors:
         files: Mapping[int, InputFile],
         *,
         budget_bytes: int,
-        strands: int = 1,
     ) -> None:
-        """`budget_bytes` bounds the held bytes of L1 and L2 files. L0 files are held whole: L0 jobs are small.
-        `strands`: the most partitions that are asked for at once.
-        """
+        """`budget_bytes` bounds the held bytes of L1 and L2 files. L0 files are held whole: L0 jobs are small."""
         self.plan = plan_reads(extents, files, budget_bytes=budget_bytes)
         self.requests = 0
         self.bytes_read = 0
         self._store = store
         self._files = files
         l0_bytes = sum(read.length for read in self.plan.reads if files[read.file_id].is_l0)
-        # Partitions out of turn read past the budget, a window each: reads ahead leave that much of it free.
-        self._budget_bytes = max(budget_bytes - (strands - 1) * self.plan.window_bytes, l0_bytes)
+        self._budget_bytes = max(budget_bytes, l0_bytes)
         self._reads_ahead = L0_READS_AHEAD if l0_bytes else READS_AHEAD
         self._held_bytes = 0
         self._next = 0
@@ -183,8 +177,8 @@ class Cursors:
         self._tasks: dict[int, asyncio.Task[bytes]] = {}
         self._on_their_way = 0
         self._closed = False
-        self._asked: dict[int, int] = {}
-        """Partition -> base offset of the last extent that the pass asked for."""
+        self._asked = (-1, -1)
+        """(partition, base offset) of the last extent that the pass asked for."""
         self._numbers: dict[int, list[int]] = {}
         """File id -> its reads in order of position, as numbers in the plan."""
         self._starts: dict[int, list[int]] = {}
@@ -201,7 +195,7 @@ class Cursors:
 
         Raises MergeInputError when the object is gone or too short, and the errors of the store.
         """
-        self._asked[extent.partition_id] = extent.base_offset
+        self._asked = (extent.partition_id, extent.base_offset)
         left = self._reads_of(extent)
         end = extent.position + extent.length
         try:
@@ -229,7 +223,7 @@ class Cursors:
         read, data = self.plan.reads[numbers[0]], task.result()
         if len(data) < read.length:
             return None
-        self._asked[extent.partition_id] = extent.base_offset
+        self._asked = (extent.partition_id, extent.base_offset)
         self._release(numbers[0])
         start = extent.position - read.start
         return memoryview(data)[start : start + extent.length]
@@ -237,8 +231,8 @@ class Cursors:
     def skip_rest(self, extents: Sequence[InputExtent]) -> None:
         """Skips those of these extents that the pass has not asked for yet."""
         for extent in extents:
-            if extent.base_offset > self._asked.get(extent.partition_id, -1):
-                self._asked[extent.partition_id] = extent.base_offset
+            if (extent.partition_id, extent.base_offset) > self._asked:
+                self._asked = (extent.partition_id, extent.base_offset)
                 for number in self._reads_of(extent):
                     self._release(number)
 
@@ -272,7 +266,6 @@ class Cursors:
         if number not in self._tasks:
             self._start(number)
             self._start_ahead()
-            self._start_if_room(number + 1)  # a partition out of turn reads ahead for itself
         where = f"partition {extent.partition_id}, offset {extent.base_offset}"
         try:
             data = await self._tasks[number]
@@ -310,18 +303,12 @@ class Cursors:
 
     def _start_ahead(self) -> None:
         """Starts the next reads, as far as the budget and the number of requests allow."""
-        while self._start_if_room(self._next):
+        while not self._closed and self._next < len(self.plan.reads) and self._on_their_way <= self._reads_ahead:
+            if self._uses[self._next] and self._next not in self._tasks:
+                if self._held_bytes + self.plan.reads[self._next].length > self._budget_bytes:
+                    return
+                self._start(self._next)
             self._next += 1
-
-    def _start_if_room(self, number: int) -> bool:
-        """Starts a read unless it was started or nobody needs it. False when there is none, or no room for it."""
-        if self._closed or number >= len(self.plan.reads) or self._on_their_way > self._reads_ahead:
-            return False
-        if self._uses[number] and number not in self._tasks:
-            if self._held_bytes + self.plan.reads[number].length > self._budget_bytes:
-                return False
-            self._start(number)
-        return True
 
     def _release(self, number: int) -> None:
         """One extent needs this read no more. The bytes are freed with the last one."""

@@ -1,9 +1,8 @@
 """Runs one merge: reads its inputs, merges, dedupes, writes and completes the outputs. The caller commits.
 
 Order: inputs in merge order (`compactor/merging/kway_merge.py`) -> per partition the windows of its inputs
-(`compactor/merging/windows.py`) -> copied or deduped (`compactor/merging/partition_merge.py`), some partitions side by
-side (`compactor/merging/strands.py`) -> cut into extents and files, one partition after the other
-(`compactor/merging/outputs.py`). The result is a `CommitMerge`, which the caller passes to the metadata store.
+(`compactor/merging/windows.py`) -> copied or deduped (`compactor/merging/partition_merge.py`) -> cut into extents and
+files (`compactor/merging/outputs.py`). The result is a `CommitMerge`, which the caller passes to the metadata store.
 A run that ends early aborts its open uploads, unless the process crashes. Files that were complete by then (after a
 crash, all of them) are orphans that no metadata names. So a run may end anywhere and may be repeated.
 
@@ -12,9 +11,9 @@ found after parts of the extent were written, the run starts again with the exte
 not corrupt: before an extent is flagged for the first time, the format of its file is checked, and a merge of a file
 with an unknown format fails.
 
-Memory (`MergeMemory` bounds it): L0 files whole, else windows and decompressed records of all strands within
-`cursor_bytes`; one block for the keys of the partitions that are deduped now, allocated once; partitions of up to
-64 MiB together between their passes; parts of outputs in flight (24 MiB for each class).
+Memory (`MergeMemory` bounds it): L0 files whole, else windows and decompressed records within `cursor_bytes`; memory
+for keys, allocated once and used by one partition after the other; a partition of up to 64 MiB between its passes;
+parts of outputs in flight (24 MiB for each class).
 """
 
 from __future__ import annotations
@@ -23,9 +22,12 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from compactor.cleaning.dedupe_buffer import DedupeBuffer, bytes_of_keys
 from compactor.heavy.rewrite_slice import SliceRewrite, SliceSurvivors
 from compactor.merging.cursors import Cursors, check_format, unknown_format
-from compactor.merging.key_memory import KeyMemory
 from compactor.merging.kway_merge import MergeInputError as MergeInputError
 from compactor.merging.kway_merge import MergeInputs, PartitionInputs, order_inputs
 from compactor.merging.outputs import ClassFiles, JobFacts, PartitionOutput
@@ -35,9 +37,7 @@ from compactor.merging.partition_merge import (
     PartitionDedupe,
     copy_partition,
 )
-from compactor.merging.room import DedupeRoom
 from compactor.merging.segments import joined_ranges
-from compactor.merging.strands import Turn, side_by_side
 from compactor.merging.windows import Flags, KernelCaller, LateCorruptionError
 from compactor.planning.options import MergeMemory
 from compactor.planning.spec import MergeSpec
@@ -91,7 +91,7 @@ class _Task(NamedTuple):
 
 
 class MergeEngine:
-    """Runs merges in this process. Merges that run at once share one memory for keys."""
+    """Runs merges in this process. Merges that run at once take turns at one memory for keys, a partition at a time."""
 
     def __init__(
         self,
@@ -101,19 +101,24 @@ class MergeEngine:
         lease: WriterLease,
         memory: MergeMemory = MergeMemory(),  # noqa: B008 - a frozen value
         in_thread: bool = True,
-        strands: int = 1,
     ) -> None:
-        """`in_thread`: run kernel calls on threads. The simulation runs them on the event loop, to be repeatable.
-        `strands`: the most partitions of a merge that run side by side.
-        """
+        """`in_thread`: run kernel calls on threads. The simulation runs them on the event loop, to be repeatable."""
         self.store = store
         self.clock = runtime.clock
         self.ids = runtime.ids
         self.lease = lease
         self.memory = memory
         self.kernels = KernelCaller(in_thread=in_thread)
-        self.strands = strands
-        self.key_memory = KeyMemory(memory.keys_max)
+        self.buffer_lock = asyncio.Lock()
+        self._key_memory: NDArray[np.uint8] | None = None
+
+    def buffer(self, records: int) -> DedupeBuffer:
+        """A buffer for a partition of so many records. Use it only while `buffer_lock` is held."""
+        if self._key_memory is None:
+            self._key_memory = np.empty(bytes_of_keys(self.memory.keys_max), dtype=np.uint8)
+        # A partition has no more keys than records, and a smaller table misses the processor's cache less.
+        keys = min(max(records, 1), self.memory.keys_max)
+        return DedupeBuffer(keys, memory=self._key_memory[: bytes_of_keys(keys)])
 
     async def run(
         self,
@@ -200,7 +205,6 @@ class _Run:
         self._claimed = claimed
         self._spec = spec
         self._inputs = inputs
-        self._flags = flags
         self._progress = watch.progress
         self._keep_going = watch.keep_going
         self._totals = MergeTotals()
@@ -221,22 +225,15 @@ class _Run:
         }
         twice = [each for each in inputs.partitions if self._is_read_twice(each)]
         everything = [extent for each in inputs.partitions for extent in each.extents]
-        self._strands = max(min(engine.strands, len(inputs.partitions)), 1)
         shares = engine.memory.shares(
             sum(each.input_bytes for each in inputs.partitions),
             dedupes=any(each.dedupe for each in inputs.partitions),
             reads_twice=bool(twice),
-            strands=self._strands,
         )
         budget_bytes = shares.pass_bytes
-        self._first = Cursors(engine.store, everything, inputs.files, budget_bytes=budget_bytes, strands=self._strands)
+        self._first = Cursors(engine.store, everything, inputs.files, budget_bytes=budget_bytes)
         again = [extent for each in twice for extent in each.extents]
-        self._second = Cursors(engine.store, again, inputs.files, budget_bytes=budget_bytes, strands=self._strands)
-        self._room = DedupeRoom(
-            engine.key_memory,
-            kept_bytes=engine.memory.kept_bytes_max,
-            decompressed_bytes=shares.decompressed_bytes,
-        )
+        self._second = Cursors(engine.store, again, inputs.files, budget_bytes=budget_bytes)
         self._context = MergeContext(
             store=engine.store,
             files=inputs.files,
@@ -247,14 +244,17 @@ class _Run:
             # The store's clock may have been ahead at one of the two: a horizon has passed only if both are past it.
             now_ms=min(spec.now_ms, claimed.now_ms),
             waited_ms=max(claimed.now_ms - spec.now_ms, 0),
-            extra_bytes=shares.extra_bytes,
-            rescans=asyncio.Lock(),
+            shares=shares,
         )
 
     async def merge(self) -> CommitMerge:
+        cleaned: list[CleanedPartition] = []
         try:
             self._keep_going()
-            cleaned = await side_by_side(self._inputs.partitions, self._merge_partition, strands=self._strands)
+            for inputs in self._inputs.partitions:
+                done = await self._merge_partition(inputs)
+                if done is not None:
+                    cleaned.append(done)
             for files in self._outputs.values():
                 self._keep_going()
                 await files.finish()
@@ -274,38 +274,31 @@ class _Run:
                 each.partition.partition_id: joined_ranges([(one.base_offset, one.last_offset) for one in each.extents])
                 for each in self._inputs.partitions
             },
-            cleaned=tuple(each for each in cleaned if each is not None),
+            cleaned=tuple(cleaned),
             summary=self._summary(),
         )
 
-    async def _merge_partition(self, inputs: PartitionInputs, turn: Turn) -> CleanedPartition | None:
-        output = PartitionOutput(self._outputs[inputs.file_class], inputs, turn)
-        # A strand tells by new flags that its partition is corrupt, so it sees those of its partition only.
-        flags = {each.place: self._flags[each.place] for each in inputs.extents if each.place in self._flags}
-        try:
-            cleaned = await self._done(inputs, self._context._replace(flags=flags), output)
-        finally:
-            self._flags.update(flags)
+    async def _merge_partition(self, inputs: PartitionInputs) -> CleanedPartition | None:
+        output = PartitionOutput(self._outputs[inputs.file_class], inputs)
+        cleaned: CleanedPartition | None = None
+        in_slice = self._slice_of(inputs)
+        if in_slice is not None:
+            spec = self._spec.partitions[inputs.partition.partition_id]
+            rewrite = SliceRewrite(self._context, inputs, spec, in_slice, self._engine.memory.keys_max)
+            cleaned = await rewrite.run(self._first, None, output)
+        elif inputs.dedupe:
+            async with self._engine.buffer_lock:
+                spec = self._spec.partitions[inputs.partition.partition_id]
+                buffer = self._engine.buffer(sum(extent.record_count for extent in inputs.extents))
+                dedupe = PartitionDedupe(self._context, inputs, spec, buffer, self._engine.memory.keys_max)
+                second = self._second if self._is_read_twice(inputs) else None
+                cleaned = await dedupe.run(self._first, second, output)
+        else:
+            await copy_partition(self._context, inputs, self._first, output)
         self._totals.bytes_in += inputs.input_bytes
         self._totals.bytes_out += output.bytes
         self._totals.records_out += output.records
         return cleaned
-
-    async def _done(
-        self, inputs: PartitionInputs, context: MergeContext, output: PartitionOutput
-    ) -> CleanedPartition | None:
-        keys_max = self._engine.memory.keys_max
-        in_slice = self._slice_of(inputs)
-        if in_slice is not None:
-            spec = self._spec.partitions[inputs.partition.partition_id]
-            return await SliceRewrite(context, inputs, spec, in_slice, keys_max).run(self._first, None, output)
-        if inputs.dedupe:
-            spec = self._spec.partitions[inputs.partition.partition_id]
-            second = self._second if self._is_read_twice(inputs) else None
-            async with self._room.held(inputs, kept_bytes=0 if second else inputs.input_bytes) as room:
-                return await PartitionDedupe(context, inputs, spec, room, keys_max).run(self._first, second, output)
-        await copy_partition(context, inputs, self._first, output)
-        return None
 
     def _is_read_twice(self, inputs: PartitionInputs) -> bool:
         in_parts = inputs.dedupe and self._slice_of(inputs) is None

@@ -16,7 +16,6 @@ import numpy as np
 
 from compactor.merging.kway_merge import InputExtent, PartitionInputs
 from compactor.merging.segments import ExtentCutter, ends_file, segment_rule
-from compactor.merging.strands import Turn
 from metadata.contract.jobs import OutputExtent, OutputFile
 from metadata.contract.leases import WriterLease
 from metadata.contract.leveled import FileClass
@@ -177,17 +176,13 @@ def _output_extent(row: ExtentRow, ended: _Ended) -> OutputExtent:
 
 
 class PartitionOutput:
-    """The extents of one partition. Windows and flagged extents come in offset order; then `end`.
+    """The extents of one partition. Windows and flagged extents come in offset order; then `end`."""
 
-    Nothing is written before the partition's turn: the files of a class take one partition after the other.
-    """
-
-    def __init__(self, files: ClassFiles, inputs: PartitionInputs, turn: Turn) -> None:
+    def __init__(self, files: ClassFiles, inputs: PartitionInputs) -> None:
         self.records = 0
         self.bytes = 0
         self._files = files
         self._inputs = inputs
-        self._turn = turn
         self._rule = segment_rule(inputs.partition.configs, output_bytes=files.facts.output_bytes)
         self._cutter = ExtentCutter(self._rule)
         self._left_bytes = inputs.input_bytes
@@ -199,15 +194,10 @@ class PartitionOutput:
         """The last offset of the inputs so far."""
         self._may_have_tombstones = False
 
-    def has_turn(self) -> bool:
-        """Whether the partition may write now."""
-        return self._turn.has_come()
-
     async def write(
         self, base_offset: int, last_offset: int, data: Body, table: BatchTable, *, may_have_tombstones: bool
     ) -> None:
         """Writes the batches that are left of inputs with this range; a range may come in several windows."""
-        await self._turn.come()
         # A gap in the inputs: an extent must not cover offsets that its inputs do not hold.
         if self._writer is not None and base_offset > self._covered_last + 1:
             self._end_extent(self._covered_last)
@@ -230,7 +220,6 @@ class PartitionOutput:
 
     async def write_flagged(self, extent: InputExtent, data: Body, reason: str, *, begins: bool, ends: bool) -> None:
         """Writes the next bytes of a flagged extent, which stays as it is and alone."""
-        await self._turn.come()
         if begins:
             if self._writer is not None:
                 self._end_extent(self._covered_last)

@@ -12,19 +12,18 @@ and skips it.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from compactor.cleaning.bounds import CleanBounds, CleanedStats, ScanResult
+from compactor.cleaning.dedupe_buffer import DedupeBuffer
 from compactor.cleaning.partition_cleaner import CleanedWindow, PartitionCleaner
 from compactor.cleaning.unreadable import PARTITIONS_TOLD_MAX, REASON_CHARS_MAX, UnreadableBatches
 from compactor.merging.cursors import ByteSource, Cursors, KeptBytes
 from compactor.merging.kway_merge import InputExtent, InputFile, PartitionInputs, whole_through
 from compactor.merging.outputs import PartitionOutput
-from compactor.merging.room import Room
 from compactor.merging.windows import (
     BatchWindow,
     FlaggedBytes,
@@ -35,6 +34,7 @@ from compactor.merging.windows import (
     reason_of,
     windows,
 )
+from compactor.planning.options import CursorShares
 from compactor.planning.spec import PartitionSpec
 from metadata.contract.jobs import CleanedPartition
 from metadata.rules.retention import TIMESTAMP_MS_MAX
@@ -97,10 +97,7 @@ class MergeContext(NamedTuple):
     waited_ms: int
     """The time from the spec to the claim. Old values vanish at the commit, whose time limit runs from the claim, so
     the horizons of the spec are moved by this time."""
-    extra_bytes: int
-    """Budget of the cursors of a further scan of a partition that does not stay in memory."""
-    rescans: asyncio.Lock
-    """Held during such a scan: there is memory for the cursors of one at a time."""
+    shares: CursorShares
 
 
 async def copy_partition(
@@ -109,7 +106,7 @@ async def copy_partition(
     """Copies every batch as it is. Raises LateCorruptionError."""
     doing = f"copying {inputs.name}"
     context.totals.passes = max(context.totals.passes, 1)
-    reading = windows(inputs.extents, source, context.flags, context.kernels, _as_it_is, ahead=output.has_turn)
+    reading = windows(inputs.extents, source, context.flags, context.kernels, _as_it_is)
     async with aclosing(reading) as passing:
         async for each in passing:
             if isinstance(each, FlaggedBytes):
@@ -159,14 +156,14 @@ class PartitionDedupe:
         context: MergeContext,
         inputs: PartitionInputs,
         spec: PartitionSpec,
-        room: Room | None,
+        buffer: DedupeBuffer | None,
         keys_max: int,
     ) -> None:
-        """`room` is None in a subclass that does not scan."""
+        """`buffer` is None in a subclass that does not scan."""
         self._context = context
         self._inputs = inputs
         self._spec = spec
-        self._room = room
+        self._buffer = buffer
         self._keys_max = keys_max
         self._scans = 0
 
@@ -204,12 +201,12 @@ class PartitionDedupe:
     async def _scan(self, first: Cursors, kept: KeptBytes | None) -> PartitionCleaner:
         """All scan passes; they start again each time that an extent has to be flagged."""
         unread: Cursors | None = first
-        room = self._room
-        if room is None:
-            raise BugError("a partition is scanned without memory for its keys")
         while True:
             cleaner = PartitionCleaner(
-                room.buffer, self._bounds(), passes=self._spec.passes, kept_bytes_max=room.decompressed_bytes
+                self._buffer,
+                self._bounds(),
+                passes=self._spec.passes,
+                kept_bytes_max=self._context.shares.decompressed_bytes,
             )
             self._scans = 0
             is_sound = True
@@ -233,13 +230,14 @@ class PartitionDedupe:
             # A scan that ended early left windows unread; they would hold memory that the next partition needs.
             unread.skip_rest(self._inputs.extents)
         else:
-            async with context.rescans:
-                cursors = Cursors(context.store, self._inputs.extents, context.files, budget_bytes=context.extra_bytes)
-                try:
-                    yield cursors
-                finally:
-                    await cursors.close()
-                    context.totals.gets += cursors.requests
+            cursors = Cursors(
+                context.store, self._inputs.extents, context.files, budget_bytes=context.shares.extra_bytes
+            )
+            try:
+                yield cursors
+            finally:
+                await cursors.close()
+                context.totals.gets += cursors.requests
 
     async def _scan_pass(self, cleaner: PartitionCleaner, source: ByteSource) -> bool:
         """False when a corrupt extent was found and flagged. The cleaner's state is useless then."""

@@ -17,7 +17,6 @@ window runs on the thread that cut the window. Nothing is written here.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Generic, NamedTuple, TypeVar
@@ -113,12 +112,8 @@ class KernelCaller:
     def __init__(self, *, in_thread: bool) -> None:
         self._in_thread = in_thread
 
-    def at_once(self, size_bytes: int) -> bool:
-        """Whether a call over so many bytes needs no thread."""
-        return not self._in_thread or size_bytes <= INLINE_BYTES_MAX
-
     async def call(self, size_bytes: int, function: Callable[..., T], *arguments: object) -> T:
-        if self.at_once(size_bytes):
+        if not self._in_thread or size_bytes <= INLINE_BYTES_MAX:
             return function(*arguments)
         running = asyncio.ensure_future(asyncio.to_thread(function, *arguments))
         try:
@@ -137,10 +132,8 @@ async def windows(
     work: Callable[[BatchWindow], T],
     *,
     crcs_due: bool = False,
-    ahead: Callable[[], bool] = lambda: False,
 ) -> AsyncGenerator[Done[T] | FlaggedBytes]:
-    """One pass over a partition: runs `work` on each window, in order, on a thread. `ahead`: asked
-    for each window whether the next one may be worked on while the caller has it; `work` then needs no order.
+    """One pass over a partition: runs `work` on each window, in order, on a thread.
 
     The pass adds corrupt extents to `flags` and does not read extents that are in `flags` when it reaches them.
     `crcs_due`: `work` checks the CRC-32C of every batch; the check of the extent's CRC means nothing without that.
@@ -149,78 +142,34 @@ async def windows(
     """
     group: list[tuple[InputExtent, Body]] = []
     group_bytes = 0
-    pipeline: _Pipeline[Done[T] | FlaggedBytes] = _Pipeline(kernels, ahead)
-    try:
-        for extent in extents:
-            streamed = extent.place in flags or (extent.length > WINDOW_BYTES and not extent.is_l0)
-            apart = bool(group) and (
-                streamed
-                or group[-1][0].last_offset + 1 != extent.base_offset
-                # L0 batches still need their offsets, leveled ones are checked by theirs, so one window never mixes
-                # them.
-                or group[-1][0].is_l0 != extent.is_l0
-                or group_bytes + extent.length > (L0_JOINED_BYTES_MAX if extent.is_l0 else JOINED_BYTES_MAX)
-                or len(group) >= JOINED_PIECES_MAX
-            )
-            if apart:
-                for each in await pipeline.next(group_bytes, _group_done, group, flags, crcs_due, work):
-                    yield each
-                group, group_bytes = [], 0
-            if not streamed:
-                group.append((extent, await _whole(extent, source)))
-                group_bytes += extent.length
-                continue
-            for each in await pipeline.rest():
+    for extent in extents:
+        streamed = extent.place in flags or (extent.length > WINDOW_BYTES and not extent.is_l0)
+        apart = bool(group) and (
+            streamed
+            or group[-1][0].last_offset + 1 != extent.base_offset
+            # L0 batches still need their offsets, leveled ones are checked by theirs, so one window never mixes them.
+            or group[-1][0].is_l0 != extent.is_l0
+            or group_bytes + extent.length > (L0_JOINED_BYTES_MAX if extent.is_l0 else JOINED_BYTES_MAX)
+            or len(group) >= JOINED_PIECES_MAX
+        )
+        if apart:
+            for each in await kernels.call(group_bytes, _group_done, group, flags, crcs_due, work):
                 yield each
-            if extent.place in flags:
-                passing = _flagged_bytes(extent, source, flags[extent.place])
-            else:
-                passing = _streamed(extent, source, kernels, crcs_due, work)
-            async with aclosing(passing) as long_extent:
-                async for each in long_extent:
+            group, group_bytes = [], 0
+        if not streamed:
+            group.append((extent, await _whole(extent, source)))
+            group_bytes += extent.length
+        elif extent.place in flags:
+            async with aclosing(_flagged_bytes(extent, source, flags[extent.place])) as flagged:
+                async for each in flagged:
                     yield each
-        if group:
-            for each in await pipeline.next(group_bytes, _group_done, group, flags, crcs_due, work):
-                yield each
-        for each in await pipeline.rest():
+        else:
+            async with aclosing(_streamed(extent, source, kernels, crcs_due, work)) as streamed_windows:
+                async for each in streamed_windows:
+                    yield each
+    if group:
+        for each in await kernels.call(group_bytes, _group_done, group, flags, crcs_due, work):
             yield each
-    finally:
-        await pipeline.close()
-
-
-class _Pipeline(Generic[T]):
-    """Kernel calls whose results come in order, one call late while `ahead` says so."""
-
-    def __init__(self, kernels: KernelCaller, ahead: Callable[[], bool]) -> None:
-        self._kernels = kernels
-        self._ahead = ahead
-        self._running: deque[asyncio.Future[list[T]]] = deque()
-
-    async def next(self, size_bytes: int, function: Callable[..., list[T]], *arguments: object) -> list[T]:
-        """Begins a call. Returns the results of the one before, or of all where nothing may run ahead."""
-        if self._kernels.at_once(size_bytes) or not self._ahead():
-            before = await self.rest()
-            return before + await self._kernels.call(size_bytes, function, *arguments)
-        self._running.append(asyncio.ensure_future(self._kernels.call(size_bytes, function, *arguments)))
-        return await self._first() if len(self._running) > 1 else []
-
-    async def rest(self) -> list[T]:
-        found: list[T] = []
-        while self._running:
-            found += await self._first()
-        return found
-
-    async def close(self) -> None:
-        """Returns when all calls have ended."""
-        for each in self._running:
-            each.cancel()
-        await asyncio.gather(*self._running, return_exceptions=True)
-
-    async def _first(self) -> list[T]:
-        # Looked at before it is removed: if this wait is cancelled, `close` still finds the call.
-        found = await asyncio.shield(self._running[0])
-        self._running.popleft()
-        return found
 
 
 async def _whole(extent: InputExtent, source: ByteSource) -> Body:
@@ -299,7 +248,7 @@ def _joined(pieces: Sequence[Body]) -> memoryview:
     size_bytes = sum(map(len, pieces))
     if size_bytes < len(pieces) * COPIED_APART_BYTES_MIN:
         return memoryview(bytearray().join(pieces))
-    # Numpy releases the interpreter's lock for each copy; `join` over views would stop all other strands meanwhile.
+    # Numpy releases the interpreter's lock for each copy; `join` over views would stop the event loop meanwhile.
     joined, start = np.empty(size_bytes, dtype=np.uint8), 0
     for piece in pieces:
         joined[start : start + len(piece)] = np.frombuffer(piece, dtype=np.uint8)

@@ -16,19 +16,16 @@ from runtime.settings.table import Settings
 
 CURSOR_BYTES = 256 * MIB
 """Shared by the cursors of a merge that is not an L0 job, and the records that it decompressed."""
-STRAND_BYTES = 32 * MIB
-"""The part of `CURSOR_BYTES` that each strand after the first takes: for its window, the columns of that, and the bytes
-that are left of it, which may have to wait for their turn."""
 KEPT_BYTES = 64 * MIB
-"""A partition below this size stays in memory between the passes of a dedupe; so do several that are together."""
+"""A partition below this size stays in memory between the passes of a dedupe."""
 DECOMPRESSED_KEPT_RATIO = 4
 """The most bytes of decompressed records that are kept for each byte of the inputs, so that a small merge takes little
 memory."""
 OUTPUT_BYTES = 48 * MIB
 """Parts of outputs on their way to the store, for both classes together."""
-L0_WINDOWS_BYTES = 40 * MIB
-"""The windows of an L0 job, which are copies: 8 MiB for each of up to four strands, and one more for the partition that
-writes."""
+L0_WINDOWS_BYTES = 24 * MIB
+"""The windows of an L0 job, copies of 8 MiB: the one that is worked on, and for each class one of which a part still
+holds a piece. Measured, parts and windows together: up to 67 MiB."""
 L0_JOB_BYTES_LEAST = 16 * MIB
 """The least limit of an L0 job, even if the dedupe buffer leaves almost no memory; the job then waits for memory."""
 
@@ -48,13 +45,9 @@ class MergeMemory:
     kept_bytes_max: int = KEPT_BYTES
     """A deduped partition below this size stays in memory between its passes."""
 
-    def shares(self, input_bytes: int, *, dedupes: bool, reads_twice: bool, strands: int = 1) -> CursorShares:
-        """`input_bytes`: of all inputs. `reads_twice`: a deduped partition is too large to stay in memory.
-        `strands`: the most partitions that run side by side.
-        """
-        # At most half of it for strands: a budget below their needs is only for tests, and cursors take their minimum.
-        for_strands = min((strands - 1) * STRAND_BYTES, self.cursor_bytes // 2)
-        whole, kept_most = self.cursor_bytes - for_strands, input_bytes * DECOMPRESSED_KEPT_RATIO
+    def shares(self, input_bytes: int, *, dedupes: bool, reads_twice: bool) -> CursorShares:
+        """`input_bytes`: of all inputs. `reads_twice`: a deduped partition is too large to stay in memory."""
+        whole, kept_most = self.cursor_bytes, input_bytes * DECOMPRESSED_KEPT_RATIO
         if reads_twice:
             return CursorShares(whole * 3 // 8, whole // 8, min(whole // 8, kept_most))
         # What stays in memory is read once, so no further scan needs cursors.

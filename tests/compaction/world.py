@@ -102,7 +102,6 @@ class World:
             lease=self.compactor,
             memory=MergeMemory(keys_max=keys_max, cursor_bytes=cursor_bytes),
             in_thread=False,
-            strands=1 + self.seed % 3,
         )
         self.engine: Engine = (
             await in_units(embedded, self.metadata, random.Random(self.seed)) if self.heavy else embedded

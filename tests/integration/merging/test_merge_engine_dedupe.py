@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from compactor.cleaning.dedupe_buffer import DedupeBuffer
 from compactor.merging.execute import MergeEngine
 from compactor.planning.options import MergeMemory
 from compactor.planning.spec import MIB, MergeKind
@@ -244,6 +245,27 @@ async def test_merges_of_one_engine_at_once_do_not_mix_their_keys() -> None:
     for world, commit in zip(worlds, commits, strict=True):
         left = records_in((await world.log_of(commit))[1])
         assert [(key, value) for _, key, value in left] == [(b"k%d" % n, b"19" * 500) for n in range(200)]
+
+
+async def test_the_tables_of_partitions_are_no_larger_than_their_records_need_and_lie_in_one_memory() -> None:
+    # given partitions of several sizes, two of them with more keys than the memory holds
+    world, sizes = MergeWorld(), {1: 30, 2: 3, 3: 60, 4: 45}
+    for number in sizes:
+        world.add_partition(number, topic="compacted", partition=number, cleanup_policy="compact")
+    for turn in range(2):
+        for number, keys in sizes.items():
+            await world.add_leveled({number: [values(*[(f"k{n}", b"%d" % turn) for n in range(keys)])]})
+    engine = world.engine(keys_max=40)
+    # when all are deduped, each in as many passes as its keys need
+    specs = {number: world.dedupe_spec(number, passes=-(-keys // 40) * 2) for number, keys in sizes.items()}
+    commit = await engine.run(world.claim(kind=MergeKind.MERGE, level=2, output_bytes=64 * MIB, dedupe=specs))
+    # then the last record of each key is left
+    logs = await world.log_of(commit)
+    for number, keys in sizes.items():
+        assert [(key, value) for _, key, value in records_in(logs[number])] == [(b"k%d" % n, b"1") for n in range(keys)]
+    small, large = engine.buffer(6), engine.buffer(41)
+    assert (small.keys_max, engine.buffer(0).keys_max, large.keys_max) == (6, 1, 40)
+    assert small.bytes_allocated < large.bytes_allocated == DedupeBuffer(40).bytes_allocated
 
 
 # Every store

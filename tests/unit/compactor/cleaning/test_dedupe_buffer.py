@@ -9,7 +9,13 @@ import pytest
 from numpy.typing import NDArray
 
 from compactor.cleaning.bounds import DEDUPE_BUFFER_BYTES, DEDUPE_ENTRY_BYTES, DEDUPE_KEYS_MAX
-from compactor.cleaning.dedupe_buffer import ENTRIES_MAX, DedupeBuffer, OrdinalOverflowError, PythonDedupeBuffer
+from compactor.cleaning.dedupe_buffer import (
+    ENTRIES_MAX,
+    DedupeBuffer,
+    OrdinalOverflowError,
+    PythonDedupeBuffer,
+    bytes_of_keys,
+)
 from runtime.errors import BadInputError, BugError
 
 Buffer = DedupeBuffer | PythonDedupeBuffer
@@ -145,6 +151,18 @@ def test_how_many_keys_there_can_be_is_bounded() -> None:
     for keys_max in (0, -1, ENTRIES_MAX + 1):
         with pytest.raises(BadInputError, match=f"from 1 to {ENTRIES_MAX}"):
             DedupeBuffer(keys_max)
+
+
+def test_a_table_may_lie_in_memory_of_its_size_that_held_something_else() -> None:
+    memory, dead = np.full(bytes_of_keys(4), 7, np.uint8), np.zeros(1, np.uint8)
+    buffer = DedupeBuffer(4, memory=memory)
+    assert buffer.bytes_allocated == memory.nbytes
+    assert enter(buffer, [1, 2, 1, 3, 4], 0, dead) == 5
+    assert enter(buffer, [5], 5, dead) == 0
+    assert bits(dead) == [0]
+    for wrong in (memory[1:], np.zeros(memory.nbytes + 1, np.uint8), memory.view(np.int8)):
+        with pytest.raises(BugError, match="takes 1"):
+            DedupeBuffer(4, memory=wrong)
 
 
 def test_the_table_holds_exactly_3273603_keys_in_128_mib() -> None:

@@ -180,7 +180,7 @@ def test_a_commit_costs_what_was_measured() -> None:
 def test_spark_takes_the_merges_that_are_large_enough() -> None:
     assert usd(cost_of(Load(mib_s=100), LIST))["Spark"] == 0
     flow = flow_of(Load(mib_s=100, spark=True))
-    assert [round(size / 1024, 1) for size in flow.outputs_mib] == [0.2, 5.8, 16.0]
+    assert [round(size / 1024, 1) for size in flow.outputs_mib] == [0.2, 6.3, 16.0]
     assert flow.spark_mib_per_s == 100  # only the last of them
     assert flow.compactor_cores < flow_of(Load(mib_s=100)).compactor_cores
     # 8,192 MiB are 32 units: 104 + 32 * 0.5 + 8,589.934592 MB * 2 ms
