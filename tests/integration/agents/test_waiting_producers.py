@@ -18,7 +18,7 @@ from storage.memory import MemoryStore
 from storage.objects import Body
 from tests.fixtures.agents import Dial, RunningAgent, StartAgent
 
-LINGER_MS = 100
+LINGER_MS = 150
 """Long enough for a proof that a client waits."""
 
 

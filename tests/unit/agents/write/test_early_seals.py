@@ -152,6 +152,14 @@ def test_a_busy_python_client_is_not_left_to_the_linger() -> None:
     assert {file.reason for file in world.files_since(LEARNING_MS)} == {SealReason.EARLY}
 
 
+@pytest.mark.parametrize(("linger_ms", "is_known"), [(100, False), (120, True)])
+def test_a_linger_too_short_for_a_proof_alone_bounds_the_wait(linger_ms: float, is_known: bool) -> None:
+    world = World(3.0, 2.0, replace(OPTIONS, linger_ms=linger_ms))
+    world.client(windowed(1, 16 * KIB))
+    world.run(10)
+    assert (SealReason.EARLY in {file.reason for file in world.files}) == is_known
+
+
 def test_a_slow_reader_of_answers_does_not_hold_up_a_quick_one() -> None:
     world = World(3.0, 2.0)
     world.client(windowed(1, 16 * KIB))
