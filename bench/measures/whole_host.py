@@ -118,7 +118,7 @@ Claim = Callable[[ObjectStore, Size], Awaitable[ClaimedJob]]
 
 
 def _processes(processes: int, new_store: NewStore, claim: Claim, size: Size, repeats: int) -> Spent:
-    """All processes merge at once, `repeats` merges each; the sums, and the time from the first start to the last end."""
+    """All processes merge at once, `repeats` merges each. The time is from the first start to the last end."""
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(processes)
     merges = functools.partial(_merges, new_store, claim, size)
