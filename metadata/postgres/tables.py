@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql as pg
 
-SCHEMA_REVISION = "0003"
+SCHEMA_REVISION = "0004"
 """The Alembic revision this code works with."""
 
 METADATA = sa.MetaData()
@@ -87,6 +87,7 @@ TOPICS = sa.Table(
     sa.Column("configs", pg.JSONB, nullable=False),
     sa.Column("config_version", sa.BigInteger, nullable=False, server_default="1"),
     sa.Column("created_ms", sa.BigInteger, nullable=False),
+    sa.Column("replication_factor", sa.SmallInteger, nullable=False, server_default="1"),
     sa.UniqueConstraint("name", name="topics_name"),
 )
 
@@ -126,6 +127,7 @@ LOG_STARTS = sa.Table(
     sa.Column("last_forced_ms", sa.BigInteger),
     sa.Column("passes_needed", sa.Integer, nullable=False, server_default="1"),
     sa.Column("requested_through_offset", sa.BigInteger),
+    sa.Column("last_pass_took_ms", sa.BigInteger),
 )
 
 FILES = sa.Table(
@@ -180,6 +182,10 @@ EXTENTS = sa.Table(
     sa.Column("dead_ms", sa.BigInteger),
     sa.Column("has_tombstones", sa.Boolean, nullable=False, server_default=sa.false()),
     sa.Column("flagged_reason", sa.Text),
+    sa.Column("uncompressed_bytes", sa.BigInteger),
+    sa.Column("committed_ms", sa.BigInteger),
+    sa.Column("earliest_horizon_ms", sa.BigInteger),
+    sa.Column("erased_through", sa.BigInteger, nullable=False, server_default="0"),
     sa.Index("extents_live", "partition_id", "last_offset", postgresql_where=sa.text("state = 'live'")),
     sa.Index("extents_file", "file_id"),
 )
@@ -312,4 +318,27 @@ CHANGES = sa.Table(
     sa.Column("topic_id", sa.Uuid),
     sa.Column("detail", pg.JSONB, nullable=False),
     sa.Column("created_ms", sa.BigInteger, nullable=False),
+)
+
+ERASURES = sa.Table(
+    "erasures",
+    METADATA,
+    sa.Column("erasure_id", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("topic_id", sa.Uuid, nullable=False),
+    sa.Column("topic_name", sa.Text, nullable=False),
+    sa.Column("created_ms", sa.BigInteger, nullable=False),
+    sa.Column("deadline_ms", sa.BigInteger, nullable=False),
+    sa.Column("before_ms", sa.BigInteger),
+    sa.Column("finished_ms", sa.BigInteger),
+    sa.Column("report", pg.JSONB, nullable=False, server_default=sa.text("'{}'")),
+)
+
+ERASURE_KEYS = sa.Table(
+    "erasure_keys",
+    METADATA,
+    sa.Column("erasure_id", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("partition_id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("key_hash", sa.LargeBinary, primary_key=True),
+    sa.Column("before_offset", sa.BigInteger, nullable=False),
+    sa.Column("tombstone_offset", sa.BigInteger),
 )
