@@ -19,8 +19,10 @@ from runtime.settings.table import Settings
 from runtime.settings.values import Declared, SettingsError, Value, typed_value
 
 ENVIRONMENT_PREFIX = "SILTSTONE_"
-VARIABLES_THAT_ARE_NO_SETTINGS = frozenset({"SILTSTONE_BOOTSTRAP", "SILTSTONE_TRACEBACK"})
-"""Variables that the command line reads itself: the agents' address, and whether an error shows its traceback."""
+DATA_VARIABLE = "SILTSTONE_DATA"
+VARIABLES_THAT_ARE_NO_SETTINGS = frozenset({"SILTSTONE_BOOTSTRAP", DATA_VARIABLE, "SILTSTONE_TRACEBACK"})
+"""Variables that the command line reads itself: the agents' address, the directory of `siltstone dev`, and whether an
+error shows its traceback."""
 
 
 def declarations() -> Iterator[tuple[str, Declared, Value]]:

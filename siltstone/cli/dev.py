@@ -8,10 +8,10 @@ from pathlib import Path
 
 import click
 
+from runtime.settings.loading import DATA_VARIABLE
+from siltstone.cli.options.data_option import DEFAULT_DATA
 from siltstone.cli.options.setting_options import read_settings, setting_options
 from siltstone.processes.running import RunningAgent, RunningCompactor
-
-DEFAULT_DATA = Path("./siltstone-data")
 
 
 @click.command()
@@ -19,7 +19,9 @@ DEFAULT_DATA = Path("./siltstone-data")
     "--data",
     type=click.Path(file_okay=False, path_type=Path),
     default=DEFAULT_DATA,
+    envvar=DATA_VARIABLE,
     show_default=True,
+    show_envvar=True,
     metavar="DIR",
     help="Directory that keeps everything between runs.",
 )
@@ -66,8 +68,9 @@ def dev(
     """Run a whole stack on this machine: Postgres, an object store in a directory, agents, a compactor.
 
     Upgrades the schema of the metadata first. Prints `bootstrap: HOST:PORT[,HOST:PORT...]` once clients can connect,
-    then `metrics: URL[,URL...]` of the agents and later `compactor metrics: URL[,URL...]`. Ctrl-C (or SIGTERM) stops
-    everything in order; a second Ctrl-C stops at once.
+    then `metrics: URL[,URL...]` of the agents and later `compactor metrics: URL[,URL...]`. An agent on port 9092 serves
+    its metrics on 10092, the first compactor on 11092, if these ports are free. Ctrl-C (or SIGTERM) stops everything in
+    order; a second Ctrl-C stops at once.
 
     memory:// keeps its data only until the process ends, so it applies to both: if the object store or the metadata is
     memory://, the other one is too. The single agent then also serves the metrics of the compactor.

@@ -15,7 +15,6 @@ from metadata.postgres.probe import probe_postgres
 from runtime.clock import SystemClock
 from runtime.errors import BadInputError, SiltstoneError
 from runtime.ids import SystemIds
-from siltstone.cli.dev import DEFAULT_DATA
 from siltstone.cli.options.system_options import (
     SystemOptions,
     Urls,
@@ -27,7 +26,7 @@ from siltstone.cli.options.system_options import (
 )
 from siltstone.cli.postgres_remedies import remedy_of
 from siltstone.cli.producers import agent_urls, fetch_page
-from siltstone.embedded.run_file import read_run_file, run_file_exists
+from siltstone.embedded.run_file import read_run_file
 from siltstone.ops.doctor import (
     Check,
     Verdict,
@@ -85,8 +84,8 @@ def doctor(given: SystemOptions, as_json: bool) -> None:
 def _not_looked_at(given: SystemOptions) -> str:
     urls = {"Postgres": given.metadata_url, "an object store": given.object_store_url}
     missing = " and ".join(name for name, url in urls.items() if not url)
-    here = f"--data {DEFAULT_DATA}" if run_file_exists(DEFAULT_DATA) else "--data DIR of `siltstone dev`"
-    return f"not checked: {missing}; give {here}, or --metadata URL and --object-store URL, or their settings"
+    ways = "--data DIR of `siltstone dev`, or --metadata URL and --object-store URL, or their settings"
+    return f"not checked: {missing}; give {ways}"
 
 
 async def _examine(urls: Urls) -> Sequence[Check]:

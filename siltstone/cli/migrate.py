@@ -11,18 +11,14 @@ import click
 from runtime.errors import BadInputError
 from runtime.settings.checks import is_memory
 from runtime.text import plural
+from siltstone.cli.options.data_option import data_option, unless_typed
 from siltstone.cli.options.setting_options import read_settings, setting_options
 from siltstone.cli.options.system_options import POSTGRES_NAMES, ways_to_name
 
 
 @click.command()
 @setting_options
-@click.option(
-    "--data",
-    type=click.Path(path_type=Path, file_okay=False, exists=True),
-    metavar="DIR",
-    help="The Postgres of `siltstone dev` in this directory, running or not.",
-)
+@data_option("The Postgres of `siltstone dev` in this directory, running or not.")
 @click.option(
     "--metadata", metavar="URL", help="Postgres of the metadata: postgresql://USER@HOST:PORT/DB (metadata.url)."
 )
@@ -62,9 +58,9 @@ def migrate(
       siltstone migrate --metadata postgresql://me@db/silt --reader analysts
       siltstone migrate --data ./siltstone-data --dry-run
     """
+    usage = "--data already names the Postgres: give either --data or --metadata, not both"
+    data = unless_typed(data, metadata, usage=usage)
     if data is not None:
-        if metadata:
-            raise click.UsageError("--data already names the Postgres: give either --data or --metadata, not both")
         from siltstone.embedded.attach import attach
 
         with attach(data) as attached:

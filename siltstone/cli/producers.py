@@ -17,6 +17,7 @@ import click
 
 from runtime.errors import BadInputError, UnavailableError
 from runtime.text import size_text
+from siltstone.cli.options.data_option import data_option, is_typed
 from siltstone.embedded.run_file import read_run_file
 from siltstone.ops.producers import Producer, advice_for, budget_advice, budget_of, producers_of, round_text
 from siltstone.processes.http_endpoint import PRODUCERS_PATH
@@ -33,12 +34,7 @@ TIMEOUT_S = 10.0
     metavar="URL",
     help="Where an agent serves its metrics (metrics.listen), for example http://10.0.0.7:9100. Once for each agent.",
 )
-@click.option(
-    "--data",
-    type=click.Path(path_type=Path, file_okay=False, exists=True),
-    metavar="DIR",
-    help="The agents of the `siltstone dev` that runs on this directory.",
-)
+@data_option("The agents of the `siltstone dev` that runs on this directory.")
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0, max=3600),
@@ -60,7 +56,8 @@ def producers(agents: tuple[str, ...], data: Path | None, seconds: float, as_jso
           --agent http://10.0.0.8:9100
       siltstone producers --data ./siltstone-data --seconds 0 --json
     """
-    urls = agent_urls(data, agents)
+    # --agent on the command line counts before SILTSTONE_DATA.
+    urls = agent_urls(data if is_typed("data") or not agents else None, agents)
     earlier: Sequence[Mapping[str, Any]] = []
     if seconds:
         earlier = [fetch_page(url) for url in urls]

@@ -32,7 +32,12 @@ from runtime.errors import BadInputError, SiltstoneError
 from runtime.logging import get_logger
 from runtime.settings.addresses import AddressInUseError, format_address, parse_address
 from runtime.settings.checks import is_memory
-from runtime.settings.loading import ENVIRONMENT_PREFIX, VARIABLES_THAT_ARE_NO_SETTINGS, settings_environment
+from runtime.settings.loading import (
+    DATA_VARIABLE,
+    ENVIRONMENT_PREFIX,
+    VARIABLES_THAT_ARE_NO_SETTINGS,
+    settings_environment,
+)
 from runtime.settings.table import Settings
 from runtime.settings.values import SettingsError
 from siltstone.embedded.attach import OBJECTS, POSTGRES, data_directory, objects_url
@@ -52,6 +57,10 @@ KILL_AFTER_DRAIN_MS = 10_000
 PREDECESSOR_MS = 10_000
 """The agents of a killed predecessor have this long to release their ports."""
 PORT_POLL_MS = 50
+METRICS_PORT_ABOVE = 1_000
+"""The metrics port of an agent, above its own port: 9092 gives 10092. So a scraper finds it again after a restart."""
+COMPACTOR_METRICS_PORT_ABOVE = 2_000
+"""The metrics port of the first compactor, above the port of the first agent: 9092 gives 11092."""
 POSTGRES_POLL_MS = 250
 """Time between two looks whether Postgres still runs."""
 
@@ -121,6 +130,7 @@ async def run_stack(
             if stopping.is_set():
                 return
             each = child_settings(settings, size.agents, size.compactors, size.zones)
+            each = with_metrics_ports(each, size.agents, is_free=_is_free)
             telling = _Telling(settings, data, on_ready, on_compactors, stack)
             if memory:
                 await _run_here(each[0], telling.agents_ready, stopping, compact=size.compactors > 0)
@@ -172,6 +182,25 @@ def child_settings(settings: Settings, agents: int, compactors: int, zones: Sequ
         for number in range(compactors)
     ]
     return [*each, *more]
+
+
+def with_metrics_ports(
+    each: Sequence[Settings], agents: int, *, is_free: Callable[[str, int], bool]
+) -> Sequence[Settings]:
+    """The settings of the children, with a metrics port that stays the same from run to run where `metrics.listen`
+    names none and `listen` has a fixed port. A port that is taken stays 0, any free one."""
+    first = parse_address(each[0].listen)[1]
+    if first == 0:
+        return each
+    found: list[Settings] = []
+    for number, settings in enumerate(each):
+        host, port = parse_address(settings.metrics_listen or "127.0.0.1:1", name="metrics.listen")
+        is_agent = number < agents
+        wanted = first + (METRICS_PORT_ABOVE + number if is_agent else COMPACTOR_METRICS_PORT_ABOVE + number - agents)
+        if port == 0 and wanted <= 65535 and is_free(host, wanted):
+            settings = replace(settings, metrics_listen=format_address(host, wanted))
+        found.append(settings)
+    return found
 
 
 async def _run_here(settings: Settings, ready: Ready, stopping: asyncio.Event, *, compact: bool) -> None:
@@ -253,10 +282,23 @@ def _check_ports_free(each: Sequence[Settings]) -> None:
             if port == 0:
                 continue
             try:
-                family = socket.AF_INET6 if ":" in host else socket.AF_INET
-                socket.create_server((host, port), family=family).close()
+                _try_port(host, port)
             except OSError as error:
                 raise AddressInUseError(name, address, error) from error
+
+
+def _is_free(host: str, port: int) -> bool:
+    try:
+        _try_port(host, port)
+    except OSError:
+        return False
+    return True
+
+
+def _try_port(host: str, port: int) -> None:
+    """Raises OSError when nobody could listen there now."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    socket.create_server((host, port), family=family).close()
 
 
 async def _places(
@@ -386,7 +428,8 @@ async def _spawn(role: Literal["agent", "compactor"], number: int, settings: Set
     environ = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(ENVIRONMENT_PREFIX) or name in VARIABLES_THAT_ARE_NO_SETTINGS
+        # SILTSTONE_DATA would say to a child where it finds what its settings already name.
+        if not name.startswith(ENVIRONMENT_PREFIX) or name in VARIABLES_THAT_ARE_NO_SETTINGS - {DATA_VARIABLE}
     }
     root = str(Path(siltstone.__file__).parents[1])
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, (root, environ.get("PYTHONPATH"))))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from siltstone.cli.options.data_option import DATA_OR_URLS, data_option, unless_typed
 from siltstone.cli.options.setting_options import read_settings, setting_options
 
 SUBCOMMANDS = {
@@ -53,12 +54,7 @@ def _places_of(data: Path) -> tuple[str, str]:
 
 @click.group(cls=_Group, invoke_without_command=True)
 @setting_options
-@click.option(
-    "--data",
-    type=click.Path(path_type=Path, file_okay=False, exists=True),
-    metavar="DIR",
-    help="Use Postgres and object store of the `siltstone dev` that runs on this directory.",
-)
+@data_option("Use Postgres and object store of the `siltstone dev` that runs on this directory.")
 @click.option(
     "--metrics-listen",
     "--listen",
@@ -99,9 +95,8 @@ def compactor(
     """
     if ctx.invoked_subcommand is not None:
         return
+    data = unless_typed(data, object_store, metadata, usage=DATA_OR_URLS)
     if data is not None:
-        if object_store or metadata:
-            raise click.UsageError("--data already names the whole system: give either --data or URLs, not both")
         metadata, object_store = _places_of(data)
     options = {
         "metrics.listen": metrics_listen,

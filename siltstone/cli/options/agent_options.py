@@ -1,6 +1,6 @@
 """The options that say where the agents are: --bootstrap, or the `siltstone dev` that runs on --data.
 
-A --bootstrap on the command line counts first, then --data, then SILTSTONE_BOOTSTRAP.
+A --bootstrap on the command line counts first, then --data or SILTSTONE_DATA, then SILTSTONE_BOOTSTRAP.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-from click.core import ParameterSource
 
 from metadata.configs.topic import TOPIC_CONFIGS
 from runtime.errors import UnavailableError
+from siltstone.cli.options.data_option import data_option, is_typed
 from siltstone.embedded.run_file import read_run_file
 from siltstone.kafka.client import KafkaClient, KafkaError
 from siltstone.ops.compaction.compact_now import did_you_mean
@@ -47,12 +47,7 @@ def agent_options(command: Callable[..., T]) -> Callable[..., T]:
     """Add `--bootstrap` and `--data`; the command gets the addresses as `bootstrap`."""
 
     @bootstrap_option
-    @click.option(
-        "--data",
-        type=click.Path(path_type=Path, file_okay=False, exists=True),
-        metavar="DIR",
-        help="Use the agents of the `siltstone dev` that runs on this directory.",
-    )
+    @data_option("Use the agents of the `siltstone dev` that runs on this directory.")
     @wraps(command)
     def with_agents(*args: Any, bootstrap: str, data: Path | None, **kwargs: Any) -> T:
         return command(*args, bootstrap=bootstrap_of(data, bootstrap), **kwargs)
@@ -84,10 +79,6 @@ def given_agents() -> HintOptions:
     given = click.get_current_context().params
     typed = {name for name in ("data", "bootstrap") if is_typed(name)}
     return HintOptions(agents="".join(option(name, str(given[name])) for name in sorted(typed)))
-
-
-def is_typed(parameter: str) -> bool:
-    return click.get_current_context().get_parameter_source(parameter) is ParameterSource.COMMANDLINE
 
 
 @asynccontextmanager

@@ -2,7 +2,8 @@
 
 `--data` names a directory of `siltstone dev`. While `siltstone dev` runs there, the command attaches to it; otherwise
 the command starts the Postgres of the directory for its own run. Without `--data` the options `--metadata` and
-`--object-store` count first, then SILTSTONE_METADATA_URL and SILTSTONE_OBJECT_STORE_URL, then the file of `--config`.
+`--object-store` count first, then SILTSTONE_DATA, then SILTSTONE_METADATA_URL and SILTSTONE_OBJECT_STORE_URL, then the
+file of `--config`. If none of them names a place, it is ./siltstone-data, where `siltstone dev` keeps everything.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from runtime.errors import BadInputError
 from runtime.ids import SystemIds
 from runtime.settings.checks import is_memory
 from runtime.settings.table import Settings
+from siltstone.cli.options.data_option import DATA_OR_URLS, DEFAULT_DATA, data_option, unless_typed
 from siltstone.cli.options.setting_options import read_settings, setting_options
-from siltstone.embedded.attach import attach, objects_url
+from siltstone.embedded.attach import POSTGRES, attach, objects_url
 from siltstone.embedded.run_file import read_run_file
 from siltstone.ops.hint_options import NO_HINT_OPTIONS, HintOptions, hint_options_for
 from siltstone.processes.places import place_of
@@ -71,13 +73,7 @@ class System:
 
 def system_options(command: Callable[..., T]) -> Callable[..., T]:
     """Add `--data`, `--metadata`, `--object-store`, `--config` and `--set`; the command gets them as `given`."""
-    data = click.option(
-        "--data",
-        type=click.Path(path_type=Path, file_okay=False, exists=True),
-        metavar="DIR",
-        help="The system in this directory of `siltstone dev`, running or not.",
-    )
-    return data(url_options(command))
+    return data_option("The system in this directory of `siltstone dev`, running or not.")(url_options(command))
 
 
 def url_options(command: Callable[..., T]) -> Callable[..., T]:
@@ -106,11 +102,13 @@ def url_options(command: Callable[..., T]) -> Callable[..., T]:
         assignments: tuple[str, ...],
         **kwargs: Any,
     ) -> T:
-        if data is not None and (metadata_url or object_store_url or any(map(_is_place, assignments))):
-            raise click.UsageError("--data already names the whole system: give either --data or URLs, not both")
+        named = metadata_url, object_store_url, any(map(_is_place, assignments))
+        data = unless_typed(data, *named, usage=DATA_OR_URLS)
         settings = read_settings(
             config, assignments, {"metadata.url": metadata_url, "object.store.url": object_store_url}
         )
+        if data is None and not (settings.metadata_url or settings.object_store_url) and takes_data():
+            data = default_data()
         given = SystemOptions(
             data=data,
             # With --data the directory names both places, whatever the environment or a file says.
@@ -219,7 +217,7 @@ POSTGRES_NAMES = "--metadata URL (postgresql://USER@HOST:PORT/DB)", "SILTSTONE_M
 
 def ways_to_name(option: str, variable: str, *, data: bool = True) -> str:
     """The remedy when no place is named. `data`: whether the command also takes --data."""
-    ways = ["give --data DIR of `siltstone dev`"] if data else []
+    ways = ["give --data DIR of `siltstone dev`", "set SILTSTONE_DATA"] if data else []
     return ", or ".join([*ways, f"{'' if data else 'give '}{option}", f"set {variable}"])
 
 
@@ -227,7 +225,7 @@ def _named(url: str, what: str, option: str, variable: str) -> str:
     if not url:
         raise BadInputError(
             f"no option or setting says where {what} is; nothing was done",
-            remedy=ways_to_name(option, variable, data=_running_command_takes_data()),
+            remedy=ways_to_name(option, variable, data=takes_data()),
         )
     if is_memory(url):
         raise BadInputError(
@@ -237,6 +235,12 @@ def _named(url: str, what: str, option: str, variable: str) -> str:
     return url
 
 
-def _running_command_takes_data() -> bool:
+def default_data() -> Path | None:
+    """./siltstone-data, if `siltstone dev` has ever run there."""
+    return DEFAULT_DATA if (DEFAULT_DATA / POSTGRES).is_dir() or read_run_file(DEFAULT_DATA) is not None else None
+
+
+def takes_data() -> bool:
+    """Whether the command that runs has the option --data."""
     context = click.get_current_context(silent=True)
     return context is None or any(parameter.name == "data" for parameter in context.command.params)

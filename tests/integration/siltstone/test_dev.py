@@ -13,7 +13,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from siltstone.cli import main
 from siltstone.embedded.attach import NothingHereError, attach
 from siltstone.embedded.postgres import postgres_processes
 from siltstone.embedded.run_file import RunFile, RunFileError, read_run_file, started_ticks, write_run_file
-from siltstone.embedded.stack import StackSize, agent_settings, run_stack
+from siltstone.embedded.stack import StackSize, agent_settings, child_settings, run_stack, with_metrics_ports
 from siltstone.kafka.client import KafkaClient
 from tests.fixtures.waiting import wait_until
 from wire.records import NewRecord, build_batch
@@ -443,6 +443,21 @@ def test_agents_listen_on_ports_that_count_up_and_port_0_stays_any() -> None:
     assert {one.metrics_listen for one in each} == {"127.0.0.1:0"}
     with pytest.raises(BadInputError, match="3 agents need the ports from 65534 up"):
         agent_settings(Settings(listen="127.0.0.1:65534"), 3)
+
+
+def test_metrics_ports_stay_the_same_from_run_to_run_where_the_port_of_clients_does() -> None:
+    def addresses(settings: Settings, taken: int = 0) -> Sequence[str]:
+        each = with_metrics_ports(child_settings(settings, 2, 1), 2, is_free=lambda _, port: port != taken)
+        return [one.metrics_listen for one in each]
+
+    assert addresses(Settings()) == ["127.0.0.1:10092", "127.0.0.1:10093", "127.0.0.1:11092"]
+    assert addresses(Settings(), taken=10092) == ["127.0.0.1:0", "127.0.0.1:10093", "127.0.0.1:11092"]
+    high = Settings(listen="127.0.0.1:64535")
+    assert addresses(high) == ["127.0.0.1:65535", "127.0.0.1:0", "127.0.0.1:0"]  # ports end at 65535
+    # a named port, no metrics, any port for clients: as they were
+    assert addresses(Settings(metrics_listen="127.0.0.1:80")) == ["127.0.0.1:80", "127.0.0.1:81", "127.0.0.1:82"]
+    assert addresses(Settings(metrics_listen="")) == ["", "", ""]
+    assert set(addresses(Settings(listen="127.0.0.1:0"))) == {"127.0.0.1:0"}
 
 
 def test_attaching_to_a_directory_without_a_system_is_refused(tmp_path: Path) -> None:

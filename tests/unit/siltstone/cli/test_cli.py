@@ -173,10 +173,41 @@ def test_doctor_without_a_place_begins_with_what_it_did_not_look_at_and_how_to_p
     assert run("doctor", "--json")[0] == 1
     first = said.splitlines()[0]
     assert first.startswith("not checked: Postgres and an object store; give --data DIR of `siltstone dev`")
-    # when a `siltstone dev` runs on the default directory
-    (tmp_path / "siltstone-data").mkdir()
-    (tmp_path / "siltstone-data" / "run.json").write_text("{}")
-    assert "give --data siltstone-data, or" in run("doctor")[1].splitlines()[0]
+
+
+def test_a_place_that_nothing_names_is_the_one_where_dev_keeps_everything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "no option or setting says where the metadata is" in run("fsck")[2]
+    (tmp_path / "siltstone-data" / "postgres").mkdir(parents=True)
+    assert "siltstone-data contains no metadata of `siltstone dev`" in run("fsck")[2]
+    # when anything names a place, that place counts
+    named = run("fsck", SILTSTONE_METADATA_URL="postgresql://u@127.0.0.1:1/db", SILTSTONE_OBJECT_STORE_URL="memory://")
+    assert "siltstone-data" not in named[2] and named[0]
+
+
+def test_a_variable_names_the_directory_for_all_commands(tmp_path: Path) -> None:
+    there = str(tmp_path)
+    for words in (("fsck",), ("topics", "explain", "x"), ("files", "list"), ("migrate", "--dry-run")):
+        code, _, errors = run(*words, SILTSTONE_DATA=there)
+        assert code == 1 and f"{there} contains no metadata of `siltstone dev`" in errors, words
+    for words in (("topics", "list"), ("groups", "list"), ("compactor",), ("producers",)):
+        code, _, errors = run(*words, SILTSTONE_DATA=there)
+        assert code == 1 and there in errors, words
+    code, _, errors = run("fsck", SILTSTONE_DATA=there + "/none")
+    assert code == 2 and "does not exist" in errors
+    # the command line counts first
+    for words in (
+        ("fsck", "--metadata", "postgresql://u@127.0.0.1:1/db", "--object-store", "file:///nowhere"),
+        ("migrate", "--metadata", "postgresql://u@127.0.0.1:1/db"),
+        ("topics", "list", "--bootstrap", "127.0.0.1:1"),
+        ("producers", "--agent", "http://127.0.0.1:1", "--seconds", "0"),
+    ):
+        code, _, errors = run(*words, SILTSTONE_DATA=there)
+        assert code == 1 and there not in errors, words
+    code, _, errors = run("fsck", "--data", there, "--metadata", "postgresql://u@127.0.0.1:1/db")
+    assert code == 2 and "--data already names the whole system" in errors
 
 
 def test_doctor_of_one_place_alone_does_not_fail_for_the_other(tmp_path: Path) -> None:
