@@ -5,18 +5,43 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from datetime import UTC, datetime
+import uuid
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
 
 import click
 
-from runtime.text import size_text
-from siltstone.cli.options.system_options import SystemOptions, opened_store, resolved_store, system_options
-from siltstone.terminal.output import json_option, print_json, print_pairs, print_table
+from metadata.contract.store import MetadataStore
+from runtime.errors import BadInputError
+from runtime.text import plural, size_text
+from siltstone.cli.options.system_options import (
+    SystemOptions,
+    opened_metadata,
+    opened_store,
+    resolved,
+    resolved_store,
+    system_options,
+)
+from siltstone.kafka.record_format import OutputRecord, json_record, readable, time_text
+from siltstone.ops.file_records import file_records
+from siltstone.ops.fsck import all_files
+from siltstone.terminal.output import json_option, print_json, print_pairs, print_table, print_title
 from storage.format.file_properties import encode_properties
 from storage.format.inspect import BatchReport, ExtentReport, FileReport, inspect_file
 
 INPUTS_SHOWN = 10
 """Inputs that the table lists; `--json` lists all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Inspected:
+    report: FileReport
+    names: Mapping[uuid.UUID, str]
+    """The topics' names by id, as far as they are known."""
+    records: Sequence[OutputRecord]
+    is_cut: bool
+    """There are more records."""
 
 
 @click.group()
@@ -31,36 +56,107 @@ def file() -> None:
 
 
 @file.command()
-@click.argument("key")
+@click.argument("key", metavar="KEY|ID")
 @click.option("--batches", is_flag=True, help="Also list the record batches.")
+@click.option("--records", is_flag=True, help="Also list the records.")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=0),
+    default=100,
+    show_default=True,
+    metavar="N",
+    help="With --records: at most this many; 0: all.",
+)
 @system_options
 @json_option
-def inspect(key: str, batches: bool, given: SystemOptions, as_json: bool) -> None:
-    """Show trailer, index and extents of the object KEY and check its CRCs.
+def inspect(key: str, batches: bool, records: bool, limit: int, given: SystemOptions, as_json: bool) -> None:
+    """Show trailer, index and extents of an object and check its CRCs.
 
-    Exit code 1 if the file is damaged. `siltstone files list` shows the keys. An L0 file may also contain batches that
-    were refused at commit; only the metadata knows which batches of an L0 file are in the log.
+    Name the object by its KEY, or by the ID of its file in `siltstone files list`. Exit code 1 if the file is damaged.
+    An L0 file may also contain batches that were refused at commit. Only the metadata knows which, and which offsets
+    the others got, so without it (--object-store alone) the records of an L0 file have no offsets.
 
     \b
     Examples:
+      siltstone file inspect 1042 --data ./siltstone-data --records
       siltstone file inspect KEY --data ./siltstone-data --batches
       siltstone file inspect KEY --json \\
           --object-store 's3://records/prod?region=eu-central-1'
     """
-    report = asyncio.run(_read(key, resolved_store(given), batches=batches))
-    if as_json:
-        print_json(_as_json(report))
+    records_max = 0 if not records else limit or sys.maxsize
+    if given.data is None and not given.metadata_url and not key.isdecimal():
+        # The store alone is enough for a key.
+        found = asyncio.run(_read(key, resolved_store(given), "", batches=batches, records_max=records_max))
     else:
-        _print(report, batches=batches)
-    sys.exit(0 if report.is_sound else 1)
+        with resolved(given) as urls:
+            reading = _read(key, urls.object_store, urls.metadata, batches=batches, records_max=records_max)
+            found = asyncio.run(reading)
+    if as_json:
+        print_json({**_as_json(found.report, found.names), **_records_json(found, records_max)})
+    else:
+        _print(found, batches=batches, records=records)
+    sys.exit(0 if found.report.is_sound else 1)
 
 
-async def _read(key: str, store_url: str, *, batches: bool) -> FileReport:
+async def _read(key: str, store_url: str, metadata_url: str, *, batches: bool, records_max: int) -> _Inspected:
+    names: Mapping[uuid.UUID, str] = {}
+    index: bytes | None = None
+    if metadata_url or key.isdecimal():
+        async with opened_metadata(metadata_url) as metadata:
+            names = {each.topic_id: each.name for each in await metadata.agents.list_topics()}
+            key, index = await _row_of(metadata, key)
     async with opened_store(store_url) as store:
-        return await inspect_file(store, key, walk_batches=batches)
+        report = await inspect_file(store, key, walk_batches=batches)
+        if report.properties is not None:  # these names are older, but here also for topics that were deleted
+            names = {topic_id: topic.name for topic_id, topic in report.properties.topics.items()} | dict(names)
+        shown: list[OutputRecord] = []
+        # Damaged bytes are reported, not decoded.
+        sound = [each.row for each in report.extents if each.crc_matches is not False and not each.damage]
+        if records_max:
+            async with aclosing(file_records(store, key, sound, names, index)) as reading:
+                async for record in reading:
+                    if len(shown) == records_max:
+                        return _Inspected(report=report, names=names, records=shown, is_cut=True)
+                    shown.append(record)
+        return _Inspected(report=report, names=names, records=shown, is_cut=False)
 
 
-def _print(report: FileReport, *, batches: bool) -> None:
+async def _row_of(metadata: MetadataStore, key: str) -> tuple[str, bytes | None]:
+    """(key, packed index if it is an L0 file that the metadata knows) of a key or file id. Raises BadInputError."""
+    if key.isdecimal():
+        wanted = int(key)
+        rows = await metadata.operators.files(after_file_id=min(wanted, 2**63) - 1, limit=1)
+        if not rows or rows[0].file_id != wanted:
+            raise BadInputError(
+                f"the metadata has no file {wanted}; nothing was read",
+                remedy="`siltstone files list` shows the ids; an object that the metadata does not know has only a key",
+            )
+        row = rows[0]
+    else:
+        row = next((each for each in await all_files(metadata) if each.key == key), None)
+        if row is None:
+            return key, None
+    return row.key, row.index if row.level == 0 else None
+
+
+def _records_json(found: _Inspected, records_max: int) -> dict[str, object]:
+    if not records_max:
+        return {}
+    return {"records": [json_record(each) for each in found.records], "records_cut": found.is_cut}
+
+
+def _print_records(found: _Inspected) -> None:
+    print_title("records")
+    for record in found.records:
+        click.echo(readable(record, with_topic=True))
+    if found.is_cut:
+        click.echo(f"and more: the first {plural(len(found.records), 'record')} are shown, --limit 0 shows all")
+    elif not found.records:
+        click.echo("none")
+
+
+def _print(found: _Inspected, *, batches: bool, records: bool) -> None:
+    report = found.report
     writer = f"{report.file_key.writer_id}, epoch {report.file_key.epoch}" if report.file_key else "not a key of ours"
     trailer = report.trailer
     print_pairs(
@@ -68,8 +164,8 @@ def _print(report: FileReport, *, batches: bool) -> None:
             "key": report.key,
             "level": f"L{report.level}",
             "size": f"{report.size_bytes:,} bytes ({size_text(report.size_bytes)})",
-            "created": _time_text(report.created_ms),
-            "stored": _time_text(report.last_modified_ms),
+            "created": time_text(report.created_ms),
+            "stored": time_text(report.last_modified_ms),
             "writer": writer,
             "format": f"version {trailer.format_version}",
             "index": f"{trailer.index_length:,} bytes at {trailer.index_position:,}, "
@@ -79,11 +175,13 @@ def _print(report: FileReport, *, batches: bool) -> None:
             **_merge_pairs(report),
         }
     )
-    columns = ["topic id", "partition", "position", "bytes", "offsets", "records", "blocks", "from", "to", "CRC-32C"]
-    cells = [_extent_cells(extent) for extent in report.extents]
+    columns = ["topic", "partition", "position", "bytes", "offsets", "records", "blocks", "from", "to", "CRC-32C"]
+    cells = [_extent_cells(extent, found.names) for extent in report.extents]
     print_table(columns, cells, right=["position", "bytes", "records", "blocks"])
     if batches:
         _print_batches(report)
+    if records:
+        _print_records(found)
     for number, extent in enumerate(report.extents):
         if extent.is_flagged:
             reason = report.properties.flagged.get(number, "") if report.properties else ""
@@ -114,14 +212,14 @@ def _merge_pairs(report: FileReport) -> dict[str, str]:
     }
 
 
-def _extent_cells(extent: ExtentReport) -> list[str]:
+def _extent_cells(extent: ExtentReport, names: Mapping[uuid.UUID, str]) -> list[str]:
     row = extent.row
     crc = "not read" if extent.crc_matches is None else "matches" if extent.crc_matches else "DIFFERS"
     offsets = "at commit" if row.base_offset < 0 else f"{row.base_offset} to {row.last_offset}"
-    times = [_time_text(row.min_timestamp_ms), _time_text(row.max_timestamp_ms)]
+    times = [time_text(row.min_timestamp_ms), time_text(row.max_timestamp_ms)]
     blocks = f"{len(extent.blocks):,}" if extent.blocks else "-"
     sizes = [f"{row.position:,}", f"{row.length:,}", offsets, f"{row.record_count:,}", blocks]
-    return [str(row.topic_id), str(row.partition), *sizes, *times, f"{row.crc32c:08x} {crc}"]
+    return [names.get(row.topic_id, str(row.topic_id)), str(row.partition), *sizes, *times, f"{row.crc32c:08x} {crc}"]
 
 
 def _print_batches(report: FileReport) -> None:
@@ -151,21 +249,12 @@ def _batch_cells(partition: int, batch: BatchReport) -> list[str]:
         f"{batch.records_count:,}",
         " ".join([batch.codec, *kinds]),
         *("-" if value < 0 else str(value) for value in producer),
-        _time_text(batch.max_timestamp_ms),
+        time_text(batch.max_timestamp_ms),
         "ok" if batch.crc_matches else "DIFFERS",
     ]
 
 
-def _time_text(time_ms: int) -> str:
-    if time_ms < 0:
-        return "-"
-    try:
-        return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
-    except (OverflowError, ValueError, OSError):  # clients may stamp records with any 64-bit number
-        return f"{time_ms} ms"
-
-
-def _as_json(report: FileReport) -> dict[str, object]:
+def _as_json(report: FileReport, names: Mapping[uuid.UUID, str]) -> dict[str, object]:
     return {
         "key": report.key,
         "level": report.level,
@@ -178,6 +267,7 @@ def _as_json(report: FileReport) -> dict[str, object]:
             {
                 **{name: value for name, value in extent.row._asdict().items() if name != "topic_id"},
                 "topic_id": str(extent.row.topic_id),
+                "topic": names.get(extent.row.topic_id),
                 "crc_matches": extent.crc_matches,
                 "damage": extent.damage,
                 "flagged": extent.is_flagged,

@@ -183,6 +183,30 @@ def test_a_file_is_inspected_down_to_its_batches(stack: Stack) -> None:
     assert report["sound"] is True and report["extents"][0]["crc_matches"] is True
 
 
+def test_a_file_is_inspected_by_its_id_down_to_its_records(stack: Stack) -> None:
+    places = ["--data", str(stack.data)]
+    file_ids = [row["file_id"] for row in run_json("files", "list", *places, "--state", "live")]
+    found = [
+        record
+        for file_id in file_ids
+        for record in run_json("file", "inspect", str(file_id), *places, "--records")["records"]
+    ]
+    # offsets are those of the commit, by partition
+    written = {(each["partition"], each["offset"]): each["value"] for each in found if each["topic"] == "written"}
+    assert written == {(n % 2, n // 2): f"value {n}" for n in range(RECORDS)}
+    shown = run_ok("file", "inspect", str(file_ids[0]), *places, "--records")
+    assert "written" in shown and "value 0" in shown and "0@0" in shown
+    most = max(run_json("files", "list", *places, "--state", "live"), key=lambda each: each["records"])
+    cut = run_json("file", "inspect", str(most["file_id"]), *places, "--records", "--limit", "1")
+    assert len(cut["records"]) == 1 and cut["records_cut"] == (most["records"] > 1)
+    # the store alone knows neither names nor the offsets of L0
+    key = run_json("files", "list", *places)[0]["key"]
+    alone = run_json("file", "inspect", key, "--object-store", (stack.data / "objects").as_uri(), "--records")
+    assert {record["offset"] for record in alone["records"]} == {-1}
+    missing = run("file", "inspect", "999999", *places)
+    assert missing.exit_code == 1 and "the metadata has no file 999999" in missing.stderr
+
+
 def test_a_key_that_is_not_there_is_an_error(stack: Stack) -> None:
     missing = run("file", "inspect", "l0/00/2026010100/none.silt", "--data", str(stack.data))
     assert missing.exit_code == 1
