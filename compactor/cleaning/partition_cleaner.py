@@ -30,7 +30,7 @@ from compactor.cleaning.payloads import Chunk, CodecAtError, CorruptRecordAtErro
 from compactor.cleaning.rules import AbortedBatches, OpenTransactions, horizons_end_offset
 from compactor.cleaning.unreadable import FAILED_READS_MAX, RECORDS_MAX, UnreadableBatches
 from runtime.errors import BadInputError, BugError
-from wire.batch import CONTROL_BIT, TRANSACTIONAL_BIT
+from wire.batch import BATCH_HEADER_BYTES, CONTROL_BIT, TRANSACTIONAL_BIT
 from wire.crc import Body
 from wire.kernels.batches import BatchTable, CorruptBatchAtError, check_crcs
 from wire.kernels.hashing import hash_keys
@@ -313,7 +313,7 @@ class PartitionCleaner:
         done.passed(table)
         # Every batch is unchanged: return the window itself, and spare a copy of its bytes.
         if self._counted.batches_verbatim - verbatim_before == len(table.positions):
-            return CleanedWindow(data, table, tombstones)
+            return CleanedWindow(data, table._replace(uncompressed_sizes=_true_sizes(parts)), tombstones)
         return _joined(parts, tombstones)
 
     @property
@@ -339,7 +339,7 @@ class PartitionCleaner:
     def _rewrite_chunk(
         self, data: Body, table: BatchTable, chunk: Chunk, first_ordinal: int, limits: Limits
     ) -> CleanedWindow:
-        part = chunk.of(table)
+        part = chunk.of(table)._replace(uncompressed_sizes=chunk.ends - chunk.starts + BATCH_HEADER_BYTES)
         columns, first_rows = chunk.columns(table), _first_rows(part)
         if first_ordinal + len(columns.key_lengths) > self._pass.ordinal:
             raise BugError("more records are rewritten than were scanned")
@@ -446,6 +446,11 @@ def _first_rows(part: BatchTable) -> NDArray[np.int64]:
     rows = np.zeros(len(part.positions) + 1, dtype=np.int64)
     np.cumsum(part.record_counts, out=rows[1:])
     return rows
+
+
+def _true_sizes(parts: list[CleanedWindow]) -> NDArray[np.int64]:
+    """The uncompressed sizes of all batches, as the rewrite found them."""
+    return np.concatenate([part.table.uncompressed_sizes for part in parts]) if parts else np.zeros(0, dtype=np.int64)
 
 
 def _joined(parts: list[CleanedWindow], tombstones: int) -> CleanedWindow:

@@ -21,7 +21,7 @@ from metadata.rules.jobs import UNREADABLE
 from runtime.errors import SiltstoneError
 from storage.keys import BadKeyError, parse_file_key
 
-MANIFEST_VERSION = 1
+MANIFEST_VERSION = 2
 MANIFEST_BYTES_MAX = 256 << 20
 SECONDS_MAX = 1e9
 
@@ -173,6 +173,7 @@ def _file_json(file: OutputFile) -> dict[str, Any]:
 
 
 _EXTENT_FIELDS = tuple(OutputExtent.__dataclass_fields__)
+_MAY_BE_UNKNOWN = frozenset({"uncompressed_bytes", "committed_ms", "earliest_horizon_ms"})
 
 
 def _file(stored: Mapping[str, Any]) -> OutputFile:
@@ -196,7 +197,7 @@ def _extent(row: Sequence[Any]) -> OutputExtent:
         elif name == "flagged_reason":
             if value is not None and type(value) is not str:
                 raise TypeError(f"flagged_reason is {value!r}")
-        else:
+        elif value is not None or name not in _MAY_BE_UNKNOWN:
             _int(value)
     return OutputExtent(**fields)
 

@@ -39,7 +39,7 @@ from metadata.contract.leveled import LeveledExtent
 from runtime.errors import BadInputError
 from storage.format.file_format import FORMAT_VERSION
 
-PLAN_VERSION = 1
+PLAN_VERSION = 2
 PLAN_BYTES_MAX = 1 << 30
 """Size of the JSON, enough for 5 M extents. No more is decompressed, whatever size an object claims."""
 FINGERPRINT_HEX = 32
@@ -349,7 +349,11 @@ def _extent_row(extent: LeveledExtent) -> list[Any]:
 
 
 def _extent(row: Sequence[Any], files: Mapping[int, tuple[str, int, int]]) -> LeveledExtent:
-    checks: Mapping[str, Callable[[Any], Any]] = {"has_tombstones": _bool, "flagged_reason": _text_or_none}
+    checks: Mapping[str, Callable[[Any], Any]] = {
+        "has_tombstones": _bool,
+        "flagged_reason": _text_or_none,
+        **dict.fromkeys(("uncompressed_bytes", "committed_ms", "earliest_horizon_ms"), _int_or_none),
+    }
     fields: dict[str, Any] = {
         name: checks.get(name, _int)(value) for name, value in zip(_EXTENT_FIELDS, row, strict=True)
     }
@@ -389,6 +393,10 @@ def _bool(value: Any) -> bool:
     if type(value) is not bool:
         raise TypeError(f"{value!r} is neither true nor false")
     return value
+
+
+def _int_or_none(value: Any) -> int | None:
+    return None if value is None else _int(value)
 
 
 def _text_or_none(value: Any) -> str | None:

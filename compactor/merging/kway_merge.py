@@ -62,6 +62,10 @@ class InputExtent(NamedTuple):
     """CRC-32C of all its bytes; 0 and meaningless in L0."""
     may_have_tombstones: bool
     flagged_reason: str | None
+    uncompressed_bytes: int | None = None
+    committed_ms: int | None = None
+    erased_through: int = 0
+    """These three as in `LeveledExtent`; an L0 file's records were committed with it."""
 
     @property
     def place(self) -> tuple[int, int]:
@@ -183,6 +187,7 @@ def _live_rows(file: L0Input, partitions: Mapping[int, InputPartition]) -> list[
                     0,
                     True,
                     None,
+                    committed_ms=file.created_ms,
                 )
             )
     except PackedIndexError as error:
@@ -208,6 +213,9 @@ def _from_leveled(extent: LeveledExtent) -> InputExtent:
         extent.crc32c,
         extent.has_tombstones,
         extent.flagged_reason,
+        extent.uncompressed_bytes,
+        extent.committed_ms,
+        extent.erased_through,
     )
 
 

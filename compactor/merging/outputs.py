@@ -14,6 +14,7 @@ from uuid import UUID
 
 import numpy as np
 
+from compactor.merging.extent_facts import ExtentFacts, FactsOfInputs, earliest_horizon_ms
 from compactor.merging.kway_merge import InputExtent, PartitionInputs
 from compactor.merging.segments import ExtentCutter, ends_file, segment_rule
 from metadata.contract.jobs import OutputExtent, OutputFile
@@ -49,6 +50,7 @@ class _Ended(NamedTuple):
     partition_id: int
     may_have_tombstones: bool
     flagged_reason: str | None
+    facts: ExtentFacts
 
 
 class ClassFiles:
@@ -95,8 +97,10 @@ class ClassFiles:
         writer.start_extent(partition.topic_id, partition.partition)
         return writer
 
-    def extent_ended(self, partition_id: int, may_have_tombstones: bool, flagged_reason: str | None) -> None:
-        self._ended.append(_Ended(partition_id, may_have_tombstones, flagged_reason))
+    def extent_ended(
+        self, partition_id: int, may_have_tombstones: bool, flagged_reason: str | None, facts: ExtentFacts
+    ) -> None:
+        self._ended.append(_Ended(partition_id, may_have_tombstones, flagged_reason, facts))
 
     async def finish(self) -> None:
         """Completes the open file, if there is one."""
@@ -172,6 +176,10 @@ def _output_extent(row: ExtentRow, ended: _Ended) -> OutputExtent:
         max_timestamp_ms=row.max_timestamp_ms,
         has_tombstones=ended.may_have_tombstones,
         flagged_reason=ended.flagged_reason,
+        uncompressed_bytes=ended.facts.uncompressed_bytes,
+        committed_ms=ended.facts.committed_ms,
+        earliest_horizon_ms=ended.facts.earliest_horizon_ms,
+        erased_through=ended.facts.erased_through,
     )
 
 
@@ -193,6 +201,9 @@ class PartitionOutput:
         self._covered_last = -1
         """The last offset of the inputs so far."""
         self._may_have_tombstones = False
+        self._uncompressed_bytes = 0
+        self._earliest_horizon_ms: int | None = None
+        self._facts = FactsOfInputs(inputs.extents)
 
     async def write(
         self, base_offset: int, last_offset: int, data: Body, table: BatchTable, *, may_have_tombstones: bool
@@ -237,7 +248,8 @@ class PartitionOutput:
                 min_timestamp_ms=extent.min_timestamp_ms,
                 max_timestamp_ms=extent.max_timestamp_ms,
             )
-            self._files.extent_ended(extent.partition_id, True, reason)
+            facts = ExtentFacts(extent.uncompressed_bytes, extent.committed_ms, None, extent.erased_through)
+            self._files.extent_ended(extent.partition_id, True, reason, facts)
             self.records += extent.record_count
             self.bytes += extent.length
             self._covered_last = extent.last_offset
@@ -251,6 +263,8 @@ class PartitionOutput:
         self._writer = await self._files.start_extent(self._inputs, min(self._left_bytes, self._rule.bytes_max))
         self._base_offset = base_offset
         self._may_have_tombstones = False
+        self._uncompressed_bytes = 0
+        self._earliest_horizon_ms = None
 
     async def _write_rows(self, data: Body, table: BatchTable, start: int, end: int, may_have_tombstones: bool) -> None:
         writer = self._writer
@@ -265,6 +279,8 @@ class PartitionOutput:
         self._may_have_tombstones |= may_have_tombstones
         self.records += int(table.record_counts.sum())
         self.bytes += len(data)
+        self._uncompressed_bytes += int(table.uncompressed_sizes.sum())
+        self._earliest_horizon_ms = earliest_horizon_ms(table, self._earliest_horizon_ms)
         # The batches' own CRCs are right: they were checked on the way in, or computed when a batch was rebuilt.
         (crc,) = runs_crc32c(data, table, np.array([0, len(table.positions)])).tolist()
         await writer.write(data, table, crc32c=crc)
@@ -274,5 +290,6 @@ class PartitionOutput:
         assert writer is not None
         flags = EXTENT_MAY_HAVE_TOMBSTONES if self._may_have_tombstones else 0
         writer.end_extent(self._base_offset, last_offset, flags=flags)
-        self._files.extent_ended(self._inputs.partition.partition_id, self._may_have_tombstones, None)
+        facts = self._facts.of(self._base_offset, last_offset, self._uncompressed_bytes, self._earliest_horizon_ms)
+        self._files.extent_ended(self._inputs.partition.partition_id, self._may_have_tombstones, None, facts)
         self._writer = None

@@ -22,6 +22,7 @@ from compactor.cleaning.dedupe_buffer import DedupeBuffer
 from compactor.cleaning.partition_cleaner import CleanedWindow, PartitionCleaner
 from compactor.cleaning.unreadable import PARTITIONS_TOLD_MAX, REASON_CHARS_MAX, UnreadableBatches
 from compactor.merging.cursors import ByteSource, Cursors, KeptBytes
+from compactor.merging.extent_facts import with_known_sizes
 from compactor.merging.kway_merge import InputExtent, InputFile, PartitionInputs, whole_through
 from compactor.merging.outputs import PartitionOutput
 from compactor.merging.windows import (
@@ -120,7 +121,7 @@ async def copy_partition(
                 window.base_offset,
                 window.last_offset,
                 window.data,
-                window.table,
+                with_known_sizes(window),
                 may_have_tombstones=may_have_tombstones,
             )
             context.steps(doing, len(window.data))

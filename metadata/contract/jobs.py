@@ -155,6 +155,10 @@ class OutputExtent:
     max_timestamp_ms: int
     has_tombstones: bool
     flagged_reason: str | None = None
+    uncompressed_bytes: int | None = None
+    committed_ms: int | None = None
+    earliest_horizon_ms: int | None = None
+    erased_through: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

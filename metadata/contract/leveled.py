@@ -38,3 +38,13 @@ class LeveledExtent(NamedTuple):
     has_tombstones: bool
     flagged_reason: str | None
     """Why its bytes cannot be read as batches (merges then copy them verbatim); None = they can."""
+    # Only planner and merges ask for the rest: agents and readers get the defaults.
+    uncompressed_bytes: int | None = None
+    """Bytes of its batches with their records uncompressed; None = an older program wrote the row. A compressed batch
+    whose frame does not say its size counts as it is stored, until a dedupe has read it."""
+    committed_ms: int | None = None
+    """When the first of its records was committed; None = not known, or it answers for records of an older program."""
+    earliest_horizon_ms: int | None = None
+    """The earliest delete horizon of its batches that have records; None = no such batch, or an older program."""
+    erased_through: int = 0
+    """Every open erasure of the partition with an id up to this was carried out on it."""

@@ -430,6 +430,10 @@ def leveled_extent(extent_id: int, file_id: int, output: OutputFile, extent: Out
         max_timestamp_ms=extent.max_timestamp_ms,
         has_tombstones=extent.has_tombstones,
         flagged_reason=extent.flagged_reason,
+        uncompressed_bytes=extent.uncompressed_bytes,
+        committed_ms=extent.committed_ms,
+        earliest_horizon_ms=extent.earliest_horizon_ms,
+        erased_through=extent.erased_through,
     )
 
 

@@ -19,7 +19,7 @@ class MemoryReaders:
         self._clock = clock
 
     async def leveled_extents(self, partition_id: int, offset: int, *, limit: int = 64) -> Sequence[LeveledExtent]:
-        return [row for row in self.database.leveled(partition_id) if row.last_offset >= offset][:limit]
+        return [_shown(row) for row in self.database.leveled(partition_id) if row.last_offset >= offset][:limit]
 
     async def leveled_extents_by_timestamp(
         self, partition_id: int, timestamp_ms: int, *, from_offset: int = 0, limit: int = 16
@@ -28,7 +28,7 @@ class MemoryReaders:
         return [row for row in rows if row.max_timestamp_ms >= timestamp_ms and row.record_count][:limit]
 
     async def largest_leveled_timestamp(self, partition_id: int) -> LeveledExtent | None:
-        rows = (row for row in self.database.leveled(partition_id) if row.record_count)
+        rows = (_shown(row) for row in self.database.leveled(partition_id) if row.record_count)
         return max(rows, key=lambda row: row.max_timestamp_ms, default=None)
 
     async def topic_snapshot(self, name: str) -> TopicSnapshot:
@@ -43,7 +43,7 @@ class MemoryReaders:
             partitions=partition_snapshots(
                 [watermarks_of(id_, db.partitions[id_]) for id_ in topic.partition_ids],
                 [L0FileRow(info.file_id, info.key, info.size_bytes, info.created_ms, info.index) for info in live],
-                [row for id_ in topic.partition_ids for row in db.leveled(id_)],
+                [_shown(row) for id_ in topic.partition_ids for row in db.leveled(id_)],
             ),
         )
 
@@ -66,3 +66,8 @@ class MemoryReaders:
 
     async def unpin(self, pin_id: int) -> None:
         self.database.pins.pop(pin_id, None)
+
+
+def _shown(row: LeveledExtent) -> LeveledExtent:
+    """The row without what Postgres does not read for agents and readers."""
+    return row._replace(uncompressed_bytes=None, committed_ms=None, earliest_horizon_ms=None, erased_through=0)

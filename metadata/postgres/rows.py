@@ -55,7 +55,14 @@ LEVELED = """SELECT e.extent_id, e.partition_id, e.base_offset, e.last_offset, e
     e.max_ts_ms, e.has_tombstones, e.flagged_reason
 FROM extents e JOIN files f ON f.file_id = e.file_id
 """
-"""The columns of `LeveledExtent`, in order."""
+"""The columns of `LeveledExtent`, in order, as far as agents and readers need them. Roles of readers made by an older
+release may read no others."""
+
+LEVELED_FOR_MERGES = LEVELED.replace(
+    "e.flagged_reason\n",
+    "e.flagged_reason,\n    e.uncompressed_bytes, e.committed_ms, e.earliest_horizon_ms, e.erased_through\n",
+)
+"""All columns of `LeveledExtent`, in order."""
 
 _APPEND_CHANGE = statement(
     "SELECT append_change_v1(:kind, :topic_id, :detail)", kind=sa.Text, topic_id=sa.Uuid, detail=JSONB
@@ -156,5 +163,5 @@ async def append_change(
 async def leveled(
     connection: AsyncConnection, condition: sa.TextClause, values: Mapping[str, Any]
 ) -> list[LeveledExtent]:
-    """The extents that a statement selects; it must begin with LEVELED."""
-    return [LeveledExtent._make(row) for row in await connection.execute(condition, dict(values))]
+    """The extents that a statement selects; it must begin with LEVELED or LEVELED_FOR_MERGES."""
+    return [LeveledExtent(*row) for row in await connection.execute(condition, dict(values))]

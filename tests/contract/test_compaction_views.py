@@ -50,6 +50,27 @@ async def test_only_compacted_partitions_are_shown_with_their_extents(world: Wor
     assert (shown.config_version, list(shown.extents)) == (2, list(first.extents))
 
 
+async def test_the_planner_and_merges_see_what_a_merge_knew_of_its_extents(world: World) -> None:
+    keyed = await world.service.agents.create_topic("keyed", partitions=1, configs={"cleanup.policy": "compact"})
+    (partition_id,) = keyed.partition_ids
+    writer = await Writer.register(world.service)
+    facts = {"uncompressed_bytes": 2**40, "committed_ms": 77, "earliest_horizon_ms": 99, "erased_through": 2**35}
+    file = await writer.commit(batch(partition_id, 4))
+    (file_id,) = (await merge(world.service, l0=[file.file_id], **facts)).file_ids
+    await merge(world.service, l0=[(await writer.commit(batch(partition_id, 4))).file_id])
+
+    view = await world.service.compactors.compaction_view()
+    known, unknown = view.partitions[0].extents
+    assert {name: getattr(known, name) for name in facts} == facts
+    assert [getattr(unknown, name) for name in facts] == [None, None, None, 0]
+    (shown,) = await world.service.operators.partition_views(keyed.topic_id)
+    assert list(shown.extents) == [known, unknown]
+    claimed = await claim(world.service, job(file_ids=[file_id]))
+    assert [{name: getattr(each, name) for name in facts} for each in claimed.extents] == [facts]
+    # and readers, whose roles an older release made, do without
+    assert [each.uncompressed_bytes for each in await extents_of(world.service, partition_id)] == [None, None]
+
+
 @pytest.mark.parametrize(
     ("configs", "after_ms"),
     [

@@ -31,6 +31,7 @@ from wire.codecs import Codec
 from wire.crc import Body
 from wire.kernels.checksum import POWER_TABLES, crc32c_at, joined_crc32c_of
 from wire.kernels.compiled import address_of, compiled, contiguous, register_warm
+from wire.kernels.frames import said_bytes, said_bytes_python
 from wire.kernels.memory import load_i16, load_i32, load_i64, load_u8, load_u32
 
 OFFSET_MAX = 2**63 - 1
@@ -64,6 +65,9 @@ class BatchTable(NamedTuple):
     base_timestamps_ms: NDArray[np.int64]
     max_timestamps_ms: NDArray[np.int64]
     producer_ids: NDArray[np.int64]
+    uncompressed_sizes: NDArray[np.int64]
+    """The whole batch with its records uncompressed, as far as its bytes tell (`wire/kernels/frames.py`). A dedupe
+    fills in the true size."""
 
 
 COLUMNS = len(BatchTable._fields)
@@ -173,6 +177,11 @@ def _fill(address: int, check_crc: bool, table: NDArray[np.int64]) -> int:
         table[6, row] = load_i64(at + _BASE_TIMESTAMP_AT)
         table[7, row] = load_i64(at + _MAX_TIMESTAMP_AT)
         table[8, row] = load_i64(at + _PRODUCER_ID_AT)
+        table[9, row] = size
+        if attributes & CODEC_MASK and count:
+            payload_bytes = size - BATCH_HEADER_BYTES
+            said = said_bytes(at + BATCH_HEADER_BYTES, payload_bytes, attributes & CODEC_MASK)
+            table[9, row] = BATCH_HEADER_BYTES + (said if said > payload_bytes else payload_bytes)
         position += size
     return table.shape[1]
 
@@ -238,11 +247,19 @@ def read_batches_python(data: Body, *, check_crc: bool = True, allow_cut: bool =
                 header.base_timestamp_ms,
                 header.max_timestamp_ms,
                 header.producer_id,
+                _uncompressed_size(data, position, header),
             )
         )
         position += header.size_bytes
     columns = np.array(rows, dtype=np.int64).reshape(len(rows), COLUMNS).T
     return BatchTable._make(np.ascontiguousarray(columns))
+
+
+def _uncompressed_size(data: Body, position: int, header: BatchHeader) -> int:
+    payload = memoryview(data)[position + BATCH_HEADER_BYTES : position + header.size_bytes]
+    codec = header.attributes & CODEC_MASK
+    said = said_bytes_python(payload, codec) if codec and header.records_count else 0
+    return BATCH_HEADER_BYTES + max(said, len(payload))
 
 
 def _read_batch(data: Body, position: int, *, check_crc: bool, allow_cut: bool) -> BatchHeader | None:

@@ -173,8 +173,17 @@ def _table_of_output(
         rewrites.base_timestamps_ms,
         rewrites.max_timestamps_ms,
         table.producer_ids,
+        _uncompressed_sizes(table, rewrites),
     )
     return BatchTable._make(column[there] for column in columns)
+
+
+def _uncompressed_sizes(table: BatchTable, rewrites: Rewrites) -> NDArray[np.int64]:
+    sizes = table.uncompressed_sizes.copy()
+    sizes[rewrites.actions == EMPTIED] = BATCH_HEADER_BYTES
+    rebuilt = rewrites.actions >= REBUILT
+    sizes[rebuilt] = rewrites.payload_bytes[rebuilt] + BATCH_HEADER_BYTES
+    return sizes
 
 
 @compiled

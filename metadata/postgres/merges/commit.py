@@ -90,6 +90,10 @@ _EXTENT_COLUMNS: Mapping[str, Any] = {
     "max_ts_ms": sa.BigInteger,
     "has_tombstones": sa.Boolean,
     "flagged_reason": sa.Text,
+    "uncompressed_bytes": sa.BigInteger,
+    "committed_ms": sa.BigInteger,
+    "earliest_horizon_ms": sa.BigInteger,
+    "erased_through": sa.BigInteger,
     "state": sa.Text,
     "dead_ms": sa.BigInteger,
 }
@@ -300,6 +304,7 @@ async def _insert_extents(
             *(extent.partition_id, extent.base_offset, extent.last_offset, file_id, extent.position, extent.length),
             *(extent.block_index_position, extent.block_index_length, extent.record_count, extent.crc32c),
             *(extent.min_timestamp_ms, extent.max_timestamp_ms, extent.has_tombstones, extent.flagged_reason),
+            *(extent.uncompressed_bytes, extent.committed_ms, extent.earliest_horizon_ms, extent.erased_through),
             *(("dead", at_ms) if is_trimmed else ("live", None)),
         )
         for output, trimmed, file_id in zip(commit.outputs, decision.trimmed, file_ids, strict=True)

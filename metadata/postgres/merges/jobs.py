@@ -27,7 +27,7 @@ from metadata.contract.jobs import (
 )
 from metadata.contract.leases import JOB_LEASE_MS, WriterLease
 from metadata.postgres.connection import Database
-from metadata.postgres.rows import INTS, LEVELED, LONGS, any_of, leveled, lock_partitions, statement
+from metadata.postgres.rows import INTS, LEVELED_FOR_MERGES, LONGS, any_of, leveled, lock_partitions, statement
 from metadata.postgres.tables import (
     LOG_STARTS,
     MERGE_INPUTS,
@@ -80,7 +80,7 @@ _INPUT_L0 = statement(
 )
 
 _INPUT_EXTENTS = statement(
-    f"""{LEVELED} JOIN merge_inputs i ON i.extent_id = e.extent_id
+    f"""{LEVELED_FOR_MERGES} JOIN merge_inputs i ON i.extent_id = e.extent_id
     WHERE i.job_id = :job_id AND e.state = 'live' ORDER BY e.partition_id, e.base_offset""",
     job_id=sa.BigInteger,
 )

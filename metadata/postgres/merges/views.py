@@ -20,7 +20,7 @@ from metadata.contract.leveled import FileClass, LeveledExtent
 from metadata.postgres.connection import Database
 from metadata.postgres.driver import driver_of
 from metadata.postgres.log.broker_configs import TOPICS_IN_FORCE
-from metadata.postgres.rows import LEVELED, LONGS, UUIDS, any_of, now_ms, statement
+from metadata.postgres.rows import LEVELED_FOR_MERGES, LONGS, UUIDS, any_of, now_ms, statement
 from metadata.postgres.tables import LOG_STARTS, PARTITIONS, TOPICS, WATERMARKS
 from metadata.rules.retention import TIMESTAMP_MS_MAX, retention_policy
 
@@ -46,7 +46,7 @@ _FILES = statement(
     expires_after_ms=LONGS,
 )
 
-_OF_PARTITIONS = f"""{LEVELED} WHERE e.partition_id = ANY ($1::integer[]) AND e.state = 'live'
+_OF_PARTITIONS = f"""{LEVELED_FOR_MERGES} WHERE e.partition_id = ANY ($1::integer[]) AND e.state = 'live'
     ORDER BY e.partition_id, e.base_offset"""
 
 BUSY_INPUTS = sa.text(

@@ -354,7 +354,10 @@ def extent_row(extent: FooterExtent, partition_id: int, file_id: int, *, dead_ms
     values = extent._asdict()
     del values["topic_id"], values["partition"]
     state = "live" if dead_ms is None else "dead"
-    return {**values, "partition_id": partition_id, "file_id": file_id, "state": state, "dead_ms": dead_ms}
+    # A footer does not tell these. A row without them would cost all others theirs: one INSERT has one set of columns.
+    untold = {"uncompressed_bytes": None, "committed_ms": None, "earliest_horizon_ms": None, "erased_through": 0}
+    where = {"partition_id": partition_id, "file_id": file_id, "state": state, "dead_ms": dead_ms}
+    return {**values, **untold, **where}
 
 
 def _find_newer_l0(

@@ -259,6 +259,7 @@ def _add_partitions(state: State, topic_id: uuid.UUID, ids: Sequence[int], at_ms
             "last_forced_ms": None,
             "passes_needed": 1,
             "requested_through_offset": None,
+            "last_pass_took_ms": None,
         }
         state.next_offsets[partition_id] = state.snapshot_ends[partition_id] = 0
 

@@ -211,7 +211,7 @@ def stored(plan: HeavyPlan, **changes: Any) -> bytes:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"version": 2}, "version 2"),
+        ({"version": 1}, "version 1"),
         ({"file_format": 9}, "file format 9"),
         ({"cluster_id": "c2"}, "cluster 'c2'"),
         ({"epoch": 2}, "fingerprint"),
@@ -431,7 +431,7 @@ def test_results_that_are_not_of_all_units_or_contradict_each_other_make_no_comm
 
 
 @pytest.mark.parametrize(
-    "changes", [{"version": 2}, {"covered": {"1": [[0]]}}, {"outputs": [{}]}, {"unit": "1"}, {"cleaned": [[1]]}]
+    "changes", [{"version": 1}, {"covered": {"1": [[0]]}}, {"outputs": [{}]}, {"unit": "1"}, {"cleaned": [[1]]}]
 )
 def test_what_is_no_manifest_is_refused(changes: dict[str, Any]) -> None:
     plan = plan_of(claimed_job(MIXED))

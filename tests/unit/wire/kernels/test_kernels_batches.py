@@ -64,7 +64,7 @@ def test_any_bytes_are_read_in_place(read: Callable[..., BatchTable], kind: Call
 def test_nothing_is_a_table_without_rows(read: Callable[..., BatchTable]) -> None:
     for allow_cut in (False, True):
         table = read(b"", allow_cut=allow_cut)
-        assert [len(column) for column in table] == [0] * 9
+        assert [len(column) for column in table] == [0] * 10
 
 
 def test_a_batch_that_is_cut_off_is_left_out_where_that_is_allowed(read: Callable[..., BatchTable]) -> None:
