@@ -93,6 +93,12 @@ def limit_ms(options: PlanOptions, size_bytes: int, again_bytes: int = 0, *, by_
     return min(limit + options.spark_limit_base_ms, SPARK_LIMIT_MS_MAX) if is_heavy else limit
 
 
+def rewrite_after_ms(options: PlanOptions) -> int:
+    """How long bytes are dead before their file is rewritten, so that they leave the bucket within the purge deadline:
+    the rewrite may take its limit, and the replaced file stays for the grace."""
+    return max(0, options.purge_deadline_ms - limit_ms(options, options.output_bytes) - options.grace_ms)
+
+
 def _passes(view: PlanningView, partition_id: int, inputs: Sequence[LeveledExtent]) -> int:
     """Above 1 only when the inputs of this merge can overflow the dedupe buffer at all."""
     # No more keys than records: with so few, one pass is enough whatever an earlier dedupe of more inputs needed.

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from compactor.cleaning.bounds import DEDUPE_ENTRY_BYTES, DEDUPE_KEYS_MAX
+from compactor.planning.assembly import rewrite_after_ms
 from compactor.planning.spec import MIB, MergeKind, PlanOptions
 from runtime.settings.table import Settings
 
@@ -28,6 +29,10 @@ L0_WINDOWS_BYTES = 24 * MIB
 holds a piece. Measured, parts and windows together: up to 67 MiB."""
 L0_JOB_BYTES_LEAST = 16 * MIB
 """The least limit of an L0 job, even if the dedupe buffer leaves almost no memory; the job then waits for memory."""
+
+L0_WAIT_LEAST_MS = 10_000
+"""The longest wait of L0 files is not shortened further, however short the purge deadline: they would be merged one by
+one."""
 
 RETENTION_ROUNDS = 3
 """Data that retention has not deleted after this many rounds will stay for now. One round may just have ended when the
@@ -89,12 +94,10 @@ def l0_job_bytes_max(settings: Settings, wanted_bytes: int = PlanOptions().l0_jo
 def plan_options(settings: Settings, base: PlanOptions = PlanOptions()) -> PlanOptions:  # noqa: B008 - a frozen value
     """`base` gives the numbers that are no settings. Where a setting is below one of them, the setting is the bound."""
     l0_bytes_max = l0_job_bytes_max(settings, base.l0_job_bytes_max)
-    return replace(
+    options = replace(
         base,
         # A job never grows beyond its limit, so a backlog of that size must count as large enough.
         l0_bytes_min=min(base.l0_bytes_min, l0_bytes_max),
-        l0_wait_ms=min(base.l0_wait_ms, settings.compaction_l0_wait_max_ms),
-        l0_wait_ms_max=settings.compaction_l0_wait_max_ms,
         l0_job_bytes_max=l0_bytes_max,
         l2_plain_bytes_max=min(base.l2_plain_bytes_max, settings.compaction_merge_bytes_max),
         merge_bytes_max=settings.compaction_merge_bytes_max,
@@ -114,3 +117,6 @@ def plan_options(settings: Settings, base: PlanOptions = PlanOptions()) -> PlanO
         output_bytes=min(base.output_bytes, settings.compaction_merge_bytes_max),
         dedupe_keys_max=settings.dedupe_keys_max,
     )
+    # An L0 file keeps the bytes of deleted topics until it is leveled, however few files there are.
+    l0_wait_ms_max = min(settings.compaction_l0_wait_max_ms, max(rewrite_after_ms(options), L0_WAIT_LEAST_MS))
+    return replace(options, l0_wait_ms=min(base.l0_wait_ms, l0_wait_ms_max), l0_wait_ms_max=l0_wait_ms_max)

@@ -3,7 +3,7 @@
 The rules, in the order in which they take files (no file or extent goes into two specs):
 
 1. L0 -> L1 (`plan_l0`), with job slots of its own;
-2. files with bytes dead for longer than the purge deadline (`plan_overdue`);
+2. files whose dead bytes reach the purge deadline (`plan_overdue`);
 3. per class the daily merge, L1 -> L2 and L2 -> L2 (`plan_runs`);
 4. files that are mostly dead (`plan_mostly_dead`);
 5. forced passes over one partition, requested ones first (`plan_forced`).

@@ -2,8 +2,8 @@
 
 A file leaves the store when its last extent dies. Until then it keeps the bytes of its dead extents: those of a deleted
 topic, those below a moved log start, and those that a forced pass took out. A file that is mostly dead is rewritten for
-its space. A file with bytes dead for longer than the purge deadline is rewritten whatever its size and however soon it
-expires.
+its space. A file whose dead bytes reach the purge deadline is rewritten whatever its size and however soon it expires,
+early enough that the bytes are deleted by the deadline.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
+from compactor.planning.assembly import rewrite_after_ms
 from compactor.planning.draft import PlanDraft
 from compactor.planning.notes import Blocker, count_text
 from compactor.planning.spec import MergeKind
@@ -22,9 +23,9 @@ PURGED_LEVELS = (1, 2)
 
 
 def plan_overdue(draft: PlanDraft) -> None:
-    """Files past the deadline. Runs before every other rule that wants the same files."""
+    """Files whose dead bytes must go. Runs before every other rule that wants the same files."""
     overdue = [each for each in draft.view.files if each.level in PURGED_LEVELS and _is_overdue(draft, each)]
-    _plan(draft, overdue, "bytes dead for longer than the purge deadline")
+    _plan(draft, overdue, "dead bytes reach the purge deadline")
 
 
 def plan_mostly_dead(draft: PlanDraft) -> None:
@@ -38,7 +39,7 @@ def plan_mostly_dead(draft: PlanDraft) -> None:
 
 
 def _is_overdue(draft: PlanDraft, file: FileView) -> bool:
-    return file.oldest_dead_ms is not None and draft.now_ms - file.oldest_dead_ms > draft.options.purge_deadline_ms
+    return file.oldest_dead_ms is not None and draft.now_ms - file.oldest_dead_ms > rewrite_after_ms(draft.options)
 
 
 def _is_mostly_dead(draft: PlanDraft, file: FileView) -> bool:

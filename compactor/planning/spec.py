@@ -41,7 +41,7 @@ class MergeKind(StrEnum):
     FORCED = "forced"
     """One partition alone, from its log start on."""
     PURGE = "purge"
-    """Files rewritten without their dead bytes: mostly dead ones, and those with bytes dead past the purge deadline."""
+    """Files rewritten without their dead bytes: mostly dead ones, and those with a purge deadline to meet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,6 +96,27 @@ class SystemView:
     """Creation times of live pins."""
 
 
+class HeldBytes(NamedTuple):
+    """Bytes of one partition in a file whose object may exist: an extent, or a row of an L0 file's index."""
+
+    partition_id: int
+    base_offset: int
+    last_offset: int
+    file_id: int
+    key: str
+    level: int
+    position: int
+    length: int
+    block_index_position: int
+    block_index_length: int
+    is_flagged: bool
+    """The bytes are no sound batches; merges copy them as they are."""
+    dead_ms: int | None
+    """When these bytes died; None: they live."""
+    file_dead_ms: int | None
+    """When the whole file died; None: it lives, so a dead extent stays in it until the file is rewritten."""
+
+
 class StrayOffset(NamedTuple):
     """A committed offset whose group or partition does not exist."""
 
@@ -134,6 +155,11 @@ class OperatorMetadata(Protocol):
 
     async def partition_views(self, topic_id: uuid.UUID) -> Sequence[PartitionView]:
         """The partitions of one topic, compacted or not, by partition number."""
+        ...
+
+    async def held_bytes(self, partition_ids: Sequence[int]) -> Sequence[HeldBytes]:
+        """The bytes of these partitions, of deleted ones too, in all files that are live or dead, by partition and
+        offset. An object without a row, and a batch that its L0 commit refused, may hold more."""
         ...
 
     async def request_compaction(self, topic_id: uuid.UUID) -> Mapping[int, int]:

@@ -8,24 +8,33 @@ from dataclasses import replace
 
 from metadata.configs.topic import as_int, resolve
 from metadata.contract.compactors import PartitionView
-from metadata.contract.files import FileInfo
+from metadata.contract.files import FileInfo, FileState
 from metadata.contract.jobs import (
     JobState,
     MergeJob,
 )
 from metadata.contract.leases import JOB_LEASE_MS, LEASE_MS
-from metadata.contract.operators import GroupLag, GroupLags, GroupsView, Observation, StrayOffset, SystemView
+from metadata.contract.operators import (
+    GroupLag,
+    GroupLags,
+    GroupsView,
+    HeldBytes,
+    Observation,
+    StrayOffset,
+    SystemView,
+)
 from metadata.contract.topics import (
     Topic,
 )
 from metadata.memory.groups import summary_of
-from metadata.memory.tables import Job, MemoryDatabase
+from metadata.memory.tables import File, Job, MemoryDatabase
 from metadata.memory.views import l0_file, partition_views_of, watermarks_of
 from metadata.rules.history import ServerHistory, history_moved
 from metadata.rules.jobs import holds
 from metadata.rules.packed_index import iter_index
 from metadata.rules.refusals import not_compacted, unknown_topic_id
 from metadata.rules.retention import cleanable_through, retention_policy
+from metadata.rules.stretches import held_rows
 from runtime.clock import Clock
 
 
@@ -59,6 +68,15 @@ class MemoryOperators:
 
     async def partition_views(self, topic_id: uuid.UUID) -> Sequence[PartitionView]:
         return partition_views_of(self.database, self._known_topic(topic_id))
+
+    async def held_bytes(self, partition_ids: Sequence[int]) -> Sequence[HeldBytes]:
+        wanted = frozenset(partition_ids)
+        states = (FileState.LIVE, FileState.DEAD)
+        files = [file for file in self.database.files.values() if file.info.state in states]
+        found = [each for file in files for each in self._held_extents(file) if each.partition_id in wanted]
+        for info in (file.info for file in files if file.info.level == 0):
+            found += held_rows(info.file_id, info.key, info.index, info.dead_ms, wanted)
+        return sorted(found, key=lambda each: each[:4])
 
     async def request_compaction(self, topic_id: uuid.UUID) -> Mapping[int, int]:
         topic = self._known_topic(topic_id)
@@ -153,6 +171,15 @@ class MemoryOperators:
         ids = set[int]() if topic is None else set(topic.partition_ids)
         inputs = {self.database.extents[id_].row.partition_id for id_ in job.extents} if job.is_live else set[int]()
         return not ids.isdisjoint(inputs | set(job.asked.forced_partition_ids))
+
+    def _held_extents(self, file: File) -> Iterator[HeldBytes]:
+        for each in (self.database.extents[id_] for id_ in file.extents):
+            row, dead_ms, file_dead_ms = each.row, each.dead_ms, file.info.dead_ms
+            yield HeldBytes(
+                *(row.partition_id, row.base_offset, row.last_offset, row.file_id, row.key, row.level),
+                *(row.position, row.length, row.block_index_position, row.block_index_length),
+                *(row.flagged_reason is not None, file_dead_ms if dead_ms is None else dead_ms, file_dead_ms),
+            )
 
     def _known_topic(self, topic_id: uuid.UUID) -> Topic:
         topic = self.database.topics.get(topic_id)

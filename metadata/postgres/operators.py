@@ -21,6 +21,7 @@ from metadata.contract.jobs import (
 from metadata.contract.leveled import LeveledExtent
 from metadata.contract.operators import (
     GroupsView,
+    HeldBytes,
     Observation,
     StrayOffset,
     SystemView,
@@ -58,6 +59,7 @@ from metadata.rules.retention import (
     cleanable_through,
     retention_policy,
 )
+from metadata.rules.stretches import held_rows
 
 NOW_MS = sa.text("clock_ms()")
 
@@ -72,6 +74,19 @@ _STRAY_OFFSETS = statement(
 ).columns(group_id=Utf8, topic_id=sa.Uuid)
 
 _ALL_LIVE = sa.text(f"{LEVELED} WHERE e.state = 'live' ORDER BY e.partition_id, e.base_offset")
+
+_HELD_EXTENTS = statement(
+    """SELECT e.partition_id, e.base_offset, e.last_offset, e.file_id, f.key, f.level, e.position, e.length,
+        e.block_index_position, e.block_index_length,
+        e.flagged_reason IS NOT NULL AS is_flagged, coalesce(e.dead_ms, f.dead_ms) AS dead_ms,
+        f.dead_ms AS file_dead_ms
+    FROM extents e JOIN files f ON f.file_id = e.file_id
+    WHERE e.partition_id = ANY (:partition_ids) AND f.state IN ('live', 'dead')""",
+    partition_ids=INTS,
+)
+_HELD_L0 = sa.select(FILES.c.file_id, FILES.c.key, FILES.c.index, FILES.c.dead_ms).where(
+    FILES.c.level == 0, FILES.c.state.in_(["live", "dead"])
+)
 
 # Only where a pass can change something: new records, an overflowed buffer, or tombstones that may go.
 _REQUEST = statement(
@@ -128,6 +143,18 @@ class PostgresOperators:
             return await partition_rows(connection, [await _topic(connection, topic_id)])
 
         return await asyncio.to_thread(partition_views_of, await self._database.read(work, repeatable=True))
+
+    async def held_bytes(self, partition_ids: Sequence[int]) -> Sequence[HeldBytes]:
+        wanted = frozenset(partition_ids)
+
+        async def work(connection: AsyncConnection) -> Sequence[HeldBytes]:
+            extents = await connection.execute(_HELD_EXTENTS, {"partition_ids": sorted(wanted)})
+            found = [HeldBytes(*row) for row in extents]
+            for row in await connection.execute(_HELD_L0):
+                found += held_rows(row.file_id, row.key, row.index, row.dead_ms, wanted)
+            return sorted(found, key=lambda each: each[:4])
+
+        return await self._database.read(work, repeatable=True)
 
     async def request_compaction(self, topic_id: uuid.UUID) -> Mapping[int, int]:
         async def work(connection: AsyncConnection) -> Mapping[int, int]:

@@ -1,11 +1,12 @@
-"""The stretches of an L0 file that hold accepted batches. Pure; the commit function does the same in SQL."""
+"""The stretches of an L0 file that hold accepted batches. Pure; the commit function makes them in SQL."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
 from metadata.contract.l0_commit import BatchResult, L0Batch
-from metadata.rules.packed_index import IndexRow
+from metadata.contract.operators import HeldBytes
+from metadata.rules.packed_index import IndexRow, iter_index, rows_of
 
 
 def stretches(batches: Sequence[L0Batch], results: Iterable[BatchResult]) -> Iterator[IndexRow]:
@@ -52,3 +53,14 @@ def _joined(row: IndexRow, new: IndexRow) -> IndexRow:
         min_timestamp_ms=min(row.min_timestamp_ms, new.min_timestamp_ms),
         max_timestamp_ms=max(row.max_timestamp_ms, new.max_timestamp_ms),
     )
+
+
+def held_rows(
+    file_id: int, key: str, index: bytes, dead_ms: int | None, partition_ids: frozenset[int]
+) -> Iterator[HeldBytes]:
+    """The rows of an L0 file for these partitions. The rows of a file live and die with it."""
+    for row in iter_index(rows_of(index, partition_ids) or index[:1]):
+        yield HeldBytes(
+            *(row.partition_id, row.base_offset, row.last_offset, file_id, key, 0, row.position, row.length),
+            *(0, 0, False, dead_ms, dead_ms),
+        )

@@ -272,7 +272,9 @@ class Settings:
         "A file is deleted this long after its last use. Must be equal on agents and compactors.",
     )
     purge_deadline_ms: int = duration_ms(
-        7 * _DAY_MS, _DELETION, "Bytes of deleted topics and of dead extents are deleted within this time."
+        7 * _DAY_MS,
+        _DELETION,
+        "Bytes of deleted topics and of dead extents are deleted within this time, while compactors run.",
     )
     retention_check_interval_ms: int = duration_ms(
         300_000,

@@ -7,6 +7,7 @@ import sys
 
 import click
 
+from compactor.planning.options import plan_options
 from siltstone.cli.options.system_options import SystemOptions, Urls, opened, resolved, system_options
 from siltstone.ops.record_report import STEP_COLUMNS, Diagnosis, diagnosis_json, pairs_of, step_cells
 from siltstone.ops.record_trace import diagnose
@@ -33,8 +34,9 @@ def diagnose_command(topic: str, partition: int, offset: int, given: SystemOptio
     """Show where the record at OFFSET in PARTITION of TOPIC is stored: level, file, batch, CRC and earlier files.
 
     If the record is not there, the answer is why: not written yet, below the log start, or compacted away (and by which
-    newer record, as long as a file that held it still exists). Reads the metadata and the object store; needs no agent.
-    Exit code 1 if the record should be there but cannot be read.
+    newer record, as long as a file that held it still exists), and in which objects its bytes still lie, or that none
+    holds them. Reads the metadata and the object store; needs no agent. For a record that was removed, the command
+    lists the whole bucket. Exit code 1 if the record should be there but cannot be read.
 
     \b
     Examples:
@@ -54,7 +56,8 @@ def diagnose_command(topic: str, partition: int, offset: int, given: SystemOptio
 
 async def _read(urls: Urls, topic: str, partition: int, offset: int, given: SystemOptions) -> Diagnosis:
     async with opened(urls) as system:
-        return await diagnose(system.metadata, system.store, topic, partition, offset, given.hints)
+        options = plan_options(given.settings)
+        return await diagnose(system.metadata, system.store, topic, partition, offset, given.hints, options)
 
 
 def _print(found: Diagnosis) -> None:

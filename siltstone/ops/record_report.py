@@ -12,6 +12,7 @@ from typing import Any
 
 from runtime.text import plural
 from siltstone.kafka.record_format import OutputRecord, json_record, shown_field, time_text
+from siltstone.ops.remains import Remnant, remnants_json
 
 
 class Verdict(StrEnum):
@@ -107,6 +108,9 @@ class Diagnosis:
     superseded_by: int | None = None
     """The offset of a newer record of the same key."""
     steps: Sequence[Step] = ()
+    remnants: Sequence[Remnant] | None = None
+    """Objects that hold, or may hold, the removed record; none of them: its bytes are gone. None: not looked for,
+    because the record was not removed."""
 
 
 def pairs_of(found: Diagnosis) -> dict[str, str]:
@@ -189,5 +193,7 @@ def diagnosis_json(found: Diagnosis) -> dict[str, Any]:
         "record": None if found.record is None else json_record(found.record),
         "former_record": None if found.former is None else json_record(found.former),
         "superseded_by": found.superseded_by,
+        "gone": None if found.remnants is None else not found.remnants,
+        "remnants": None if found.remnants is None else remnants_json(found.remnants),
         "files": [asdict(step) for step in found.steps],
     }

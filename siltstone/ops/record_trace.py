@@ -4,8 +4,10 @@ No agent and no cache is involved. The trace looks up the file that covers the o
 block index (in L0 by counting, because the bytes there hold no offsets), and checks everything on which a reader
 relies. It only reads. If a merge replaces the file meanwhile, the trace starts again, once.
 
-The key of a record that compaction removed is known only while a file that held the record still exists (dead files are
-deleted some time after the merge). With the key, the trace looks for a newer record of it in the next SCAN_BYTES_MAX.
+A record that was removed may lie in other files still: in dead ones, which are deleted some time after the merge, and
+in dead extents of live ones, which stay until the file is rewritten. The trace reads every such stretch that covers the
+offset, and looks for objects that no row names; it says that the record is gone only if none of them can hold it. As
+long as one does, the record's key is known, and the trace looks for a newer record of it in the next SCAN_BYTES_MAX.
 """
 
 from __future__ import annotations
@@ -15,9 +17,11 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import NamedTuple
 
+from compactor.planning.spec import PlanOptions
 from metadata.contract.compactors import PartitionView
 from metadata.contract.files import FileInfo, FileState
 from metadata.contract.leveled import LeveledExtent
+from metadata.contract.operators import HeldBytes
 from metadata.contract.store import MetadataStore
 from metadata.rules.packed_index import iter_index
 from runtime.errors import BadInputError
@@ -26,6 +30,7 @@ from siltstone.ops.compaction.compact_now import find_topic
 from siltstone.ops.fsck import all_files
 from siltstone.ops.hint_options import HintOptions
 from siltstone.ops.record_report import BatchFacts, Diagnosis, Step, Stretch, Verdict
+from siltstone.ops.remains import Remnant, remnant, remnants_text, stray, stray_objects, strays_of
 from storage.format.block_index import decode_block_index
 from storage.format.file_format import CorruptFileError
 from storage.format.inspect import FileReport, inspect_file
@@ -48,18 +53,27 @@ class FoundBatch(NamedTuple):
 
 
 async def diagnose(
-    metadata: MetadataStore, store: ObjectStore, topic: str, partition: int, offset: int, hints: HintOptions
+    metadata: MetadataStore,
+    store: ObjectStore,
+    topic: str,
+    partition: int,
+    offset: int,
+    hints: HintOptions,
+    options: PlanOptions = PlanOptions(),  # noqa: B008 - a frozen value
 ) -> Diagnosis:
-    """Raises NoSuchTopicError, BadInputError for an unknown partition, and errors of both stores."""
+    """`options`: the compactors' numbers, by which deleted bytes leave the bucket.
+
+    Raises NoSuchTopicError, BadInputError for an unknown partition, and errors of both stores.
+    """
     try:
-        return await _Trace(metadata, store, hints).run(topic, partition, offset)
+        return await _Trace(metadata, store, hints, options).run(topic, partition, offset)
     except ObjectNotFoundError:
-        return await _Trace(metadata, store, hints).run(topic, partition, offset)
+        return await _Trace(metadata, store, hints, options).run(topic, partition, offset)
 
 
 class _Trace:
-    def __init__(self, metadata: MetadataStore, store: ObjectStore, hints: HintOptions) -> None:
-        self._metadata, self._store, self._hints = metadata, store, hints
+    def __init__(self, metadata: MetadataStore, store: ObjectStore, hints: HintOptions, options: PlanOptions) -> None:
+        self._metadata, self._store, self._hints, self._options = metadata, store, hints, options
 
     async def run(self, topic: str, partition: int, offset: int) -> Diagnosis:
         found = await find_topic(self._metadata, topic, hints=self._hints)
@@ -88,18 +102,16 @@ class _Trace:
         trail = await self._trail(view, home, files, offset)
         known = replace(known, home=home, steps=[step for step, _ in trail])
         if offset < view.log_start_offset:
-            there = " Its bytes stay in the file until the whole extent has expired." if home else ""
-            why = f"retention or DeleteRecords moved the log start to {view.log_start_offset}.{there}"
-            return replace(known, verdict=Verdict.BELOW_START, why=why)
+            why = f"retention or DeleteRecords moved the log start to {view.log_start_offset}"
+            return await self._removed(replace(known, verdict=Verdict.BELOW_START, why=why), view)
         if home is None:
             return replace(known, remedy=f"run `siltstone fsck{self._hints.places}` and report its findings")
         if home.flagged_reason is not None:
             return replace(known, verdict=Verdict.UNREADABLE, why=home.flagged_reason)
-        dead = [former for step, former in trail if step.state == FileState.DEAD.value]
-        return await self._inside(known, home, dead, stretches)
+        return await self._inside(known, home, view, stretches)
 
     async def _inside(
-        self, known: Diagnosis, home: Stretch, dead: Sequence[Stretch], stretches: Sequence[Stretch]
+        self, known: Diagnosis, home: Stretch, view: PartitionView, stretches: Sequence[Stretch]
     ) -> Diagnosis:
         """Decide by the bytes of the file that covers the offset."""
         try:
@@ -115,7 +127,9 @@ class _Trace:
             return replace(known, verdict=Verdict.FOUND, record=record)
         if batch is not None and batch.facts.is_control:
             return replace(known, verdict=Verdict.FOUND, why="a control record, which clients do not see")
-        return await self._compacted(known, dead, stretches)
+        known = await self._removed(replace(known, verdict=Verdict.COMPACTED), view)
+        why = await self._compacted(known, stretches)
+        return replace(known, superseded_by=why[1], why=". ".join(each for each in (why[0], known.why) if each))
 
     def _inspect(self, home: Stretch) -> str:
         return f"`siltstone file inspect {home.key}{self._hints.places} --batches` shows the whole file"
@@ -209,41 +223,70 @@ class _Trace:
 
     # -- why it is not there
 
-    async def _compacted(self, known: Diagnosis, dead: Sequence[Stretch], stretches: Sequence[Stretch]) -> Diagnosis:
-        known = replace(known, verdict=Verdict.COMPACTED)
-        former = await self._former(known, dead)
+    async def _compacted(self, known: Diagnosis, stretches: Sequence[Stretch]) -> tuple[str, int | None]:
+        """Why a pass removed the record, and the newer record that superseded it."""
+        former = known.former
         if former is None:
             why = (
                 "a pass removed it: a newer record of its key superseded it, or it was a tombstone older than"
-                " delete.retention.ms. The files that held it are gone, so its key is not known any more"
+                " delete.retention.ms. No file that held it could be read, so its key is not known any more"
             )
-            return replace(known, why=why)
+            return why, None
         key = shown_field(former.key)
-        known = replace(known, former=former)
         try:
             newer = await self._newer(former, stretches)
         except (CorruptBatchError, CodecError, CorruptFileError, ObjectNotFoundError):
             newer = None  # damage elsewhere in the log is not the question here
         if newer is not None:
-            return replace(known, superseded_by=newer, why=f"superseded: offset {newer} has the same key, {key}")
+            return f"superseded: offset {newer} has the same key, {key}", newer
         if former.value is None:
-            return replace(known, why=f"it was a tombstone of {key}, older than delete.retention.ms")
+            return f"it was a tombstone of {key}, older than delete.retention.ms", None
         why = (
             f"a newer record of {key} superseded it; the next {SCAN_BYTES_MAX >> 20} MiB of the log hold none any more,"
             " so the newer one may have been a tombstone"
         )
-        return replace(known, why=why)
+        return why, None
 
-    async def _former(self, known: Diagnosis, dead: Sequence[Stretch]) -> OutputRecord | None:
-        for stretch in dead:
-            try:
-                batch = await self._batch(stretch, known.offset)
-                record = _record_at(known, batch) if batch is not None and batch.facts.crc_matches else None
-            except (CorruptBatchError, CodecError, CorruptFileError, ObjectNotFoundError):
-                continue
-            if record is not None:
-                return record
-        return None
+    # -- whether its bytes are gone
+
+    async def _removed(self, known: Diagnosis, view: PartitionView) -> Diagnosis:
+        """The removed record in the files that hold it still, and a sentence about them."""
+        # Listed before the rows are read: an object that loses its row meanwhile is in one of the two.
+        strays = await strays_of(
+            self._store,
+            await stray_objects(self._metadata, self._store),
+            *(view.topic_id, view.partition, known.offset),
+        )
+        held = await self._metadata.operators.held_bytes([view.partition_id])
+        remnants: list[Remnant] = []
+        for each in held:
+            if each.base_offset <= known.offset <= each.last_offset:
+                is_there, record = await self._record_in(known, each)
+                known = known if record is None else replace(known, former=record)
+                remnants += [remnant(each, self._options)] if is_there else []
+        remnants += map(stray, strays)
+        if not remnants:
+            why = "No object of the bucket holds it any more"
+        else:
+            sooner = f"siltstone erase {known.topic} --key KEY{self._hints.places}"
+            lies = remnants_text(remnants, await self._metadata.now_ms())
+            why = f"Its bytes still lie in the bucket: {lies}. `{sooner}` makes them go sooner"
+        return replace(known, remnants=remnants, why=". ".join(each for each in (known.why, why) if each))
+
+    async def _record_in(self, known: Diagnosis, held: HeldBytes) -> tuple[bool, OutputRecord | None]:
+        """Whether the stretch holds the record or may hold it, and the record if it could be read."""
+        if held.is_flagged:
+            return True, None
+        try:
+            batch = await self._batch(_stretch_of_held(held), known.offset)
+            if batch is not None and not batch.facts.crc_matches:
+                return True, None
+            record = None if batch is None else _record_at(known, batch)
+        except ObjectNotFoundError:
+            return False, None  # deleted meanwhile
+        except (CorruptBatchError, CodecError, CorruptFileError):
+            return True, None
+        return record is not None, record
 
     async def _newer(self, former: OutputRecord, stretches: Sequence[Stretch]) -> int | None:
         left = SCAN_BYTES_MAX
@@ -274,6 +317,20 @@ def _stretch_of(extent: LeveledExtent) -> Stretch:
         block_index_position=extent.block_index_position,
         block_index_length=extent.block_index_length,
         flagged_reason=extent.flagged_reason,
+    )
+
+
+def _stretch_of_held(held: HeldBytes) -> Stretch:
+    return Stretch(
+        level=held.level,
+        file_id=held.file_id,
+        key=held.key,
+        base_offset=held.base_offset,
+        last_offset=held.last_offset,
+        position=held.position,
+        length=held.length,
+        block_index_position=held.block_index_position,
+        block_index_length=held.block_index_length,
     )
 
 

@@ -74,13 +74,13 @@ async def _history(world: World, steps: int, habits: Mapping[str, float]) -> Non
         for name, weight in ACTIONS
     ]
     for _ in range(steps):
-        await _act(world, world.random.choices(names, weights)[0])
+        await act(world, world.random.choices(names, weights)[0])
         if world.violations:
             return
     await _end(world)
 
 
-async def _act(world: World, action: str) -> None:
+async def act(world: World, action: str) -> None:
     match action:
         case "write":
             await world.write()
@@ -125,7 +125,7 @@ async def _act(world: World, action: str) -> None:
             raise AssertionError(action)
 
 
-async def _settle(world: World, rounds: int = 12) -> None:
+async def settle(world: World, rounds: int = 12) -> None:
     """Plans, runs and commits everything that the planner wants, while time passes, until it wants nothing."""
     idle = 0
     for _ in range(rounds):
@@ -149,10 +149,10 @@ async def _end(world: World) -> None:
     world.say("---- the end begins")
     zombies, world.held = world.held, []
     world.clock.advance_ms(JOB_LEASE_MS + LIMIT_MS + 1_000)
-    await _settle(world)
+    await settle(world)
     if await world.metadata.operators.jobs(states=[JobState.FAILED]):
         world.clock.advance_ms(EXHAUSTED_RETRY_MS)  # the rest of the inputs of an unfinished job
-        await _settle(world)
+        await settle(world)
     for held in zombies:  # their time limits have passed: none may commit
         world.held = [held]
         done = world.counts.get("commit", 0)
@@ -168,7 +168,7 @@ async def _end(world: World) -> None:
         world.clock.advance_ms(3_000)  # past every min.compaction.lag.ms
         for topic in compacted:
             await world.metadata.operators.request_compaction(topic.topic_id)
-        await _settle(world)
+        await settle(world)
         if world.violations:
             return
         world.clock.advance_ms(LIMIT_MS + GRACE_MS + 5_000)  # past every horizon that the turn before stamped
@@ -203,7 +203,7 @@ async def _check_nothing_left(world: World) -> None:
     """After grace and purge deadline, the bucket holds the live files and no byte of an overwritten value."""
     for _ in range(3):
         world.clock.advance_ms(PURGE_MS + 1_000)
-        await _settle(world, rounds=3)
+        await settle(world, rounds=3)
         world.clock.advance_ms(GRACE_MS + 1_000)
         await world.sweep()
     live = {file.key for file in await world.metadata.operators.files(limit=1_000_000) if file.state == "live"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 import click
@@ -16,23 +17,28 @@ from metadata.configs.topic import InvalidConfigError
 from metadata.contract.compactors import CompactionView, PartitionView
 from metadata.contract.files import L0File
 from metadata.contract.jobs import JobState
+from metadata.contract.operators import HeldBytes
 from metadata.contract.store import MetadataStore
 from metadata.contract.topics import Topic
 from metadata.rules.jobs import UNREADABLE
 from metadata.rules.packed_index import iter_index
 from runtime.text import age_text, size_text
-from siltstone.cli.options.system_options import SystemOptions, opened_metadata, resolved, system_options
+from siltstone.cli.options.system_options import SystemOptions, opened_metadata, opened_store, resolved, system_options
 from siltstone.ops.compaction.compact_now import JOBS_READ, find_topic
 from siltstone.ops.compaction.evidence import (
     Evidence,
     PartitionState,
     files_in_trouble,
+    has_old_tombstones,
+    is_compacted,
     partition_states,
     troubled_by_partition,
 )
 from siltstone.ops.compaction.reasons import Reason, explain
 from siltstone.ops.compaction.report import brief_lines, joined
+from siltstone.ops.remains import stray_objects, strays_of
 from siltstone.terminal.output import json_option, print_json, print_table
+from storage.objects import ObjectStore
 
 FAILED_SHOWN_MS = 3_600_000
 """Failed jobs that ended longer ago are left out: they no longer explain anything."""
@@ -53,6 +59,9 @@ class Explained:
 def explain_command(topic: str, given: SystemOptions, as_json: bool) -> None:
     """Explain why TOPIC is not compacted further, or why an old value still shows, and what to do.
 
+    Where a pass removed values, the command also says in which files they still lie, or that no object holds them; for
+    that it lists the bucket.
+
     This command decides with its own settings what is due. If the compactors do not run with the defaults, give their
     settings here too (--config, --set, environment).
 
@@ -60,10 +69,11 @@ def explain_command(topic: str, given: SystemOptions, as_json: bool) -> None:
     Examples:
       siltstone topics explain users --data ./siltstone-data
       siltstone topics explain users --json \\
-          --metadata postgresql://siltstone@db/siltstone
+          --metadata postgresql://siltstone@db/siltstone \\
+          --object-store 's3://records/prod?region=eu-central-1'
     """
     with resolved(given) as urls:
-        explained = asyncio.run(read_explained(urls.metadata, topic, given))
+        explained = asyncio.run(read_explained(urls.metadata, topic, given, store_url=urls.object_store))
     if as_json:
         print_json({"topic": topic, "reasons": [reason.as_json() for reason in explained.reasons]})
         return
@@ -73,25 +83,32 @@ def explain_command(topic: str, given: SystemOptions, as_json: bool) -> None:
             click.echo(f"  remedy: {remedy}")
 
 
-async def read_explained(metadata_url: str, name: str, given: SystemOptions) -> Explained:
-    """Read all facts about the compaction of a topic and judge them by the planner's settings.
+async def read_explained(metadata_url: str, name: str, given: SystemOptions, *, store_url: str = "") -> Explained:
+    """As `explained`. Without `store_url` the bucket is not looked at."""
+    async with AsyncExitStack() as stack:
+        metadata = await stack.enter_async_context(opened_metadata(metadata_url))
+        store = await stack.enter_async_context(opened_store(store_url)) if store_url else None
+        return await explained(metadata, store, name, given)
 
-    Raises NoSuchTopicError.
+
+async def explained(metadata: MetadataStore, store: ObjectStore | None, name: str, given: SystemOptions) -> Explained:
+    """All facts about the compaction of a topic, judged by the planner's settings.
+
+    `store` is listed where that decides whether removed values are gone. Raises NoSuchTopicError.
     """
-    async with opened_metadata(metadata_url) as metadata:
-        topic = await find_topic(metadata, name, hints=given.hints)
-        view = await metadata.compactors.compaction_view()
-        partitions = await metadata.operators.partition_views(topic.topic_id)
-        live = await metadata.operators.jobs(states=[JobState.READY, JobState.RUNNING], limit=JOBS_READ)
-        failed = [
-            job
-            for job in await metadata.operators.jobs(states=[JobState.FAILED], limit=JOBS_READ)
-            if job.finished_ms is not None and view.now_ms - job.finished_ms < FAILED_SHOWN_MS
-        ]
-        unreadable = await metadata.operators.jobs(states=[JobState.DONE], result=UNREADABLE, limit=JOBS_READ)
-        compactors = await metadata.compactors.live_compactors()
-        l0_files = await _l0_files(metadata, partitions, view)
-    young = _young_l0_from(l0_files, partitions, view.now_ms)
+    topic = await find_topic(metadata, name, hints=given.hints)
+    view = await metadata.compactors.compaction_view()
+    partitions = await metadata.operators.partition_views(topic.topic_id)
+    live = await metadata.operators.jobs(states=[JobState.READY, JobState.RUNNING], limit=JOBS_READ)
+    failed = [
+        job
+        for job in await metadata.operators.jobs(states=[JobState.FAILED], limit=JOBS_READ)
+        if job.finished_ms is not None and view.now_ms - job.finished_ms < FAILED_SHOWN_MS
+    ]
+    l0_files = await _l0_files(metadata, partitions, view)
+    compacted = [each for each in partitions if is_compacted(each.configs)]
+    # Before the rows of files: an object that loses its row meanwhile is seen by one of the two.
+    strays = None if store is None else await _strays(metadata, compacted, store)
     options = plan_options(given.settings)
     evidence = Evidence(
         topic=name,
@@ -99,16 +116,34 @@ async def read_explained(metadata_url: str, name: str, given: SystemOptions) -> 
         view=view,
         plan=explain_plan(view, options),
         jobs=[*live, *failed],
-        unreadable_jobs=unreadable,
+        unreadable_jobs=await metadata.operators.jobs(states=[JobState.DONE], result=UNREADABLE, limit=JOBS_READ),
         troubled=troubled_by_partition(view, partitions, l0_files),
-        compactors=compactors,
+        compactors=await metadata.compactors.live_compactors(),
         stall_files=given.settings.l0_stall_files,
         memory_bytes=given.settings.compactor_memory_bytes,
-        young_l0_from=young,
+        young_l0_from=_young_l0_from(l0_files, partitions, view.now_ms),
+        held=await _held(metadata, compacted),
+        strays=strays,
         hints=given.hints,
     )
     states = partition_states(partitions, options, view)
     return Explained(topic=topic, states=states, evidence=evidence, reasons=explain(states, evidence))
+
+
+async def _held(metadata: MetadataStore, compacted: Sequence[PartitionView]) -> Mapping[int, Sequence[HeldBytes]]:
+    held = {each.partition_id: list[HeldBytes]() for each in compacted}
+    for each in await metadata.operators.held_bytes(list(held)) if held else ():
+        held[each.partition_id].append(each)
+    return held
+
+
+async def _strays(
+    metadata: MetadataStore, compacted: Sequence[PartitionView], store: ObjectStore
+) -> Mapping[int, Sequence[str]]:
+    """Only for partitions whose values may be said to be gone: this lists the whole bucket."""
+    wanted = [each for each in compacted if has_old_tombstones(each)]
+    keys = await stray_objects(metadata, store) if wanted else ()
+    return {each.partition_id: await strays_of(store, keys, each.topic_id, each.partition) for each in wanted}
 
 
 async def _l0_files(metadata: MetadataStore, views: Sequence[PartitionView], view: CompactionView) -> Sequence[L0File]:

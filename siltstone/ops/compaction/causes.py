@@ -126,9 +126,22 @@ class Cause(Enum):
     )
     TOMBSTONES = (
         "still holds tombstones below offset {view.cleaned_through_offset}. A tombstone stays for delete.retention.ms "
-        "({wait_ms:age}) after the pass that first kept it, then goes with the next pass from the log start. The "
-        "values that it deleted are gone already.",
+        "({wait_ms:age}) after the pass that first kept it, then goes with the next pass from the log start.",
         "wait, or lower delete.retention.ms of {topic} if none of its readers is ever away that long",
+    )
+
+    # ---- bytes of records that passes removed, by the files that are there
+    GONE = (
+        "has no old value left below offset {view.cleaned_through_offset}: {of_what} holds a record that a newer one "
+        "or a tombstone there removed.",
+    )
+    REMAINS = (
+        "has removed records in {count:# file} of the bucket still: {files}.",
+        "wait, or `siltstone erase {topic} --key KEY{hints.places}`, which makes the old records of a key go sooner",
+    )
+    MAY_REMAIN = (
+        "may hold old values below offset {view.cleaned_through_offset} still, in live files too: {why}. A tombstone "
+        "there has not removed every value of its key for certain.",
     )
 
     # ---- due, and not planned: the codes are values of the planner's `Blocker`, and `note` is its text

@@ -21,6 +21,7 @@ from metadata.configs.topic import InvalidConfigError, as_list, resolve
 from metadata.contract.compactors import CompactionView, FileView, PartitionView
 from metadata.contract.files import L0File
 from metadata.contract.jobs import MergeJob
+from metadata.contract.operators import HeldBytes
 from metadata.rules.jobs import rests
 from metadata.rules.packed_index import iter_index
 from siltstone.ops.hint_options import NO_HINT_OPTIONS, HintOptions
@@ -82,6 +83,10 @@ class Evidence:
     """Memory of the merges of one compactor (`compactor.memory.bytes`)."""
     young_l0_from: Mapping[int, int] = field(default_factory=dict[int, int])
     """Partition id -> the first offset in L0 that is younger than `min.compaction.lag.ms`, if there is one."""
+    held: Mapping[int, Sequence[HeldBytes]] = field(default_factory=dict[int, Sequence[HeldBytes]])
+    """By partition id: its bytes in all files whose objects may exist."""
+    strays: Mapping[int, Sequence[str]] | None = None
+    """By partition id: objects that no file row names and that may hold records of it. None: nobody looked."""
     hints: HintOptions = NO_HINT_OPTIONS
 
     def jobs_of(self, view: PartitionView) -> Sequence[MergeJob]:
@@ -104,6 +109,11 @@ class Evidence:
 def is_compacted(configs: Mapping[str, str]) -> bool:
     """Whether `cleanup.policy` (overrides alone, or resolved) holds `compact`."""
     return "compact" in as_list(resolve(configs), "cleanup.policy")
+
+
+def has_old_tombstones(view: PartitionView) -> bool:
+    """Whether it may hold tombstones that a pass from the log start has kept."""
+    return any(each.has_tombstones and each.base_offset < view.cleaned_through_offset for each in view.extents)
 
 
 def partition_states(

@@ -19,7 +19,15 @@ from metadata.contract.jobs import JobState
 from metadata.rules.jobs import OBJECT_MISSING, UNREADABLE, rests
 from runtime.text import age_text, plural, size_text
 from siltstone.ops.compaction.causes import BLOCKED, Cause
-from siltstone.ops.compaction.evidence import Evidence, PartitionState, Troubled, fraction_of, is_compacted
+from siltstone.ops.compaction.evidence import (
+    Evidence,
+    PartitionState,
+    Troubled,
+    fraction_of,
+    has_old_tombstones,
+    is_compacted,
+)
+from siltstone.ops.remains import count_files, dead_below, remnant, remnants_text, stray
 
 NO_LIMIT_MS = 2**62
 """Lags above this mean "never" (Kafka's default of max.compaction.lag.ms is the largest long)."""
@@ -102,6 +110,7 @@ def explain(states: Sequence[PartitionState], evidence: Evidence) -> Sequence[Re
     reasons += [_filled(Cause.WRITE_STALL, evidence, files=l0_files)] if is_stalled else []
     for case in cases:
         reasons += list(_of_partition(case)) or [case.reason(Cause.CLEAN)]
+        reasons += _of_removed(case)
     return reasons
 
 
@@ -133,8 +142,34 @@ def _of_partition(case: _Case) -> Iterator[Reason]:
         yield case.reason(Cause.MAX_LAG, left_ms=left_ms)
     if view.passes_needed > 1:
         yield case.reason(Cause.BUFFER_OVERFLOW, reads=view.passes_needed + 1)
-    if any(each.has_tombstones and each.base_offset < view.cleaned_through_offset for each in view.extents):
+    if has_old_tombstones(view):
         yield case.reason(Cause.TOMBSTONES, wait_ms=config_int(view, "delete.retention.ms"))
+
+
+def _of_removed(case: _Case) -> Iterator[Reason]:
+    """Where the values lie that passes removed. Only what the files that are there allow is said to be gone."""
+    view, evidence = case.view, case.evidence
+    held = evidence.held.get(view.partition_id)
+    if held is None:
+        return
+    strays = () if evidence.strays is None else evidence.strays.get(view.partition_id, ())
+    remnants = [remnant(each, evidence.options) for each in dead_below(held, view.cleaned_through_offset)]
+    remnants += map(stray, strays)
+    if remnants:
+        files = remnants_text(remnants, evidence.view.now_ms)
+        yield case.reason(Cause.REMAINS, count=count_files(remnants), files=files)
+    if why := _not_read(case):
+        yield case.reason(Cause.MAY_REMAIN, why=why)
+    elif not remnants and has_old_tombstones(view):
+        of_what = "no file that the metadata know" if evidence.strays is None else "no object of the bucket"
+        yield case.reason(Cause.GONE, of_what=of_what)
+
+
+def _not_read(case: _Case) -> str:
+    """Why a pass may have kept old values."""
+    if any(each.cause in (Cause.FLAGGED, Cause.UNREADABLE_BATCHES) for each in _damaged(case)):
+        return "it holds bytes that no merge can read"
+    return "the last pass could not hold all keys at once" if case.view.passes_needed > 1 else ""
 
 
 def _of_jobs(case: _Case) -> Iterator[Reason]:

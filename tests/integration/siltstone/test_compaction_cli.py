@@ -175,7 +175,7 @@ def test_describe_says_nothing_of_compaction_for_a_plain_topic(stack: Stack) -> 
 
 def test_explain_tells_what_waits_and_what_is_done(stack: Stack, balances: str) -> None:
     reasons = run_json("topics", "explain", balances, "--data", str(stack.data))["reasons"]
-    assert {reason["code"] for reason in reasons} == {"tombstones"}
+    assert {reason["code"] for reason in reasons} == {"tombstones", "remains"}
     write(stack.bootstrap, "fresh", BALANCES[:3])
     reasons = run_json("topics", "explain", "fresh", "--data", str(stack.data))["reasons"]
     told = {reason["code"]: reason for reason in reasons}

@@ -9,6 +9,7 @@ from compactor.planning.spec import GIB, MIB, PlanOptions
 from runtime.settings.table import Settings
 
 KEYS = Settings().dedupe_keys_max
+HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 
 
 def test_default_settings_are_the_planner_s_own_numbers_but_for_the_size_of_an_l0_job() -> None:
@@ -46,6 +47,20 @@ def test_every_number_of_the_planner_that_is_a_setting_follows_it() -> None:
 def test_a_setting_below_a_constant_bounds_it() -> None:
     options = plan_options(Settings(compaction_merge_bytes_max=65_536, compaction_l0_wait_max_ms=4))
     assert (options.output_bytes, options.l2_plain_bytes_max, options.l0_wait_ms) == (65_536, 65_536, 4)
+
+
+@pytest.mark.parametrize(
+    ("deadline_ms", "wait_ms", "expected_ms"),
+    [
+        (7 * DAY_MS, 60_000, 60_000),
+        # what the deadline leaves beside the limit of a rewrite (5m16s) and the grace (15m)
+        (2 * HOUR_MS, 10 * HOUR_MS, 2 * HOUR_MS - 316_000 - 900_000),
+        (900_001, 60_000, 10_000),
+    ],
+)
+def test_an_l0_file_is_leveled_in_time_for_the_purge_deadline(deadline_ms: int, wait_ms: int, expected_ms: int) -> None:
+    settings = Settings(purge_deadline_ms=deadline_ms, compaction_l0_wait_max_ms=wait_ms)
+    assert plan_options(settings).l0_wait_ms_max == expected_ms
 
 
 def test_numbers_that_are_no_settings_come_from_the_base() -> None:

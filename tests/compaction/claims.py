@@ -1,0 +1,196 @@
+"""Claims that something is gone, held against the bytes: what a tool says is gone must be in no object.
+
+A claim comes from the product's own report (`topics explain`, `record diagnose`) about a running history. It is judged
+by a grep of every object in the bucket, batches decompressed. Every value of a history is written once, so a value that
+is found is the record that was claimed to be gone. A new kind of claim, for example that of an erasure, is a function
+in `CLAIMS`: it yields what the tool says, and the values that may then be in no object.
+
+Random steps take turns with calm, in which the real janitor deletes dead files and orphans: without it little is ever
+gone.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from compactor.deletion.janitor import Janitor, JanitorLimits
+from runtime.settings.table import Settings
+from siltstone.cli.options.system_options import SystemOptions
+from siltstone.cli.topics.explain import explained
+from siltstone.ops.compaction.causes import Cause
+from siltstone.ops.hint_options import NO_HINT_OPTIONS
+from siltstone.ops.record_report import Verdict
+from siltstone.ops.record_trace import diagnose
+from storage.format.inspect import inspect_file
+from storage.keys import LEVEL_PREFIXES
+from storage.objects import ObjectStore
+from tests.compaction.histories import ACTIONS, JOB_LEASE_MS, act, settle
+from tests.compaction.model import UNREADABLE, Rec
+from tests.compaction.specs import GRACE_MS, LIMIT_MS, PURGE_MS
+from tests.compaction.world import World
+from wire.batch import CorruptBatchError, iter_headers
+from wire.codecs import CodecError
+from wire.records import CorruptRecordError, walk
+
+SHARE = 0.2
+"""Of the random steps after which claims are asked for; in the calm, after each step."""
+PERIODS, STEPS = 4, 14
+ORPHAN_AGE_MS = JOB_LEASE_MS + LIMIT_MS
+DIAGNOSED = 4
+"""Offsets asked about at once."""
+GIVEN = SystemOptions(
+    data=None,
+    metadata_url="",
+    object_store_url="",
+    settings=Settings(metadata_url="memory://", object_store_url="memory://"),
+)
+
+
+class Claim(NamedTuple):
+    says: str
+    gone: frozenset[bytes]
+    """Values that no object may hold."""
+
+
+@dataclass
+class Claims:
+    """Asks for claims about one history, and judges them."""
+
+    seed: int
+    asked: dict[str, int] = field(default_factory=dict[str, int])
+    """How many claims were made, by kind, and how many of them named values ("... of values")."""
+    decoded: dict[str, frozenset[bytes]] = field(default_factory=dict[str, frozenset[bytes]])
+    """Values by object, which never changes."""
+
+    def __post_init__(self) -> None:
+        # Its own chance, so that asking does not change the history.
+        self.random = random.Random(self.seed)
+
+    async def ask(self, world: World) -> None:
+        values: Mapping[str, frozenset[bytes]] | None = None
+        for kind, claims in CLAIMS.items():
+            async for claim in claims(world, self.random):
+                self._count(kind)
+                self._count(f"{kind} of values", len(claim.gone))
+                values = await self.grep(world.objects) if values is None else values
+                for key, held in values.items():
+                    if found := held & claim.gone:
+                        world.violations.append(f"seed {self.seed}: {claim.says}; but {key} holds {sorted(found)}")
+
+    async def grep(self, store: ObjectStore) -> Mapping[str, frozenset[bytes]]:
+        """The values of all records in each object, whether a row names it or not."""
+        keys = [stat.key for prefix in LEVEL_PREFIXES async for stat in store.list(prefix)]
+        for key in keys:
+            if key not in self.decoded:
+                self.decoded[key] = await values_in(store, key)
+        return {key: self.decoded[key] for key in keys}
+
+    def _count(self, kind: str, times: int = 1) -> None:
+        self.asked[kind] = self.asked.get(kind, 0) + times
+
+
+async def values_in(store: ObjectStore, key: str) -> frozenset[bytes]:
+    found: set[bytes] = set()
+    for extent in (await inspect_file(store, key, verify=False)).extents:
+        if not extent.row.length:
+            continue
+        body = memoryview(await store.get_range(key, extent.row.position, extent.row.length))
+        for at, header in iter_headers(body):
+            try:
+                records = list(walk(body[at : at + header.size_bytes]))
+            except (CorruptBatchError, CorruptRecordError, CodecError):
+                continue  # its records were never readable, so nothing is claimed about them
+            found.update(bytes(each.value) for each in records if each.value is not None)
+    return frozenset(found)
+
+
+async def explain_claims(world: World, _: random.Random) -> AsyncIterator[Claim]:
+    for topic in world.topics:
+        told = await explained(world.metadata, world.objects, topic.name, GIVEN)
+        through = {each.view.partition: each.view.cleaned_through_offset for each in told.states}
+        for reason in told.reasons:
+            if reason.cause is Cause.GONE and reason.partition is not None:
+                model = world.models[topic.partition_ids[reason.partition]]
+                yield Claim(f"explain {model.name}: {reason.says}", removed(model.records[: through[reason.partition]]))
+
+
+def removed(records: list[Rec]) -> frozenset[bytes]:
+    """The values that a newer record of their key superseded or deleted."""
+    newest = {each.key: each.offset for each in records}
+    return frozenset(
+        each.value
+        for each in records
+        if each.key is not None and each.value is not None and newest[each.key] > each.offset
+    )
+
+
+async def diagnose_claims(world: World, chance: random.Random) -> AsyncIterator[Claim]:
+    for topic in world.topics:
+        for number, partition_id in enumerate(topic.partition_ids):
+            model = world.models[partition_id]
+            asked = [each for each in model.records if each.headers != UNREADABLE and each.value is not None]
+            for record in chance.sample(asked, k=min(DIAGNOSED, len(asked))):
+                found = await diagnose(
+                    world.metadata, world.objects, topic.name, number, record.offset, NO_HINT_OPTIONS, world.options
+                )
+                assert (found.remnants is None) == (found.verdict not in (Verdict.COMPACTED, Verdict.BELOW_START))
+                if found.remnants is not None and not found.remnants and record.value is not None:
+                    yield Claim(f"diagnose {model.name} {record.offset}: {found.why}", frozenset([record.value]))
+
+
+CLAIMS: Mapping[str, Callable[[World, random.Random], AsyncIterator[Claim]]] = {
+    "explain": explain_claims,
+    "diagnose": diagnose_claims,
+}
+"""By command. `siltstone erase` belongs here with the values below its offset that its report says are erased."""
+
+
+async def run_claims(seed: int, habits: Mapping[str, float]) -> tuple[Claims, World]:
+    """One history."""
+    world, claims = World(seed), Claims(seed)
+    await world.begin()
+    janitor = Janitor(
+        store=world.objects,
+        metadata=world.metadata,
+        runtime=world.runtime,
+        limits=JanitorLimits(
+            grace_ms=GRACE_MS, orphan_age_ms=ORPHAN_AGE_MS, orphan_refuse_files=1_000, orphan_bound_ms=ORPHAN_AGE_MS
+        ),
+    )
+    names = [name for name, _ in ACTIONS]
+    for _ in range(PERIODS):
+        weights = [weight * habits.get(name, 1) * world.random.choice([0.5, 1, 2]) for name, weight in ACTIONS]
+        for _ in range(STEPS):
+            await act(world, world.random.choices(names, weights)[0])
+            if claims.random.random() < SHARE:
+                await claims.ask(world)
+        await _calm(world, janitor, claims)
+        if world.violations:
+            break
+    return claims, world
+
+
+async def _calm(world: World, janitor: Janitor, claims: Claims) -> None:
+    """Everything is leveled and cleaned, what is dead is rewritten and deleted. Merges that had run are never
+    committed. In the end no file holds bytes that were dead when the calm began."""
+    world.held, began_ms = [], world.clock.wall_ms()
+    world.clock.advance_ms(JOB_LEASE_MS + LIMIT_MS + 1_000)
+    await settle(world)
+    await claims.ask(world)
+    for topic in await world.metadata.agents.list_topics():
+        if "compact" in topic.configs.get("cleanup.policy", "delete"):
+            await world.metadata.operators.request_compaction(topic.topic_id)
+    await settle(world)
+    for span_ms in (GRACE_MS + 1_000, PURGE_MS, GRACE_MS + 1_000):
+        await claims.ask(world)
+        world.clock.advance_ms(span_ms)
+        await janitor.sweep()
+        await janitor.sweep_orphans()
+        await claims.ask(world)
+        await settle(world, rounds=3)
+    for held in await world.metadata.operators.held_bytes(range(world.metadata.database.next_partition_id)):
+        if held.dead_ms is not None and held.dead_ms < began_ms:
+            world.violations.append(f"seed {claims.seed}: dead since {held.dead_ms}, before {began_ms}: {held}")
