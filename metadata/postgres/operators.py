@@ -150,8 +150,8 @@ class PostgresOperators:
         async def work(connection: AsyncConnection) -> Sequence[HeldBytes]:
             extents = await connection.execute(_HELD_EXTENTS, {"partition_ids": sorted(wanted)})
             found = [HeldBytes(*row) for row in extents]
-            for row in await connection.execute(_HELD_L0):
-                found += held_rows(row.file_id, row.key, row.index, row.dead_ms, wanted)
+            for file_id, key, index, dead_ms in await connection.execute(_HELD_L0):
+                found += held_rows(file_id, key, index, dead_ms, wanted)
             return sorted(found, key=lambda each: each[:4])
 
         return await self._database.read(work, repeatable=True)
