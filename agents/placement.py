@@ -1,4 +1,4 @@
-"""Which agent is named as the leader of a partition: rendezvous hashing, pure, with the same result on every agent.
+"""Which agents are named as leader and replicas of a partition: rendezvous hashing, pure, the same on every agent.
 
 Any agent serves any partition. The named leader only makes the writers and readers of a partition meet the same cache.
 When an agent comes or goes, only the partitions that it wins or held move. The weight never uses `hash()`, which
@@ -48,6 +48,29 @@ def leaders(topic_id: uuid.UUID, partitions: range, agents: Sequence[AgentInfo])
             if mine > best_weight:
                 best, best_weight = node_id, mine
         found.append(best)
+    return found
+
+
+def replicas(
+    topic_id: uuid.UUID, partitions: range, count: int, named: Sequence[AgentInfo], live: Sequence[AgentInfo]
+) -> list[list[int]]:
+    """The node ids that are shown as replicas of each of these partitions, the leader first.
+
+    The leader is one of `named`; the others are the `live` agents with the highest weights. There are `count` of them,
+    or as many as there are live agents.
+    """
+    first = leaders(topic_id, partitions, named)
+    if count < 2 or len(live) < 2:
+        return [[node_id] if node_id >= 0 else [] for node_id in first]
+    candidates = [(b":%d" % node_id, node_id) for node_id in sorted(agent.writer_id for agent in live)]
+    topic = f"{topic_id}:".encode()
+    found: list[list[int]] = []
+    for partition, node_id in zip(partitions, first, strict=True):
+        head = topic + b"%d" % partition
+        # The sort is stable: of two equal weights the lower id comes first.
+        ranked = sorted(candidates, key=lambda each: blake2b(head + each[0]).digest()[:8], reverse=True)
+        others = [other for _, other in ranked if other != node_id]
+        found.append([node_id, *others[: count - 1]] if node_id >= 0 else [])
     return found
 
 

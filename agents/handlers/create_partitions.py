@@ -1,5 +1,5 @@
-"""CreatePartitions 0-3 (KIP-195): grow a topic. Assignments are accepted and ignored, because there are no replicas to
-place.
+"""CreatePartitions 0-3 (KIP-195): grow a topic. Assignments are checked as in Kafka and then ignored, because there are
+no replicas to place.
 
 When a compacted topic grows, clients send some keys to another partition, and the last record of such a key in the old
 partition stays. Kafka says nothing; here the agent warns in its log, and the command line warns its user.
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 
 from agents.broker import Broker
-from agents.topics.rules import RequestError, check_partitions, code_of
+from agents.topics.rules import RequestError, assigned_replicas, check_partitions, code_of
 from agents.yielding import LoopYielder
 from runtime.errors import SiltstoneError
 from runtime.logging import get_logger
@@ -62,6 +62,7 @@ async def _grow(
                 f"topic {asked.name!r} has {present} partitions; ask for more than that, not for {asked.count}",
             )
         check_partitions(asked.count)
+        _check_assignments(asked, new=asked.count - present)
         if not validate_only:
             await broker.metadata.agents.create_partitions(topic.topic_id, asked.count)
             if broker.topic_cache.rules(topic).compacted:
@@ -73,6 +74,21 @@ async def _grow(
     except SiltstoneError as error:
         return _result(asked, error)
     return CreatePartitionsTopicResult(name=asked.name)
+
+
+def _check_assignments(asked: CreatePartitionsTopic, *, new: int) -> None:
+    """Raises RequestError(INVALID_REPLICA_ASSIGNMENT).
+
+    The number of replicas is not compared with the topic's: a client that sees fewer agents than that cannot know it.
+    """
+    if not asked.assignments:
+        return
+    if len(asked.assignments) != new:
+        raise RequestError(
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+            f"{len(asked.assignments)} assignments for {new} new partitions of topic {asked.name!r}",
+        )
+    assigned_replicas([each.broker_ids for each in asked.assignments])
 
 
 def _result(asked: CreatePartitionsTopic, error: SiltstoneError) -> CreatePartitionsTopicResult:

@@ -1,5 +1,9 @@
-"""CreateTopics 2-7. -1 partitions or replicas mean the broker's defaults. Any replication factor from 1 is accepted,
-because the object store replicates. Topics succeed and fail one by one."""
+"""CreateTopics 2-7. -1 partitions or replicas mean the broker's defaults. Topics succeed and fail one by one.
+
+Any replication factor from 1 is accepted and kept, also above the number of live agents, because the object store
+replicates: it says how many agents Metadata shows as replicas. Of a manual assignment only the number of replicas is
+kept. Its broker ids are not compared with the live agents, which come and go.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,16 @@ from collections import Counter
 
 from agents.broker import Broker
 from agents.handlers.config_entries import TOPIC_OVERRIDE, topic_entries
-from agents.topics.rules import RequestError, check_configs, check_name, check_partitions, code_of
+from agents.topics.rules import (
+    RequestError,
+    assigned_replicas,
+    check_configs,
+    check_name,
+    check_partitions,
+    code_of,
+)
 from agents.yielding import LoopYielder
 from metadata.configs.broker import topic_defaults
-from metadata.contract.topics import Topic
 from metadata.rules.refusals import topic_exists
 from runtime.errors import SiltstoneError
 from wire.api import RequestHeader
@@ -24,6 +34,7 @@ from wire.messages.create_topics import (
 )
 
 REPLICATION_FACTOR = 1
+"""Kafka's `default.replication.factor`, which is fixed here."""
 
 
 async def handle(broker: Broker, header: RequestHeader, request: CreateTopicsRequest) -> CreateTopicsResponse:
@@ -54,16 +65,22 @@ async def handle(broker: Broker, header: RequestHeader, request: CreateTopicsReq
 
 async def _create(broker: Broker, asked: CreatableTopic, *, validate_only: bool) -> CreatableTopicResult:
     check_name(asked.name)
-    partitions = _partitions(broker, asked)
+    partitions, replication_factor = _partitions(broker, asked)
     check_partitions(partitions)
     configs = _configs(asked)
     check_configs(configs, topic_defaults(broker.topic_cache.broker_configs))
     if broker.topic_cache.topic(asked.name) is not None:
         raise topic_exists(asked.name)
     if validate_only:
-        return _described(broker, asked.name, partitions, None, configs)
-    topic = await broker.metadata.agents.create_topic(asked.name, partitions=partitions, configs=configs)
-    return _described(broker, topic.name, partitions, topic, configs)
+        result = _described(broker, asked.name, configs)
+    else:
+        topic = await broker.metadata.agents.create_topic(
+            asked.name, partitions=partitions, configs=configs, replication_factor=replication_factor
+        )
+        result = _described(broker, topic.name, configs)
+        result.topic_id = topic.topic_id
+    result.num_partitions, result.replication_factor = partitions, replication_factor
+    return result
 
 
 def _configs(asked: CreatableTopic) -> dict[str, str]:
@@ -76,7 +93,8 @@ def _configs(asked: CreatableTopic) -> dict[str, str]:
     return configs
 
 
-def _partitions(broker: Broker, asked: CreatableTopic) -> int:
+def _partitions(broker: Broker, asked: CreatableTopic) -> tuple[int, int]:
+    """How many partitions and replicas were asked for."""
     if asked.assignments:
         if asked.num_partitions != -1 or asked.replication_factor != -1:
             raise RequestError(
@@ -86,14 +104,17 @@ def _partitions(broker: Broker, asked: CreatableTopic) -> int:
             raise RequestError(
                 ErrorCode.INVALID_REPLICA_ASSIGNMENT, "assigned partitions must be numbered 0 to n-1, each once"
             )
-        return len(asked.assignments)
+        return len(asked.assignments), assigned_replicas([each.broker_ids for each in asked.assignments])
     if asked.replication_factor == 0 or asked.replication_factor < -1:
         raise RequestError(
             ErrorCode.INVALID_REPLICATION_FACTOR,
             f"replication factor {asked.replication_factor} is not -1 or at least 1 (any such value is accepted: "
             "the object store replicates)",
         )
-    return broker.settings.num_partitions if asked.num_partitions == -1 else asked.num_partitions
+    return (
+        broker.settings.num_partitions if asked.num_partitions == -1 else asked.num_partitions,
+        REPLICATION_FACTOR if asked.replication_factor == -1 else asked.replication_factor,
+    )
 
 
 async def _see_own_writes(broker: Broker) -> None:
@@ -104,23 +125,16 @@ async def _see_own_writes(broker: Broker) -> None:
         return  # created all the same; the follower sees it when the store answers again
 
 
-def _described(
-    broker: Broker, name: str, partitions: int, topic: Topic | None, configs: dict[str, str]
-) -> CreatableTopicResult:
-    result = CreatableTopicResult(
+def _described(broker: Broker, name: str, configs: dict[str, str]) -> CreatableTopicResult:
+    return CreatableTopicResult(
         name=name,
         error_message=None,
-        num_partitions=partitions,
-        replication_factor=REPLICATION_FACTOR,
         configs=[
             CreatableTopicConfigs(name=entry.name, value=entry.value, config_source=entry.source)
             for entry in topic_entries(configs, broker.topic_cache.broker_configs, broker.settings)
             if entry.source == TOPIC_OVERRIDE or entry.value
         ],
     )
-    if topic is not None:
-        result.topic_id = topic.topic_id
-    return result
 
 
 def _failed(asked: CreatableTopic, error: SiltstoneError) -> CreatableTopicResult:

@@ -1,8 +1,9 @@
 """Metadata 0-13: the live agents, and the one that is named as leader of each partition.
 
-Every partition names one live agent of the client's zone as leader, its only replica and its in-sync set, by rendezvous
-hashing. The leader epoch is always 0, because no replica can diverge. In v0 an empty list asks for all topics, from v1
-null does. Topics may be created on the way, as Kafka's two flags say. An unknown topic is looked for in the store once
+Every partition names one live agent of the client's zone as leader, by rendezvous hashing. As replicas it shows the
+leader and the live agents next in line, as many as the topic was asked for with, and all of them in sync: none can lag
+behind the object store. The leader epoch is always 0, because no replica can diverge. In v0 an empty list asks for all
+topics, from v1 null does. Topics may be created on the way, as Kafka's two flags say. An unknown topic is looked for in the store once
 before it is called unknown.
 
 Topics are encoded once and kept (`agents/topics/topic_entries.py`). If the entries are at hand, or few, the answer is
@@ -84,9 +85,13 @@ def _asked(broker: Broker, header: RequestHeader, request: MetadataRequest) -> _
     agents = broker.membership.agents
     named = eligible(agents, zone_of(header.client_id))
     operations = TOPIC_OPERATIONS if request.include_topic_authorized_operations else NOT_ASKED
-    view = View(header.api_version, operations, tuple(agent.writer_id for agent in named))
+    view = View(header.api_version, operations, _ids(named), _ids(agents))
     broker.topic_entries.use(view, agents, broker.membership.version)
     return _Asked(broker, request, agents, named, view)
+
+
+def _ids(agents: Sequence[AgentInfo]) -> tuple[int, ...]:
+    return tuple(agent.writer_id for agent in agents)
 
 
 def _response(asked: _Asked, topics: EncodedElements) -> MetadataResponse:
@@ -163,7 +168,7 @@ def _some_topics(
     if sum(len(topic.partition_ids) for topic in missing.values()) > SLICE_PARTITIONS:
         return _make_missing(asked, wanted, found, ready, missing)
     for topic in missing.values():
-        partitions = encode_partitions(asked.view, topic, range(len(topic.partition_ids)), asked.named)
+        partitions = encode_partitions(asked.view, topic, range(len(topic.partition_ids)), asked.named, asked.agents)
         ready[topic.topic_id] = _keep(asked, topic, [partitions])
     return _joined(asked, wanted, found, ready)
 
@@ -207,7 +212,7 @@ async def _make(asked: _Asked, topics: Sequence[Topic]) -> list[bytes]:
             count = len(topic.partition_ids)
             for start in range(0, count, SLICE_PARTITIONS):
                 numbers = range(start, min(start + SLICE_PARTITIONS, count))
-                slices.append(encode_partitions(asked.view, topic, numbers, asked.named))
+                slices.append(encode_partitions(asked.view, topic, numbers, asked.named, asked.agents))
                 # Small topics are paced by number of topics, below.
                 if count > SLICE_PARTITIONS:
                     await pace.breathe()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from metadata.configs.topic import InvalidConfigError, validate_overrides
 from metadata.contract.errors import MetadataUnavailableError
@@ -47,6 +47,27 @@ def check_partitions(count: int) -> None:
         raise RequestError(
             ErrorCode.INVALID_PARTITIONS, f"{count} partitions asked for; allowed are 1 to {PARTITIONS_MAX}"
         )
+
+
+def assigned_replicas(assignments: Sequence[Sequence[int]]) -> int:
+    """The number of replicas that a manual assignment gives to every partition.
+
+    Raises RequestError(INVALID_REPLICA_ASSIGNMENT) for what Kafka refuses too: no replicas, one broker twice,
+    negative ids, or partitions with different numbers of replicas.
+    """
+    for number, broker_ids in enumerate(assignments):
+        if not broker_ids:
+            reason = "has no replicas"
+        elif len(set(broker_ids)) < len(broker_ids):
+            reason = "names a broker twice"
+        elif min(broker_ids) < 0:
+            reason = "names a negative broker id"
+        elif len(broker_ids) != len(assignments[0]):
+            reason = f"has {len(broker_ids)} replicas, the first one {len(assignments[0])}"
+        else:
+            continue
+        raise RequestError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"assignment {number} {reason}")
+    return len(assignments[0])
 
 
 def check_configs(

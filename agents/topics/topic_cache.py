@@ -147,6 +147,8 @@ def _created(topic_id: uuid.UUID, detail: Mapping[str, Any]) -> Topic:
         partition_ids=tuple(detail["partition_ids"]),
         configs=dict(detail["configs"]),
         created_ms=detail["created_ms"],
+        # A change that was written before the upgrade to 0.3.0 does not say it.
+        replication_factor=detail.get("replication_factor", 1),
     )
 
 

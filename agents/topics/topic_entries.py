@@ -1,8 +1,8 @@
 """Topics as they stand in Metadata answers, encoded once and kept. Pure; bounded in bytes.
 
 A *view* is everything except the topics that decides their bytes: the version of the answer, whether it tells
-operations, and the agents that it may name. Within a view a topic's bytes depend on its id, its name and its number of
-partitions alone, so an entry is valid as long as these are: a new topic, a new partition or a deletion costs only the
+operations, and the agents that it may name. Within a view a topic's bytes depend on its id, its name, its replication
+factor and its number of partitions alone, so an entry is valid as long as these are: a new topic, a new partition or a deletion costs only the
 changed entries, and a change of configs costs nothing. The answer about all topics is kept joined, for one version of
 the topic cache.
 
@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from agents.placement import eligible, leaders
+from agents.placement import eligible, replicas
 from metadata.contract.leases import AgentInfo
 from metadata.contract.topics import Topic
 from wire.compiler.compile import encode_elements
@@ -37,7 +37,9 @@ class View(NamedTuple):
     operations: int
     """Bits, or the value for a client that did not ask."""
     node_ids: tuple[int, ...]
-    """The agents that may be named."""
+    """The agents that may be named as leaders."""
+    live_ids: tuple[int, ...]
+    """All live agents: each may be shown as a replica."""
 
 
 @dataclass(slots=True)
@@ -70,7 +72,8 @@ class TopicEntries:
             # The empty zone stands for clients that name no zone, or a zone without agents.
             zones = {"", *(agent.address.zone for agent in agents)}
             current = {tuple(agent.writer_id for agent in eligible(agents, zone)) for zone in zones}
-            for old in [each for each in self._views if each.node_ids not in current]:
+            live = tuple(agent.writer_id for agent in agents)
+            for old in [each for each in self._views if each.node_ids not in current or each.live_ids != live]:
                 self.bytes -= self._views.pop(old).bytes
         if view in self._views:
             self._views.move_to_end(view)
@@ -140,9 +143,12 @@ def size_of(joined: EncodedElements) -> int:
 # ---- how entries are made
 
 
-def encode_partitions(view: View, topic: Topic, numbers: range, named: Sequence[AgentInfo]) -> bytes:
-    """Some partitions of a topic as they stand in its entry; `named` are the agents of the view."""
-    partitions = [_partition(number, node_id) for number, node_id in _placed(topic, numbers, named)]
+def encode_partitions(
+    view: View, topic: Topic, numbers: range, named: Sequence[AgentInfo], live: Sequence[AgentInfo]
+) -> bytes:
+    """Some partitions of a topic as they stand in its entry; `named` and `live` are the agents of the view."""
+    placed = replicas(topic.topic_id, numbers, topic.replication_factor, named, live)
+    partitions = [_partition(number, node_ids) for number, node_ids in zip(numbers, placed, strict=True)]
     return encode_elements(MetadataResponse, view.api_version, MetadataResponsePartition, partitions)
 
 
@@ -159,15 +165,12 @@ def encode_error(view: View, entry: MetadataResponseTopic) -> bytes:
     return encode_elements(MetadataResponse, view.api_version, MetadataResponseTopic, (entry,))
 
 
-def _placed(topic: Topic, numbers: range, named: Sequence[AgentInfo]) -> Iterable[tuple[int, int]]:
-    return zip(numbers, leaders(topic.topic_id, numbers, named), strict=True)
-
-
-def _partition(number: int, node_id: int) -> MetadataResponsePartition:
-    if node_id < 0:
+def _partition(number: int, node_ids: list[int]) -> MetadataResponsePartition:
+    """`node_ids`: the leader, then the other replicas. All are in sync: none can lag behind the object store."""
+    if not node_ids:
         return MetadataResponsePartition(
             error_code=ErrorCode.LEADER_NOT_AVAILABLE, partition_index=number, leader_id=-1, leader_epoch=0
         )
     return MetadataResponsePartition(
-        partition_index=number, leader_id=node_id, leader_epoch=0, replica_nodes=[node_id], isr_nodes=[node_id]
+        partition_index=number, leader_id=node_ids[0], leader_epoch=0, replica_nodes=node_ids, isr_nodes=node_ids
     )

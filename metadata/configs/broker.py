@@ -186,7 +186,12 @@ _SETTINGS = (
 )
 
 _FIXED = (
-    _fixed("default.replication.factor", _INT, 1, "Shown for every topic. The object store makes records durable."),
+    _fixed(
+        "default.replication.factor",
+        _INT,
+        1,
+        "Replicas of a topic that is created without a number. The object store makes records durable.",
+    ),
     _fixed("max.incremental.fetch.session.cache.slots", _INT, 1_000, "The number of fetch sessions of one agent."),
     _fixed("offset.metadata.max.bytes", _INT, 4_096, "The longest metadata text of a committed offset."),
     _fixed("offsets.retention.check.interval.ms", _LONG, 600_000, "How often an agent deletes expired offsets."),

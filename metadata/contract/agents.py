@@ -63,8 +63,11 @@ class AgentMetadata(Protocol):
 
     async def list_topics(self) -> Sequence[Topic]: ...
 
-    async def create_topic(self, name: str, *, partitions: int, configs: Mapping[str, str]) -> Topic:
-        """Raises TopicExistsError. The caller has validated the name and the config values."""
+    async def create_topic(
+        self, name: str, *, partitions: int, configs: Mapping[str, str], replication_factor: int = 1
+    ) -> Topic:
+        """Raises TopicExistsError. The caller has validated the name, the config values, and the replication factor
+        (1 to 32,767)."""
         ...
 
     async def delete_topic(self, topic_id: uuid.UUID) -> None:

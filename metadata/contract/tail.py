@@ -18,7 +18,7 @@ TAIL_FILES_MAX = 1_000
 class ChangeKind(StrEnum):
     """Changes of data that agents cache. `Change.detail` is JSON-able; its keys are listed here."""
 
-    TOPIC_CREATED = "topic_created"  # name, partition_ids, configs, created_ms
+    TOPIC_CREATED = "topic_created"  # name, partition_ids, configs, created_ms, replication_factor
     TOPIC_DELETED = "topic_deleted"  # name, partition_ids
     CONFIGS_CHANGED = "configs_changed"  # name, configs (all overrides after the change)
     PARTITIONS_ADDED = "partitions_added"  # name, partition_ids (all, after the change)

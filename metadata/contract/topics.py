@@ -18,6 +18,8 @@ class Topic:
     configs: Mapping[str, str]
     """Only the overrides, by Kafka's names; defaults are in `metadata/configs/topic.py`."""
     created_ms: int
+    replication_factor: int = 1
+    """The number of replicas that the creator asked for. It only says how many agents are shown as replicas."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -108,7 +108,9 @@ class MemoryAgents:
     async def list_topics(self) -> Sequence[Topic]:
         return sorted(self.database.topics.values(), key=lambda topic: topic.name)
 
-    async def create_topic(self, name: str, *, partitions: int, configs: Mapping[str, str]) -> Topic:
+    async def create_topic(
+        self, name: str, *, partitions: int, configs: Mapping[str, str], replication_factor: int = 1
+    ) -> Topic:
         if any(topic.name == name for topic in self.database.topics.values()):
             raise refusals.topic_exists(name)
         topic_id = self._ids.uuid4()
@@ -118,9 +120,14 @@ class MemoryAgents:
             partition_ids=self._new_partitions(topic_id, name, partitions),
             configs=dict(configs),
             created_ms=self._clock.wall_ms(),
+            replication_factor=replication_factor,
         )
         self.database.topics[topic.topic_id] = topic
-        detail = {"configs": dict(configs), "created_ms": topic.created_ms}
+        detail = {
+            "configs": dict(configs),
+            "created_ms": topic.created_ms,
+            "replication_factor": replication_factor,
+        }
         self._changed(ChangeKind.TOPIC_CREATED, topic, partition_ids=list(topic.partition_ids), **detail)
         return topic
 

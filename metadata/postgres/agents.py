@@ -69,8 +69,12 @@ class PostgresAgents:
     async def list_topics(self) -> Sequence[Topic]:
         return await self._topics.list_topics()
 
-    async def create_topic(self, name: str, *, partitions: int, configs: Mapping[str, str]) -> Topic:
-        return await self._topics.create_topic(name, partitions=partitions, configs=configs)
+    async def create_topic(
+        self, name: str, *, partitions: int, configs: Mapping[str, str], replication_factor: int = 1
+    ) -> Topic:
+        return await self._topics.create_topic(
+            name, partitions=partitions, configs=configs, replication_factor=replication_factor
+        )
 
     async def delete_topic(self, topic_id: uuid.UUID) -> None:
         await self._topics.delete_topic(topic_id)

@@ -145,7 +145,7 @@ class _Rows(NamedTuple):
 
 async def _rows(connection: AsyncConnection, name: str) -> _Rows:
     """The rows of one topic's snapshot. Raises UnknownTopicError."""
-    columns = (TOPICS.c.topic_id, TOPICS.c.configs, TOPICS.c.created_ms)
+    columns = (TOPICS.c.topic_id, TOPICS.c.configs, TOPICS.c.created_ms, TOPICS.c.replication_factor)
     topic = (await connection.execute(sa.select(*columns).where(TOPICS.c.name == name))).one_or_none()
     if topic is None:
         names = await connection.execute(sa.select(TOPICS.c.name).order_by(TOPICS.c.name))
@@ -163,6 +163,7 @@ async def _rows(connection: AsyncConnection, name: str) -> _Rows:
             partition_ids=tuple(partition_ids),
             configs=topic.configs,
             created_ms=topic.created_ms,
+            replication_factor=topic.replication_factor,
         ),
         taken_ms=await now_ms(connection),
         watermarks=[marks[partition_id] for partition_id in partition_ids],

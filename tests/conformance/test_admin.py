@@ -33,7 +33,7 @@ def test_kafka_python_creates_describes_alters_grows_and_deletes(dev: Dev) -> No
         admin.create_topics([NewTopic(by_hand, -1, -1, replica_assignments={0: [1, 2], 1: [2, 1]})])
         described = {each["name"]: each for each in admin.describe_topics([name, by_hand])}
         assert [len(described[each]["partitions"]) for each in (name, by_hand)] == [2, 2]
-        assert {len(part["replica_nodes"]) for part in described[name]["partitions"]} == {1}, "any factor is shown as 1"
+        assert {len(part["replica_nodes"]) for part in described[name]["partitions"]} == {1}, "one agent is one replica"
 
         change = ConfigResource(ConfigResourceType.TOPIC, name, {"segment.ms": "7000"})
         admin.alter_configs([change], incremental=True)

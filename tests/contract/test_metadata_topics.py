@@ -14,7 +14,9 @@ from tests.contract.metadata_worlds import World, new_topic, raises_exactly
 
 async def test_a_topic_is_made_described_changed_and_deleted(world: World) -> None:
     service = world.service
-    topic = await service.agents.create_topic("orders", partitions=2, configs={"retention.ms": "1"})
+    topic = await service.agents.create_topic(
+        "orders", partitions=2, configs={"retention.ms": "1"}, replication_factor=3
+    )
     altered = await service.agents.alter_configs(topic.topic_id, {"retention.ms": None, "cleanup.policy": "compact"})
     grown = await service.agents.create_partitions(topic.topic_id, 4)
 
@@ -22,6 +24,9 @@ async def test_a_topic_is_made_described_changed_and_deleted(world: World) -> No
     assert (altered.configs, grown.configs) == ({"cleanup.policy": "compact"},) * 2
     assert grown.partition_ids[:2] == topic.partition_ids
     assert len(set(grown.partition_ids)) == 4
+    assert (topic.replication_factor, altered.replication_factor, grown.replication_factor) == (3, 3, 3)
+    assert (await service.agents.snapshot()).topics == [grown]
+    assert (await service.readers.topic_snapshot("orders")).topic == grown
 
     await service.agents.delete_topic(topic.topic_id)
 
@@ -40,6 +45,7 @@ async def test_a_topic_is_made_described_changed_and_deleted(world: World) -> No
         "partition_ids": list(topic.partition_ids),
         "configs": {"retention.ms": "1"},
         "created_ms": topic.created_ms,
+        "replication_factor": 3,
     }
     assert changes[1].detail == {"name": "orders", "configs": {"cleanup.policy": "compact"}}
     assert changes[3].detail == {"name": "orders", "partition_ids": list(grown.partition_ids)}

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -58,12 +59,18 @@ class Topics:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def create_topic(self, name: str, *, partitions: int, configs: Mapping[str, str]) -> Topic:
+    async def create_topic(
+        self, name: str, *, partitions: int, configs: Mapping[str, str], replication_factor: int = 1
+    ) -> Topic:
         topic_id = self._database.ids.uuid4()
 
         async def work(connection: AsyncConnection) -> Topic:
             made = sa.insert(TOPICS).values(
-                topic_id=topic_id, name=name, configs=dict(configs), created_ms=sa.text("clock_ms()")
+                topic_id=topic_id,
+                name=name,
+                configs=dict(configs),
+                created_ms=sa.text("clock_ms()"),
+                replication_factor=replication_factor,
             )
             try:
                 created_ms = (await connection.execute(made.returning(TOPICS.c.created_ms))).scalar_one()
@@ -77,8 +84,14 @@ class Topics:
                 partition_ids=partition_ids,
                 configs=dict(configs),
                 created_ms=created_ms,
+                replication_factor=replication_factor,
             )
-            detail = {"partition_ids": list(partition_ids), "configs": dict(configs), "created_ms": created_ms}
+            detail = {
+                "partition_ids": list(partition_ids),
+                "configs": dict(configs),
+                "created_ms": created_ms,
+                "replication_factor": replication_factor,
+            }
             await _append(connection, ChangeKind.TOPIC_CREATED, topic, detail)
             return topic
 
@@ -123,7 +136,7 @@ class Topics:
             values = {"configs": configs, "config_version": TOPICS.c.config_version + 1}
             await connection.execute(sa.update(TOPICS).where(TOPICS.c.topic_id == topic_id).values(values))
             await _append(connection, ChangeKind.CONFIGS_CHANGED, topic, {"configs": configs})
-            return _topic(topic, configs=configs)
+            return replace(topic, configs=configs)
 
         return await self._database.write(work)
 
@@ -137,7 +150,7 @@ class Topics:
             partition_ids = topic.partition_ids + added
             detail = {"partition_ids": list(partition_ids)}
             await _append(connection, ChangeKind.PARTITIONS_ADDED, topic, detail)
-            return _topic(topic, partition_ids=partition_ids)
+            return replace(topic, partition_ids=partition_ids)
 
         return await self._database.write(work)
 
@@ -160,6 +173,7 @@ async def read_topics(connection: AsyncConnection, topic_id: uuid.UUID | None = 
             partition_ids=tuple(row.partition_ids),
             configs=row.configs,
             created_ms=row.created_ms,
+            replication_factor=row.replication_factor,
         )
         for row in rows
     ]
@@ -187,15 +201,3 @@ async def _add_partitions(connection: AsyncConnection, topic_id: uuid.UUID, numb
 
 async def _append(connection: AsyncConnection, kind: ChangeKind, topic: Topic, detail: Mapping[str, Any]) -> None:
     await append_change(connection, kind, topic.topic_id, {"name": topic.name, **detail})
-
-
-def _topic(
-    topic: Topic, *, configs: Mapping[str, str] | None = None, partition_ids: tuple[int, ...] | None = None
-) -> Topic:
-    return Topic(
-        topic_id=topic.topic_id,
-        name=topic.name,
-        partition_ids=topic.partition_ids if partition_ids is None else partition_ids,
-        configs=topic.configs if configs is None else configs,
-        created_ms=topic.created_ms,
-    )

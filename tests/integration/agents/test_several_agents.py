@@ -18,6 +18,7 @@ from tests.fixtures.agents import Dial, RunningAgent, StartAgent, read_all, reco
 from tests.fixtures.fleet import Fleet, HintsLost, Hopper, Ledger, Troubled, code_of, fleet
 from tests.fixtures.waiting import until
 from wire.error_codes import ErrorCode
+from wire.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
 from wire.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
 from wire.messages.metadata import MetadataResponse
 from wire.records import NewRecord, build_batch
@@ -67,6 +68,43 @@ async def test_all_agents_name_the_same_leaders_and_one_that_leaves_moves_only_i
         assert not stopping.done()
         await stopping
         assert leaders(await ask(rest[0])) == leaders(await ask(rest[2]))
+
+
+async def test_replicas_are_as_many_as_asked_for_and_no_more_than_live_agents(start_agent: StartAgent) -> None:
+    async with fleet(start_agent, 4, zones=["a", "b"]) as agents:
+        async with connected(agents[0].address) as client:
+            for name, factor in (("t", 3), ("wide", 9), ("one", 1)):
+                new = CreatableTopic(name=name, num_partitions=20, replication_factor=factor)
+                request = CreateTopicsRequest(topics=[new], timeout_ms=5_000)
+                answer = await client.call(request, CreateTopicsResponse)
+                assert (answer.topics[0].error_code, answer.topics[0].replication_factor) == (0, factor)
+        await agents.know_each_other()
+        for name in ("t", "wide", "one"):
+            await agents.know_topic(name)
+
+        async def shown(agent: RunningAgent, client_id: str) -> dict[str, list[tuple[int, list[int]]]]:
+            async with connected(agent.address, client_id=client_id) as client:
+                answer = await client.metadata(None)
+            for part in (part for topic in answer.topics for part in topic.partitions):
+                assert (part.isr_nodes, part.offline_replicas, part.leader_epoch) == (part.replica_nodes, [], 0)
+                assert part.replica_nodes[0] == part.leader_id, "the preferred leader leads"
+                assert len(set(part.replica_nodes)) == len(part.replica_nodes)
+            return {
+                topic.name or "": [(part.leader_id, part.replica_nodes) for part in topic.partitions]
+                for topic in answer.topics
+            }
+
+        for client_id in ("app", "zone=a"):
+            answers = [await shown(each, client_id) for each in agents.agents]
+            assert all(answer == answers[0] for answer in answers)
+            counts = {name: {len(nodes) for _, nodes in parts} for name, parts in answers[0].items()}
+            assert counts == {"t": {3}, "wide": {4}, "one": {1}}
+        # when: one of another zone leaves, a client of zone "a" is not shown it any more
+        await agents.agents[3].agent.stop()
+        await until(lambda: all(len(each.agent._membership.agents) == 3 for each in agents.agents[:3]))  # type: ignore[union-attr]
+        after = await shown(agents.agents[0], "zone=a")
+        assert {len(nodes) for _, nodes in after["wide"]} == {3}
+        assert not any(4 in nodes for parts in after.values() for _, nodes in parts)
 
 
 async def test_a_client_is_sent_to_agents_of_its_zone_and_to_any_without_one(start_agent: StartAgent) -> None:

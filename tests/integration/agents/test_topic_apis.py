@@ -12,6 +12,7 @@ from siltstone.kafka.client import KafkaClient, KafkaError
 from tests.fixtures.agents import Dial, RawConnection, RunningAgent, StartAgent, read_all
 from wire.error_codes import ErrorCode
 from wire.messages.create_partitions import (
+    CreatePartitionsAssignment,
     CreatePartitionsRequest,
     CreatePartitionsResponse,
     CreatePartitionsTopic,
@@ -90,6 +91,43 @@ async def test_a_created_topic_is_there_at_once_with_its_id(raw: RawConnection, 
     assert (seen.topic_id, len(seen.partitions), seen.error_code) == (made.topic_id, 3, 0)
     overrides = {each.name: each.value for each in made.configs or [] if each.config_source == 1}
     assert overrides == {"retention.ms": "1000"}
+
+
+async def test_the_replication_factor_is_kept_as_it_was_asked_for(raw: RawConnection, agent: RunningAgent) -> None:
+    by_hand = topic("by-hand", -1)
+    by_hand.assignments = [CreatableReplicaAssignment(partition_index=n, broker_ids=[7, 8 + n]) for n in (0, 1)]
+    made = await create(raw, topic("three", 1, 3), topic("default"), by_hand)
+    assert [(each.error_code, each.replication_factor) for each in made] == [(0, 3), (0, 1), (0, 2)]
+    [checked] = await create(raw, topic("checked", 1, 5), validate_only=True)
+    assert checked.replication_factor == 5
+    stored = {each.name: each.replication_factor for each in await agent.metadata.agents.list_topics()}
+    assert stored == {"three": 3, "default": 1, "by-hand": 2}
+
+
+async def test_assignments_that_kafka_refuses_are_refused(raw: RawConnection) -> None:
+    await create(raw, topic("t", 1))
+    for broker_ids in ([[]], [[1, 1]], [[-1]], [[1, 2], [1]]):
+        assigned = topic("assigned", -1)
+        assigned.assignments = [
+            CreatableReplicaAssignment(partition_index=n, broker_ids=each) for n, each in enumerate(broker_ids)
+        ]
+        [refused] = await create(raw, assigned)
+        assert refused.error_code == ErrorCode.INVALID_REPLICA_ASSIGNMENT, refused.error_message
+        parts = [CreatePartitionsAssignment(broker_ids=each) for each in broker_ids]
+        wanted = CreatePartitionsTopic(name="t", count=1 + len(parts), assignments=parts)
+        assert await _grown(raw, wanted) == ErrorCode.INVALID_REPLICA_ASSIGNMENT
+    # one too few, and as many as there are new partitions
+    parts = [CreatePartitionsAssignment(broker_ids=[n]) for n in (1, 2)]
+    assert (
+        await _grown(raw, CreatePartitionsTopic(name="t", count=4, assignments=parts))
+        == ErrorCode.INVALID_REPLICA_ASSIGNMENT
+    )
+    assert await _grown(raw, CreatePartitionsTopic(name="t", count=3, assignments=parts)) == 0
+
+
+async def _grown(raw: RawConnection, wanted: CreatePartitionsTopic) -> int:
+    request = CreatePartitionsRequest(topics=[wanted], timeout_ms=1000)
+    return (await raw.call(request, CreatePartitionsResponse, 3)).results[0].error_code
 
 
 async def test_wrong_topics_are_refused_one_by_one_with_kafkas_errors(raw: RawConnection) -> None:

@@ -7,7 +7,7 @@ from uuid import UUID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.placement import eligible, leader, leaders, weight, zone_of
+from agents.placement import eligible, leader, leaders, replicas, weight, zone_of
 from metadata.contract.leases import AgentAddress, AgentInfo
 
 TOPIC = UUID("018f2f6e-5a1b-7c3d-9e4f-1234567890ab")
@@ -34,6 +34,30 @@ def test_many_at_once_are_named_as_one_by_one(topic_id: UUID, first: int, count:
     agents = [agent(node_id) for node_id in node_ids]
     partitions = range(first, first + count)
     assert leaders(topic_id, partitions, agents) == [leader(topic_id, each, agents) for each in partitions]
+
+
+@given(
+    st.uuids(), st.integers(1, 5), st.lists(st.integers(1, 2**31 - 1), unique=True, min_size=1, max_size=6), st.data()
+)
+def test_replicas_are_the_leader_and_the_next_in_line_in_any_order_of_the_list(
+    topic_id: UUID, count: int, node_ids: list[int], data: st.DataObject
+) -> None:
+    live = [agent(node_id) for node_id in node_ids]
+    named = live[: data.draw(st.integers(1, len(live)))]
+    shuffled = data.draw(st.permutations(live))
+
+    shown = replicas(topic_id, range(4), count, named, live)
+
+    assert shown == replicas(topic_id, range(4), count, named[::-1], shuffled)
+    for partition, ids in enumerate(shown):
+        assert ids[0] == leader(topic_id, partition, named), "the routing does not depend on the replication factor"
+        assert len(ids) == len(set(ids)) == min(count, len(live))
+        others = sorted(set(node_ids) - {ids[0]}, key=lambda each: (-weight(topic_id, partition, each), each))
+        assert ids[1:] == others[: count - 1]
+
+
+def test_without_agents_there_are_no_replicas() -> None:
+    assert replicas(TOPIC, range(2), 3, [], []) == [[], []]
 
 
 def test_only_partitions_of_a_lost_agent_move() -> None:
