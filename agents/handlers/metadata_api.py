@@ -3,8 +3,8 @@
 Every partition names one live agent of the client's zone as leader, by rendezvous hashing. As replicas it shows the
 leader and the live agents next in line, as many as the topic was asked for with, and all of them in sync: none can lag
 behind the object store. The leader epoch is always 0, because no replica can diverge. In v0 an empty list asks for all
-topics, from v1 null does. Topics may be created on the way, as Kafka's two flags say. An unknown topic is looked for in the store once
-before it is called unknown.
+topics, from v1 null does. Topics may be created on the way, as Kafka's two flags say. An unknown topic is looked for in
+the store once before it is called unknown.
 
 Topics are encoded once and kept (`agents/topics/topic_entries.py`). If the entries are at hand, or few, the answer is
 given at once. Otherwise they are encoded in slices, with turns of the event loop in between, from the topics of one

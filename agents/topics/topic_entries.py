@@ -2,11 +2,12 @@
 
 A *view* is everything except the topics that decides their bytes: the version of the answer, whether it tells
 operations, and the agents that it may name. Within a view a topic's bytes depend on its id, its name, its replication
-factor and its number of partitions alone, so an entry is valid as long as these are: a new topic, a new partition or a deletion costs only the
-changed entries, and a change of configs costs nothing. The answer about all topics is kept joined, for one version of
-the topic cache.
+factor and its number of partitions alone, so an entry is valid as long as these are: a new topic, a new partition or a
+deletion costs only the changed entries, and a change of configs costs nothing. The answer about all topics is kept
+joined, for one version of the topic cache.
 
-Views of agents that are no longer the ones in charge are dropped at the first look after the change. Above `bytes_max`
+Views of agents that are no longer the ones in charge are dropped at the first look after the change. If only agents of
+other zones have changed, a view loses no more than its topics with several replicas. Above `bytes_max`
 the least recently used view goes; a view that is too large by itself begins again.
 """
 
@@ -72,11 +73,27 @@ class TopicEntries:
             # The empty zone stands for clients that name no zone, or a zone without agents.
             zones = {"", *(agent.address.zone for agent in agents)}
             current = {tuple(agent.writer_id for agent in eligible(agents, zone)) for zone in zones}
-            live = tuple(agent.writer_id for agent in agents)
-            for old in [each for each in self._views if each.node_ids not in current or each.live_ids != live]:
-                self.bytes -= self._views.pop(old).bytes
+            live_ids = tuple(agent.writer_id for agent in agents)
+            for old in list(self._views):
+                if old.live_ids == live_ids:
+                    continue
+                kept = self._views.pop(old)
+                if old.node_ids in current:
+                    self._drop_replicated(kept)
+                    self._views[old._replace(live_ids=live_ids)] = kept
+                else:
+                    self.bytes -= kept.bytes
         if view in self._views:
             self._views.move_to_end(view)
+
+    def _drop_replicated(self, kept: _Kept) -> None:
+        """Drop the entries that show agents of other zones."""
+        replicated = [name for name, (topic, _) in kept.entries.items() if topic.replication_factor > 1]
+        for name in replicated:
+            self._grow(kept, -len(kept.entries.pop(name)[1]) - ENTRY_OVERHEAD_BYTES)
+        if replicated and kept.everything is not None:
+            self._grow(kept, -size_of(kept.everything))
+            kept.everything, kept.everything_version = None, -1
 
     def entry(self, view: View, topic: Topic) -> bytes | None:
         """The topic's bytes, or None if they have to be encoded."""

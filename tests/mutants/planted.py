@@ -7,6 +7,7 @@ are the ones that get cheaper from time to time, and each has to go on finding t
 from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
+from tests.mutants.planted_in_answers import ANSWERS
 
 ORACLES = "tests/property/test_messages_against_oracles.py"
 BATCHES = "tests/property/test_record_batches.py"
@@ -240,4 +241,4 @@ ZONES = (
     ),
 )
 
-MUTANTS = (*WIRE, *METADATA, *WRITING, *COMPACTOR, *STORES, *READING, *ZONES)
+MUTANTS = (*ANSWERS, *WIRE, *METADATA, *WRITING, *COMPACTOR, *STORES, *READING, *ZONES)

@@ -18,7 +18,7 @@ from agents.broker import Broker
 from agents.handlers import metadata_api
 from agents.handlers.metadata_api import CLUSTER_OPERATIONS, NOT_ASKED, SLICE_PARTITIONS, TOPIC_OPERATIONS
 from agents.membership import Membership
-from agents.placement import eligible, leader, zone_of
+from agents.placement import eligible, leader, weight, zone_of
 from agents.tail.follower import Follower, FollowerCallbacks
 from agents.tail.log_index import LogIndex
 from agents.tail.waiters import ParkedReaders
@@ -106,9 +106,9 @@ class Parts:
         operations = TOPIC_OPERATIONS if request.include_topic_authorized_operations else NOT_ASKED
         wanted = request.topics
         if wanted is None or (header.api_version == 0 and not wanted):
-            topics = [described(topic, named, operations) for topic in self.topic_cache.topics()]
+            topics = [described(topic, agents, named, operations) for topic in self.topic_cache.topics()]
         else:
-            topics = [self._answered(header.api_version, each, named, operations) for each in _once(wanted)]
+            topics = [self._answered(header, each, operations) for each in _once(wanted)]
         response = MetadataResponse(
             brokers=[
                 MetadataResponseBroker(
@@ -128,21 +128,21 @@ class Parts:
         )
         return b"".join(encode_response(header, response))
 
-    def _answered(
-        self, version: int, wanted: MetadataRequestTopic, named: Sequence[AgentInfo], operations: int
-    ) -> MetadataResponseTopic:
+    def _answered(self, header: RequestHeader, wanted: MetadataRequestTopic, operations: int) -> MetadataResponseTopic:
+        agents = self.membership.agents
+        named = eligible(agents, zone_of(header.client_id))
         if wanted.name is None:
             topic = self.topic_cache.topic_by_id(wanted.topic_id)
             if topic is None:
-                name = None if version >= 12 else ""
+                name = None if header.api_version >= 12 else ""
                 return MetadataResponseTopic(error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=name, topic_id=wanted.topic_id)
-            return described(topic, named, operations)
+            return described(topic, agents, named, operations)
         topic = self.topic_cache.topic(wanted.name)
         if topic is None:
             bad = wanted.name == BAD_NAME
             error = ErrorCode.INVALID_TOPIC_EXCEPTION if bad else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             return MetadataResponseTopic(error_code=error, name=wanted.name)
-        return described(topic, named, operations)
+        return described(topic, agents, named, operations)
 
 
 def _fail(error: Exception) -> None:
@@ -153,11 +153,14 @@ def agent(node_id: int, zone: str = "") -> AgentInfo:
     return AgentInfo(writer_id=node_id, epoch=1, address=AgentAddress(host="h", port=node_id, zone=zone))
 
 
-def described(topic: Topic, named: Sequence[AgentInfo], operations: int) -> MetadataResponseTopic:
+def described(
+    topic: Topic, agents: Sequence[AgentInfo], named: Sequence[AgentInfo], operations: int
+) -> MetadataResponseTopic:
     partitions: list[MetadataResponsePartition] = []
     for number in range(len(topic.partition_ids)):
         node_id = leader(topic.topic_id, number, named)
-        nodes = [] if node_id < 0 else [node_id]
+        others = sorted({each.writer_id for each in agents} - {node_id}, key=lambda each: _rank(topic, number, each))
+        nodes = [] if node_id < 0 else [node_id, *others][: topic.replication_factor]
         error = ErrorCode.LEADER_NOT_AVAILABLE if node_id < 0 else ErrorCode.NONE
         partitions.append(
             MetadataResponsePartition(
@@ -172,6 +175,10 @@ def described(topic: Topic, named: Sequence[AgentInfo], operations: int) -> Meta
     return MetadataResponseTopic(
         name=topic.name, topic_id=topic.topic_id, partitions=partitions, topic_authorized_operations=operations
     )
+
+
+def _rank(topic: Topic, number: int, node_id: int) -> int:
+    return -weight(topic.topic_id, number, node_id)
 
 
 # ---- random histories
@@ -193,7 +200,7 @@ asks = st.fixed_dictionaries(
 steps = st.one_of(
     st.tuples(st.just("ask"), asks),
     st.tuples(st.just("ask"), asks),
-    st.tuples(st.just("create"), names, counts),
+    st.tuples(st.just("create"), names, counts, st.integers(1, 5)),
     st.tuples(st.just("delete"), names),
     st.tuples(st.just("grow"), names, st.integers(1, SLICE_PARTITIONS)),
     st.tuples(st.just("alter"), names),
@@ -236,7 +243,10 @@ async def change(parts: Parts, step: tuple[object, ...]) -> None:
         return
     topic = parts.topic_cache.topic(cast("str", what))
     if kind == "create" and topic is None:
-        await parts.metadata.agents.create_topic(cast("str", what), partitions=cast("int", step[2]), configs={})
+        count, factor = cast("tuple[int, int]", step[2:])
+        await parts.metadata.agents.create_topic(
+            cast("str", what), partitions=count, configs={}, replication_factor=factor
+        )
     elif kind == "delete" and topic is not None:
         await parts.metadata.agents.delete_topic(topic.topic_id)
     elif kind == "grow" and topic is not None:
@@ -289,7 +299,7 @@ async def test_an_answer_that_takes_long_is_of_one_instant_and_not_kept_for_anot
     assert not answering.done()
     # when one topic goes, another comes, and the agents change meanwhile
     await change(parts, ("delete", "b"))
-    await change(parts, ("create", "c", 3))
+    await change(parts, ("create", "c", 3, 2))
     await change(parts, ("agents", [(1, ""), (2, "")]))
     assert not answering.done()
     # then it describes the moment when it was begun, and the next answer describes the present
@@ -311,7 +321,7 @@ async def test_a_change_costs_what_it_changes() -> None:
     # given all topics in memory
     parts = Parts()
     for name in NAMES:
-        await change(parts, ("create", name, 3))
+        await change(parts, ("create", name, 3, 1))
     await parts.answer(V12, ALL)
     [view] = parts.topic_entries.views
     before = {name: parts.topic_entries.entry(view, topic_of(parts, name)) for name in NAMES}
@@ -328,11 +338,11 @@ async def test_a_change_costs_what_it_changes() -> None:
     assert await parts.answer(V12, ALL) == parts.made_anew(V12, ALL)
 
 
-async def test_agents_of_another_zone_change_nothing_for_a_zone_and_old_views_go() -> None:
+async def test_agents_of_another_zone_change_little_for_a_zone_and_old_views_go() -> None:
     # given answers for zone x and for clients without a zone
     parts = Parts()
     parts.see([agent(1, "x"), agent(2, "y")])
-    await change(parts, ("create", "a", 3))
+    await change(parts, ("create", "a", 3, 1))
     of_x = RequestHeader(3, 12, 7, "zone=x")
     for header in (V12, of_x):
         await parts.answer(header, ALL)
@@ -343,11 +353,20 @@ async def test_agents_of_another_zone_change_nothing_for_a_zone_and_old_views_go
     assert not inspect.isawaitable(metadata_api.handle(cast("Broker", parts), of_x, ALL))
     assert {view.node_ids for view in parts.topic_entries.views} == {(1,)}
     assert await parts.answer(V12, ALL) == parts.made_anew(V12, ALL)
+    # and a topic with several replicas, which may lie in other zones, is built again while the other one is kept
+    await change(parts, ("create", "b", 3, 2))
+    await parts.answer(of_x, ALL)
+    parts.see([agent(1, "x"), agent(3, "y")])
+    assert await parts.answer(of_x, MetadataRequest(topics=[])) == parts.made_anew(of_x, MetadataRequest(topics=[]))
+    [view] = [view for view in parts.topic_entries.views if view.node_ids == (1,)]
+    assert parts.topic_entries.entry(view, topic_of(parts, "a")) is not None
+    assert parts.topic_entries.entry(view, topic_of(parts, "b")) is None
+    assert await parts.answer(of_x, ALL) == parts.made_anew(of_x, ALL)
 
 
 async def test_above_the_bound_the_view_not_used_for_longest_goes() -> None:
     parts = Parts(entries_bytes_max=1200)
-    await change(parts, ("create", "a", 3))
+    await change(parts, ("create", "a", 3, 1))
     for version in (9, 10, 11, 12):
         for _ in range(3):
             await parts.answer(RequestHeader(3, 9, 7, None), ALL)
