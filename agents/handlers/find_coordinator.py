@@ -1,12 +1,15 @@
 """FindCoordinator 0-5: which agent coordinates a group, by its id alone. Any agent answers, from its list of live
 agents.
 
-A transactional id is answered TRANSACTIONAL_ID_AUTHORIZATION_FAILED, as everywhere until transactions exist: with a
-retriable error, `init_transactions()` would silently wait until its time is up.
+A transactional id is answered UNSUPPORTED_VERSION, as everywhere until transactions exist: many clients show only the
+name of an error, and one about authorization would send their users to look for ACLs. With a retriable error,
+`init_transactions()` would silently wait until its time is up. librdkafka does so after any error but
+TRANSACTIONAL_ID_AUTHORIZATION_FAILED. It alone asks in version 2, so it gets that one, and shows our message beside it.
 """
 
 from __future__ import annotations
 
+from agents.answers import NO_TRANSACTIONS
 from agents.broker import Broker
 from agents.groups.checks import check_id
 from agents.groups.held import GroupRefusedError
@@ -16,16 +19,18 @@ from wire.error_codes import ErrorCode
 from wire.messages.find_coordinator import Coordinator, FindCoordinatorRequest, FindCoordinatorResponse
 
 _GROUP, _TRANSACTION = 0, 1
+_LIBRDKAFKA_VERSION = 2
 
 
 async def handle(broker: Broker, header: RequestHeader, request: FindCoordinatorRequest) -> FindCoordinatorResponse:
     if header.api_version >= 4:
         return FindCoordinatorResponse(
             coordinators=[
-                _find(broker, request.key_type, key) async for key in LoopYielder().through(request.coordinator_keys)
+                _find(broker, header.api_version, request.key_type, key)
+                async for key in LoopYielder().through(request.coordinator_keys)
             ]
         )
-    found = _find(broker, request.key_type, request.key)
+    found = _find(broker, header.api_version, request.key_type, request.key)
     return FindCoordinatorResponse(
         error_code=found.error_code,
         error_message=found.error_message,
@@ -35,10 +40,11 @@ async def handle(broker: Broker, header: RequestHeader, request: FindCoordinator
     )
 
 
-def _find(broker: Broker, key_type: int, key: str) -> Coordinator:
+def _find(broker: Broker, version: int, key_type: int, key: str) -> Coordinator:
     if key_type == _TRANSACTION:
-        error = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-        return _none(key, error, "transactions are not supported yet")
+        of_librdkafka = version == _LIBRDKAFKA_VERSION
+        error = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED if of_librdkafka else ErrorCode.UNSUPPORTED_VERSION
+        return _none(key, error, NO_TRANSACTIONS)
     if key_type != _GROUP:
         return _none(key, ErrorCode.INVALID_REQUEST, f"coordinator type {key_type} is not known")
     try:

@@ -1,7 +1,7 @@
 """InitProducerId 0-5 for idempotent producers: a new id, epoch 0. Any agent may answer; ids are unique in the cluster.
 
-A transactional id is refused until transactions exist. A producer that asks to continue a known id gets a new one, as
-Kafka does without a transactional id (KIP-360).
+A transactional id is refused with UNSUPPORTED_VERSION until transactions exist (see `find_coordinator.py`). A producer
+that asks to continue a known id gets a new one, as Kafka does without a transactional id (KIP-360).
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ from wire.messages.init_producer_id import InitProducerIdRequest, InitProducerId
 
 async def handle(broker: Broker, header: RequestHeader, request: InitProducerIdRequest) -> InitProducerIdResponse:
     if request.transactional_id is not None:
-        error = (
-            ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED if request.transactional_id else ErrorCode.INVALID_REQUEST
-        )
+        error = ErrorCode.UNSUPPORTED_VERSION if request.transactional_id else ErrorCode.INVALID_REQUEST
         return InitProducerIdResponse(error_code=error, producer_epoch=-1)
     try:
         producer_id = await broker.producer_ids.take()

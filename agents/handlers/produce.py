@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from agents.answers import NO_TRANSACTIONS
 from agents.broker import Broker
 from agents.request_context import RequestContext, RequestTrace, current_request
 from agents.write.reply import ProduceReply
@@ -162,9 +163,7 @@ def _refusal_of_all(broker: Broker, request: ProduceRequest) -> Refusal | None:
     if request.acks not in (-1, 0, 1):
         return Refusal(error=ErrorCode.INVALID_REQUIRED_ACKS, message=f"acks must be -1, 0 or 1, not {request.acks}")
     if request.transactional_id is not None:
-        return Refusal(
-            error=ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, message="transactions are not supported yet"
-        )
+        return Refusal(error=ErrorCode.UNSUPPORTED_VERSION, message=NO_TRANSACTIONS)
     index_bytes_max = broker.settings.index_bytes_max
     # Every L0 file adds to the index of every agent: one that is full stops the writing, not the reading.
     if broker.index.bytes_used >= index_bytes_max:

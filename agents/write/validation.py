@@ -167,7 +167,7 @@ def _refuse_framing(records: memoryview, header: BatchHeader, api_version: int) 
     attributes = header.attributes
     if attributes & TRANSACTIONAL_BIT:
         return Refusal(
-            error=ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+            error=ErrorCode.UNSUPPORTED_VERSION,
             message="Transactional batches are not supported.",
         )
     if api_version < _ZSTD_PRODUCE_VERSION and attributes & CODEC_MASK == Codec.ZSTD:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from aiokafka import AIOKafkaProducer
+from aiokafka.errors import KafkaError as AiokafkaError
 from confluent_kafka import KafkaError, KafkaException, Producer
+from kafka import KafkaProducer
+from kafka.errors import KafkaError as KafkaPythonError
 
 from tests.conformance.clients import CLIENTS
 from tests.conformance.cluster import Cluster
@@ -24,8 +28,21 @@ def test_a_consumer_at_the_end_gets_what_comes(cluster: Cluster, client: Client)
         assert [item.offset for item in consumer.await_items(3)] == [10, 11, 12]
 
 
-def test_a_transactional_producer_is_refused_at_once(cluster: Cluster) -> None:
+async def test_a_transactional_producer_is_refused_at_once_and_its_error_points_to_no_acl(cluster: Cluster) -> None:
+    with pytest.raises(AiokafkaError) as of_aiokafka:
+        await AIOKafkaProducer(bootstrap_servers=cluster.bootstrap, transactional_id="tx").start()
+    kafka_python = KafkaProducer(bootstrap_servers=cluster.bootstrap, transactional_id="tx")
+    with pytest.raises(KafkaPythonError) as of_kafka_python:
+        kafka_python.init_transactions()
+    kafka_python.close(timeout=0)
+    for refused in (of_aiokafka, of_kafka_python):
+        assert "UnsupportedVersion" in f"{refused.type.__name__}: {refused.value}"
+        assert "uthoriz" not in f"{refused.type.__name__}: {refused.value}"
+
+
+def test_librdkafka_refuses_a_transactional_producer_at_once_and_says_why(cluster: Cluster) -> None:
     producer = Producer({"bootstrap.servers": cluster.bootstrap, "transactional.id": "tx"})
     with pytest.raises(KafkaException) as refused:
         producer.init_transactions(TIMEOUT_S)
     assert refused.value.args[0].code() == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    assert "transactions are not supported yet" in refused.value.args[0].str()

@@ -32,4 +32,11 @@ ANSWERS = (
         replacement="            )\n            try:",
         tests=("tests/contract/test_metadata_topics.py::test_a_topic_is_made_described_changed_and_deleted",),
     ),
+    Mutant(
+        name="librdkafka-waits-for-transactions",
+        file="agents/handlers/find_coordinator.py",
+        text="_LIBRDKAFKA_VERSION = 2",
+        replacement="_LIBRDKAFKA_VERSION = 99",
+        tests=("tests/integration/agents/test_bad_input.py::test_a_transactional_id_is_refused",),
+    ),
 )
