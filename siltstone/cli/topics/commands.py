@@ -10,7 +10,8 @@ from typing import TypeVar
 import click
 
 from metadata.configs.topic import TOPIC_CONFIGS
-from runtime.text import plural
+from runtime.settings.table import Settings
+from runtime.text import age_text, plural
 from siltstone.cli.options.agent_options import acts, agent_options, given_agents, name_hints
 from siltstone.cli.topics.describe import describe_command
 from siltstone.cli.topics.explain import explain_command
@@ -138,6 +139,8 @@ def alter(name: str, configs: Sequence[str], deleted: Sequence[str], partitions:
 def delete(name: str, yes: bool, bootstrap: str) -> None:
     """Delete topic NAME and all its records.
 
+    Nobody reads them from then on. Their bytes leave the bucket within purge.deadline.ms, a setting of the compactors.
+
     \b
     Example:
       siltstone topics delete orders --yes
@@ -155,6 +158,10 @@ def delete(name: str, yes: bool, bootstrap: str) -> None:
 
     _run(bootstrap, work)
     click.echo(f"deleted {name}")
+    within = age_text(Settings().purge_deadline_ms)
+    click.echo(
+        f"its bytes leave the bucket within purge.deadline.ms of the compactors ({within} unless they set it)", err=True
+    )
 
 
 async def _is_compacted(client: KafkaClient, name: str) -> bool:
