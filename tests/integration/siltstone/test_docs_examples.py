@@ -24,7 +24,10 @@ from siltstone.cli import main
 from siltstone.demo.stack import running_stack
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGES = ("README.md", "docs/look-inside.md", "docs/compacted-topics.md", "docs/reading-topics.md", "docs/tables.md")
+PAGES = (
+    *("README.md", "docs/look-inside.md", "docs/compacted-topics.md", "docs/reading-topics.md", "docs/tables.md"),
+    "docs/erasure.md",
+)
 GUIDES = [ROOT / page for page in PAGES]
 BOOTSTRAP = "127.0.0.1:9092"
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
