@@ -29,6 +29,7 @@ from agents.tail.follower import Follower, FollowerCallbacks
 from agents.tail.fresh_watermarks import FreshWatermarks
 from agents.tail.log_index import LogIndex
 from agents.tail.waiters import ParkedReaders
+from agents.topics.present import PresentTopics
 from agents.topics.topic_cache import TopicCache
 from agents.topics.topic_ids import TopicIds
 from agents.write.budget import early_per_second, share_of
@@ -274,6 +275,7 @@ class Agent:
     def _broker(
         self, cluster_id: str, membership: Membership, write_path: WritePath, groups: GroupCoordinator
     ) -> Broker:
+        present_topics = PresentTopics(self._follower.catch_up, self._runtime.clock)
         return Broker(
             settings=self._settings,
             cluster_id=cluster_id,
@@ -286,7 +288,8 @@ class Agent:
                 draw=self._runtime.ids.jitter,
                 on_evicted=self._runtime.metrics.fetch_session_evictions_total.inc,
             ),
-            topic_ids=TopicIds(self._topic_cache, self._follower.catch_up),
+            present_topics=present_topics,
+            topic_ids=TopicIds(self._topic_cache, present_topics.see),
             write_path=write_path,
             stall=self._stall,
             parked_readers=self._parked_readers,

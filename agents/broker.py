@@ -16,6 +16,7 @@ from agents.tail.follower import Follower
 from agents.tail.fresh_watermarks import FreshWatermarks
 from agents.tail.log_index import LogIndex
 from agents.tail.waiters import ParkedReaders
+from agents.topics.present import PresentTopics
 from agents.topics.topic_cache import TopicCache
 from agents.topics.topic_entries import TopicEntries
 from agents.topics.topic_ids import TopicIds
@@ -35,6 +36,7 @@ class Broker:
     reader: Reader
     timestamps: TimestampSearch
     fetch_sessions: FetchSessions
+    present_topics: PresentTopics
     topic_ids: TopicIds
     write_path: WritePath
     stall: WriteStall

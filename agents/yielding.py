@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import TypeVar
 
 PARTS_PER_TURN = 2_000
@@ -32,7 +32,7 @@ class LoopYielder:
     def __init__(self) -> None:
         self._left = PARTS_PER_TURN
 
-    async def through(self, parts: Sequence[T]) -> AsyncIterator[T]:
+    async def through(self, parts: Iterable[T]) -> AsyncIterator[T]:
         for part in parts:
             if not self._left:
                 self._left = PARTS_PER_TURN

@@ -6,19 +6,15 @@ never answers from memory that a partition does not exist or that nothing is com
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection, Sequence
-from contextlib import suppress
 
 from agents.groups.coordinator import GroupCoordinator
 from agents.groups.held import GroupRefusedError
-from agents.tail.follower import Follower
+from agents.topics.present import PresentTopics
 from agents.topics.topic_cache import TopicCache
-from agents.topics.topic_ids import LOOK_MS_MAX
 from agents.yielding import chunks_with_yields
 from metadata.contract.errors import MetadataUnavailableError
 from metadata.contract.groups import GroupIdTooLongError, OffsetPlace, check_group_id
-from runtime.errors import SiltstoneError
 from wire.error_codes import ErrorCode
 
 LOOKED_FOR_SINGLY = 20
@@ -72,18 +68,11 @@ async def unknown_groups(coordinator: GroupCoordinator, group_ids: Sequence[str]
     return unknown
 
 
-async def look_up(topic_cache: TopicCache, follower: Follower, names: Collection[str]) -> None:
-    """If one of these topics is not known, learn of topics that were created a moment ago."""
-    if any(topic_cache.topic(name) is None for name in names):
-        with suppress(SiltstoneError):  # without the store, answer with what we know
-            await follower.catch_up()
-
-
 class Present:
     """One request's look at the topics in the store when something is missing: at most one."""
 
-    def __init__(self, follower: Follower) -> None:
-        self._follower = follower
+    def __init__(self, present_topics: PresentTopics) -> None:
+        self._present_topics = present_topics
         self.seen: bool | None = None
         """None: not looked yet."""
 
@@ -91,10 +80,5 @@ class Present:
         """Returns True if the topic cache now holds all that was committed before this request. Topic ids do not come
         back: a partition that is missing by the same topic id after the look was missing before it."""
         if self.seen is None:
-            try:
-                async with asyncio.timeout(LOOK_MS_MAX / 1000):
-                    await self._follower.catch_up()
-                self.seen = True
-            except (SiltstoneError, TimeoutError):
-                self.seen = False
+            self.seen = await self._present_topics.see()
         return self.seen

@@ -7,9 +7,8 @@ clients skip the records below. This agent's index moves at once; other agents l
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 from agents.broker import Broker
+from agents.topics.present import look_for, not_there
 from agents.topics.rules import RequestError, code_of
 from agents.yielding import LoopYielder
 from metadata.configs.topic import as_list
@@ -30,21 +29,24 @@ _log = get_logger(__name__)
 
 
 async def handle(broker: Broker, header: RequestHeader, request: DeleteRecordsRequest) -> DeleteRecordsResponse:
-    if any(broker.topic_cache.topic(topic.name) is None for topic in request.topics):
-        with suppress(SiltstoneError):  # without the store, answer with what we know
-            await broker.follower.catch_up()
+    places = ((topic.name, part.partition_index) for topic in request.topics for part in topic.partitions)
+    seen = await look_for(broker, places)
     topics: list[DeleteRecordsTopicResult] = []
     yielder = LoopYielder()
     async for topic in yielder.through(request.topics):
-        results = [await _delete(broker, topic.name, asked) async for asked in yielder.through(topic.partitions)]
+        results = [
+            await _delete(broker, topic.name, asked, seen=seen) async for asked in yielder.through(topic.partitions)
+        ]
         topics.append(DeleteRecordsTopicResult(name=topic.name, partitions=results))
     return DeleteRecordsResponse(topics=topics)
 
 
-async def _delete(broker: Broker, name: str, asked: DeleteRecordsPartition) -> DeleteRecordsPartitionResult:
+async def _delete(
+    broker: Broker, name: str, asked: DeleteRecordsPartition, *, seen: bool
+) -> DeleteRecordsPartitionResult:
     result = DeleteRecordsPartitionResult(partition_index=asked.partition_index, low_watermark=-1)
     try:
-        partition_id = _partition_id(broker, name, asked.partition_index)
+        partition_id = _partition_id(broker, name, asked.partition_index, seen=seen)
         result.low_watermark = await broker.metadata.agents.delete_records(partition_id, asked.offset)
     except InvalidOffsetError:
         result.error_code = ErrorCode.OFFSET_OUT_OF_RANGE
@@ -57,11 +59,11 @@ async def _delete(broker: Broker, name: str, asked: DeleteRecordsPartition) -> D
     return result
 
 
-def _partition_id(broker: Broker, name: str, number: int) -> int:
+def _partition_id(broker: Broker, name: str, number: int, *, seen: bool) -> int:
     """Raises RequestError if the partition does not exist, or if records may not be deleted from it."""
     topic = broker.topic_cache.topic(name)
     if topic is None or not 0 <= number < len(topic.partition_ids):
-        raise RequestError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"no partition {number} of a topic {name!r}")
+        raise not_there(f"partition {number} of a topic {name!r}", seen=seen)
     policy = as_list(broker.topic_cache.configs(topic), "cleanup.policy")
     if "compact" in policy and "delete" not in policy:
         raise RequestError(ErrorCode.POLICY_VIOLATION, f"topic {name!r} is compacted: its records cannot be deleted")

@@ -10,6 +10,7 @@ import asyncio
 
 from agents.broker import Broker
 from agents.handlers.config_entries import DEFAULT, ConfigEntry, broker_entries, cluster_entries, topic_entries
+from agents.topics.present import not_there
 from agents.topics.rules import RequestError, code_of
 from runtime.errors import SiltstoneError
 from wire.api import RequestHeader
@@ -31,15 +32,12 @@ RESOURCES_AT_ONCE = 50
 async def handle(broker: Broker, header: RequestHeader, request: DescribeConfigsRequest) -> DescribeConfigsResponse:
     # A resource that is named twice is answered once.
     resources = {(each.resource_type, each.resource_name): each for each in request.resources}.values()
-    away: SiltstoneError | None = None
+    seen = True
     if any(each.resource_type == TOPIC and broker.topic_cache.topic(each.resource_name) is None for each in resources):
-        try:
-            await broker.follower.catch_up()
-        except SiltstoneError as error:
-            away = error
+        seen = await broker.present_topics.see()
     response = DescribeConfigsResponse()
     for number, asked in enumerate(resources, start=1):
-        response.results.append(_describe(broker, header.api_version, asked, request, away))
+        response.results.append(_describe(broker, header.api_version, asked, request, seen=seen))
         if number % RESOURCES_AT_ONCE == 0:
             await asyncio.sleep(0)
     return response
@@ -50,13 +48,14 @@ def _describe(
     version: int,
     asked: DescribeConfigsResource,
     request: DescribeConfigsRequest,
-    away: SiltstoneError | None,
+    *,
+    seen: bool,
 ) -> DescribeConfigsResult:
     result = DescribeConfigsResult(
         resource_type=asked.resource_type, resource_name=asked.resource_name, error_message=None
     )
     try:
-        entries = _entries(broker, asked, away)
+        entries = _entries(broker, asked, seen=seen)
     except SiltstoneError as error:
         result.error_code, result.error_message = code_of(error), str(error)
         return result
@@ -65,12 +64,12 @@ def _describe(
     return result
 
 
-def _entries(broker: Broker, asked: DescribeConfigsResource, away: SiltstoneError | None) -> list[ConfigEntry]:
-    """`away`: the error if the present had to be looked at and could not."""
+def _entries(broker: Broker, asked: DescribeConfigsResource, *, seen: bool) -> list[ConfigEntry]:
+    """`seen`: a topic that is not known does not exist."""
     if asked.resource_type == TOPIC:
         topic = broker.topic_cache.topic(asked.resource_name)
         if topic is None:
-            raise away or RequestError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"no topic {asked.resource_name!r}")
+            raise not_there(f"topic {asked.resource_name!r}", seen=seen)
         return topic_entries(topic.configs, broker.topic_cache.broker_configs, broker.settings)
     if asked.resource_type == BROKER:
         if asked.resource_name == "":

@@ -7,15 +7,15 @@ timestamp in that batch. There are no transactions.
 from __future__ import annotations
 
 from collections import defaultdict
-from contextlib import suppress
+from collections.abc import Sequence
 
 from agents.broker import Broker
+from agents.topics.present import look_for, not_there
 from agents.topics.rules import code_of
 from agents.yielding import LoopYielder, chunks_with_yields
 from metadata.contract.l0_commit import ProducerState as StoredState
 from runtime.errors import SiltstoneError
 from wire.api import RequestHeader
-from wire.error_codes import ErrorCode
 from wire.messages.describe_producers import (
     DescribeProducersRequest,
     DescribeProducersResponse,
@@ -26,9 +26,8 @@ from wire.messages.describe_producers import (
 
 
 async def handle(broker: Broker, header: RequestHeader, request: DescribeProducersRequest) -> DescribeProducersResponse:
-    if any(broker.topic_cache.topic(asked.name) is None for asked in request.topics):
-        with suppress(SiltstoneError):  # without the store, answer with what we know
-            await broker.follower.catch_up()
+    places = ((asked.name, number) for asked in request.topics for number in asked.partition_indexes)
+    seen = await look_for(broker, places)
     ids: dict[tuple[str, int], int] = {}
     async for some in chunks_with_yields(
         [(asked.name, number) for asked in request.topics for number in asked.partition_indexes]
@@ -46,7 +45,13 @@ async def handle(broker: Broker, header: RequestHeader, request: DescribeProduce
     async for asked in yielder.through(request.topics):
         answered = TopicResponse(name=asked.name)
         async for number in yielder.through(asked.partition_indexes):
-            answered.partitions.append(_partition(number, ids.get((asked.name, number)), states, failure))
+            partition_id = ids.get((asked.name, number))
+            if partition_id is None:
+                answered.partitions.append(_refused(number, not_there("such partition", seen=seen)))
+            elif failure is not None:
+                answered.partitions.append(_refused(number, failure))
+            else:
+                answered.partitions.append(_partition(number, states[partition_id]))
         response.topics.append(answered)
     return response
 
@@ -58,16 +63,11 @@ def _partition_id(broker: Broker, name: str, number: int) -> int | None:
     return topic.partition_ids[number]
 
 
-def _partition(
-    number: int,
-    partition_id: int | None,
-    states: defaultdict[int, list[StoredState]],
-    failure: SiltstoneError | None,
-) -> PartitionResponse:
-    if partition_id is None:
-        return PartitionResponse(partition_index=number, error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-    if failure is not None:
-        return PartitionResponse(partition_index=number, error_code=code_of(failure), error_message=str(failure))
+def _refused(number: int, error: SiltstoneError) -> PartitionResponse:
+    return PartitionResponse(partition_index=number, error_code=code_of(error), error_message=str(error))
+
+
+def _partition(number: int, states: Sequence[StoredState]) -> PartitionResponse:
     return PartitionResponse(
         partition_index=number,
         active_producers=[
@@ -78,6 +78,6 @@ def _partition(
                 last_timestamp=state.last_seen_ms,
                 coordinator_epoch=-1,
             )
-            for state in states[partition_id]
+            for state in states
         ],
     )

@@ -6,7 +6,8 @@ only news for the client.
 
 An offset outside the known log is out of range only if a fresh read of the watermarks says so, because the agent's view
 may be late. If it is above our end but not above the fresh one, another agent's commit is on its way here, and the
-request waits. An unknown topic id is looked for in the store once before it is called unknown: ids do not come back.
+request waits. A topic or partition that this agent does not know is looked for in the store before it is called
+unknown; if the store does not say in time, the answer is KAFKA_STORAGE_ERROR, after which clients ask again.
 
 Any agent serves any partition, so no answer is NOT_LEADER_OR_FOLLOWER, and none names another leader (KIP-951) or a
 replica to read from (KIP-392). A topic is found by its id alone, so no answer is INCONSISTENT_TOPIC_ID.
@@ -37,6 +38,7 @@ WAIT_MS_MAX = 60_000
 """The longest that a fetch waits for records, even if the client asks for more: a client that has gone away holds its
 fetch session no longer than this."""
 TOPIC_IDS_SINCE = 13
+_UNKNOWN = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 _NO_TOPIC, _NO_PARTITION = -1, -2
 """Stands in place of a partition id."""
 
@@ -50,12 +52,11 @@ async def handle(broker: Broker, header: RequestHeader, request: FetchRequest) -
     if context.error is not ErrorCode.NONE:
         return FetchResponse(error_code=context.error)
     deadline_ms = broker.runtime.clock.monotonic_ms() + min(max(request.max_wait_ms, 0), WAIT_MS_MAX)
-    if by_id:
-        await broker.topic_ids.look_for([topic.topic_id for topic in request.topics])
     parts = context.parts
     if trace is not None:
         trace.begin("index")
     await _resolve(broker, parts)
+    await _look_for_unknown(broker, parts)
     await _check_ranges(broker, parts)
     bytes_max = min(max(request.max_bytes, 0), broker.settings.fetch_max_bytes)
     if trace is not None:
@@ -105,6 +106,25 @@ def _resolve_some(broker: Broker, parts: Sequence[FetchPart]) -> None:
             part.log = broker.index.partition(part.partition_id)
             if part.log is None:
                 _fail_gone(part)
+
+
+async def _look_for_unknown(broker: Broker, parts: Sequence[FetchPart]) -> None:
+    unknown: list[FetchPart] = []
+    async for some in chunks_with_yields(parts):
+        unknown += [part for part in some if part.answer is not None and part.answer.error_code in _UNKNOWN]
+    if not unknown:
+        return
+    highest: dict[TopicKey, int] = {}
+    for part in unknown:
+        highest[part.topic] = max(part.asked.partition, highest.get(part.topic, -1))
+    seen = await broker.topic_ids.look_for(highest.items())
+    await _resolve(broker, unknown)
+    if seen:
+        return
+    for part in unknown:
+        if part.answer is not None and part.answer.error_code in _UNKNOWN:
+            # "Unknown" could stop the client; after this error it asks again.
+            _fail(part, ErrorCode.KAFKA_STORAGE_ERROR)
 
 
 def _partition_id(topic: Topic | None, partition: int) -> int:

@@ -14,8 +14,8 @@ from collections import Counter
 from collections.abc import Mapping
 
 from agents.broker import Broker
-from agents.groups.checks import look_up
 from agents.read.timestamps import TIMESTAMP_ERRORS, TimestampedOffset
+from agents.topics.present import look_for
 from agents.yielding import LoopYielder
 from metadata.contract.errors import MetadataUnavailableError
 from metadata.contract.topics import Watermarks
@@ -42,7 +42,8 @@ LEADER_EPOCH = 0
 
 async def handle(broker: Broker, header: RequestHeader, request: ListOffsetsRequest) -> ListOffsetsResponse:
     # A client may know a new topic from another agent, and some clients do not ask again.
-    await look_up(broker.topic_cache, broker.follower, [topic.name for topic in request.topics])
+    asked = ((topic.name, part.partition_index) for topic in request.topics for part in topic.partitions)
+    seen = await look_for(broker, asked)
     ids = await _partition_ids(broker, request)
     try:
         fresh = await broker.fresh.get(list(ids.values()))
@@ -60,7 +61,11 @@ async def handle(broker: Broker, header: RequestHeader, request: ListOffsetsRequ
             if asked_times[place] > 1:
                 answers.append(_failed(part, ErrorCode.INVALID_REQUEST))
             else:
-                answers.append(await _answer(broker, header.api_version, part, ids.get(place), fresh, present_by_ms))
+                partition_id = ids.get(place)
+                if partition_id is None and not seen:
+                    answers.append(_failed(part, ErrorCode.LEADER_NOT_AVAILABLE))
+                    continue
+                answers.append(await _answer(broker, header.api_version, part, partition_id, fresh, present_by_ms))
         topics.append(ListOffsetsTopicResponse(name=topic.name, partitions=answers))
     return ListOffsetsResponse(topics=topics)
 

@@ -4,7 +4,9 @@ Every partition names one live agent of the client's zone as leader, by rendezvo
 leader and the live agents next in line, as many as the topic was asked for with, and all of them in sync: none can lag
 behind the object store. The leader epoch is always 0, because no replica can diverge. In v0 an empty list asks for all
 topics, from v1 null does. Topics may be created on the way, as Kafka's two flags say. An unknown topic is looked for in
-the store once before it is called unknown.
+the store before it is called unknown; if the store does not say in time, it is LEADER_NOT_AVAILABLE, after which
+clients ask again. The answer about all topics comes from memory, unless this agent has not seen the store's state for a
+while.
 
 Topics are encoded once and kept (`agents/topics/topic_entries.py`). If the entries are at hand, or few, the answer is
 given at once. Otherwise they are encoded in slices, with turns of the event loop in between, from the topics of one
@@ -38,7 +40,8 @@ from wire.messages.metadata import (
 from wire.schema import ZERO_UUID, EncodedElements
 
 LOOK_MS_MAX = 10_000.0
-"""Longest wait for the store. A silent store is waited for up to its own time-outs, longer than the client waits."""
+"""Longest wait for the store, and once more for the creation of topics. A silent store is waited for up to its own
+time-outs, longer than the client waits."""
 CREATED_PER_REQUEST_MAX = 100
 """Topics that one request may create; the client asks again for the rest. So many are hardly intended."""
 NOT_ASKED = -0x80000000
@@ -65,6 +68,8 @@ class _Asked:
     named: Sequence[AgentInfo]
     """The agents of the client's zone."""
     view: View
+    seen: bool
+    """A topic that is not known does not exist."""
 
 
 def handle(
@@ -75,19 +80,21 @@ def handle(
         # A topic is answered once however often it is named, as in Kafka.
         wanted = list({(each.name, each.topic_id): each for each in wanted}.values())
     if wanted is None or (header.api_version == 0 and not wanted):
+        if broker.follower.is_late:
+            return _all_topics_of_the_present(broker, header, request)
         return _all_topics(_asked(broker, header, request))
     if any(_find(broker, each) is None for each in wanted):
         return _after_looking_again(broker, header, request, wanted)
     return _some_topics(_asked(broker, header, request), wanted)
 
 
-def _asked(broker: Broker, header: RequestHeader, request: MetadataRequest) -> _Asked:
+def _asked(broker: Broker, header: RequestHeader, request: MetadataRequest, *, seen: bool = True) -> _Asked:
     agents = broker.membership.agents
     named = eligible(agents, zone_of(header.client_id))
     operations = TOPIC_OPERATIONS if request.include_topic_authorized_operations else NOT_ASKED
     view = View(header.api_version, operations, _ids(named), _ids(agents))
     broker.topic_entries.use(view, agents, broker.membership.version)
-    return _Asked(broker, request, agents, named, view)
+    return _Asked(broker, request, agents, named, view, seen)
 
 
 def _ids(agents: Sequence[AgentInfo]) -> tuple[int, ...]:
@@ -119,6 +126,14 @@ def _response(asked: _Asked, topics: EncodedElements) -> MetadataResponse:
 # ---- all topics
 
 
+async def _all_topics_of_the_present(
+    broker: Broker, header: RequestHeader, request: MetadataRequest
+) -> MetadataResponse:
+    await broker.present_topics.see(LOOK_MS_MAX)  # without the store, answer with what we know
+    answer = _all_topics(_asked(broker, header, request))
+    return answer if isinstance(answer, MetadataResponse) else await answer
+
+
 def _all_topics(asked: _Asked) -> MetadataResponse | Awaitable[MetadataResponse]:
     everything = asked.broker.topic_entries.everything(asked.view, asked.broker.topic_cache.version)
     return _join_all(asked) if everything is None else _response(asked, everything)
@@ -145,8 +160,8 @@ async def _join_all(asked: _Asked) -> MetadataResponse:
 async def _after_looking_again(
     broker: Broker, header: RequestHeader, request: MetadataRequest, wanted: Sequence[MetadataRequestTopic]
 ) -> MetadataResponse:
-    await _look_again(broker, wanted, request.allow_auto_topic_creation)
-    answer = _some_topics(_asked(broker, header, request), wanted)
+    seen = await _look_again(broker, wanted, request.allow_auto_topic_creation)
+    answer = _some_topics(_asked(broker, header, request, seen=seen), wanted)
     return answer if isinstance(answer, MetadataResponse) else await answer
 
 
@@ -192,7 +207,7 @@ def _joined(
     entries: Mapping[UUID, bytes],
 ) -> MetadataResponse:
     parts = [
-        encode_error(asked.view, _unknown(asked.view.api_version, each)) if topic is None else entries[topic.topic_id]
+        encode_error(asked.view, _unknown(asked, each)) if topic is None else entries[topic.topic_id]
         for each, topic in zip(wanted, found, strict=True)
     ]
     return _response(asked, EncodedElements(len(parts), (b"".join(parts),)))
@@ -251,22 +266,22 @@ def _find(broker: Broker, wanted: MetadataRequestTopic) -> Topic | None:
     return broker.topic_cache.topic_by_id(wanted.topic_id)
 
 
-async def _look_again(broker: Broker, wanted: Sequence[MetadataRequestTopic], allow_creation: bool) -> None:
-    """See the present, and create the topics that are still missing if both flags allow it. A failure leaves them
-    unknown."""
+async def _look_again(broker: Broker, wanted: Sequence[MetadataRequestTopic], allow_creation: bool) -> bool:
+    """See the present, and create the topics that are still missing if both flags allow it. False: the topics that are
+    not known may exist, because the store did not say in time."""
+    if not await broker.present_topics.see(LOOK_MS_MAX):
+        return False
+    if not (allow_creation and broker.settings.auto_create_topics_enable):
+        return True
+    missing = {each.name for each in wanted if each.name is not None and not broker.topic_cache.topic(each.name)}
     try:
         async with asyncio.timeout(LOOK_MS_MAX / 1000):
-            await broker.follower.catch_up()
-            if not (allow_creation and broker.settings.auto_create_topics_enable):
-                return
-            missing = {
-                each.name for each in wanted if each.name is not None and not broker.topic_cache.topic(each.name)
-            }
             created = [await _create(broker, name) for name in sorted(missing)[:CREATED_PER_REQUEST_MAX]]
             if any(created):
                 await broker.follower.catch_up()
     except (SiltstoneError, TimeoutError):
-        return
+        return False
+    return True
 
 
 async def _create(broker: Broker, name: str) -> bool:
@@ -280,12 +295,13 @@ async def _create(broker: Broker, name: str) -> bool:
     return True
 
 
-def _unknown(version: int, wanted: MetadataRequestTopic) -> MetadataResponseTopic:
+def _unknown(asked: _Asked, wanted: MetadataRequestTopic) -> MetadataResponseTopic:
     if wanted.name is None:
         # The answer may leave the name out only from v12 on; before that no client can ask by id alone.
-        name = None if version >= 12 else ""
-        return MetadataResponseTopic(error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=name, topic_id=wanted.topic_id)
-    error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        name = None if asked.view.api_version >= 12 else ""
+        error = ErrorCode.UNKNOWN_TOPIC_ID if asked.seen else ErrorCode.LEADER_NOT_AVAILABLE
+        return MetadataResponseTopic(error_code=error, name=name, topic_id=wanted.topic_id)
+    error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if asked.seen else ErrorCode.LEADER_NOT_AVAILABLE
     try:
         check_name(wanted.name)
     except RequestError as refused:

@@ -52,7 +52,7 @@ async def handle(broker: Broker, header: RequestHeader, request: OffsetCommitReq
     parts: list[_Part] = []
     async for some in chunks_with_yields([(topic.name, each) for topic in request.topics for each in topic.partitions]):
         parts += [_Part(name, each, place_of(broker.topic_cache, name, each.partition_index)) for name, each in some]
-    present = Present(broker.follower)
+    present = Present(broker.present_topics)
     await _find_again(broker, present, [part for part in parts if part.place is None])
     await _commit(broker, header, request, [part for part in parts if part.place is not None])
     # A topic may have been re-created. The group judges again: its generation may have moved on meanwhile.

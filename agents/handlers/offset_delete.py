@@ -29,7 +29,7 @@ async def handle(broker: Broker, header: RequestHeader, request: OffsetDeleteReq
         check_id(request.group_id)
         broker.groups.check_owned(request.group_id)
         # Always look: a deletion under an outdated topic id would delete nothing, and no error would tell.
-        if not await Present(broker.follower).see():
+        if not await Present(broker.present_topics).see():
             raise GroupRefusedError(
                 ErrorCode.COORDINATOR_NOT_AVAILABLE, "the metadata store did not list the topics in time; try again"
             )

@@ -62,7 +62,7 @@ async def handle(broker: Broker, header: RequestHeader, request: OffsetFetchRequ
         topics = None if request.topics is None else [(each.name, each.partition_indexes) for each in request.topics]
         return await _one_group(broker, request.group_id, topics)
     groups: list[OffsetFetchResponseGroup] = []
-    present = Present(broker.follower)
+    present = Present(broker.present_topics)
     room = ANSWER_BYTES_MAX
     for group_id, asked in _asked_by_group(request.groups).items():
         groups.append(
@@ -94,7 +94,7 @@ def _bytes_of(group: OffsetFetchResponseGroup) -> int:
 async def _one_group(broker: Broker, group_id: str, asked: Asked | None) -> OffsetFetchResponse:
     error = ErrorCode.NONE
     try:
-        found = await _read(broker, Present(broker.follower), group_id, asked)
+        found = await _read(broker, Present(broker.present_topics), group_id, asked)
     except GroupRefusedError as refused:
         # Versions below 2 have errors only in partitions.
         error = refused.code

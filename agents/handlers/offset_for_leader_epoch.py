@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from agents.broker import Broker
+from agents.topics.present import look_for
 from agents.yielding import LoopYielder, chunks_with_yields
 from metadata.contract.errors import MetadataUnavailableError
 from metadata.contract.topics import Watermarks
@@ -30,6 +31,9 @@ LEADER_EPOCH = 0
 async def handle(
     broker: Broker, header: RequestHeader, request: OffsetForLeaderEpochRequest
 ) -> OffsetForLeaderEpochResponse:
+    seen = await look_for(
+        broker, ((topic.topic, part.partition) for topic in request.topics for part in topic.partitions)
+    )
     ids: dict[tuple[str, int], int | None] = {}
     async for some in chunks_with_yields([(topic, part) for topic in request.topics for part in topic.partitions]):
         ids.update({(topic.topic, part.partition): _partition_id(broker, topic, part) for topic, part in some})
@@ -41,7 +45,7 @@ async def handle(
     yielder = LoopYielder()
     async for topic in yielder.through(request.topics):
         parts = yielder.through(topic.partitions)
-        answers = [_answer(part, ids[topic.topic, part.partition], fresh) async for part in parts]
+        answers = [_answer(part, ids[topic.topic, part.partition], fresh, seen=seen) async for part in parts]
         topics.append(OffsetForLeaderTopicResult(topic=topic.topic, partitions=answers))
     return OffsetForLeaderEpochResponse(topics=topics)
 
@@ -54,13 +58,13 @@ def _partition_id(broker: Broker, asked: OffsetForLeaderTopic, part: OffsetForLe
 
 
 def _answer(
-    asked: OffsetForLeaderPartition, partition_id: int | None, fresh: Mapping[int, Watermarks] | None
+    asked: OffsetForLeaderPartition, partition_id: int | None, fresh: Mapping[int, Watermarks] | None, *, seen: bool
 ) -> EpochEndOffset:
     answer = EpochEndOffset(partition=asked.partition)
     watermarks = None if partition_id is None or fresh is None else fresh.get(partition_id)
     if partition_id is not None and asked.current_leader_epoch > LEADER_EPOCH:
         answer.error_code = ErrorCode.UNKNOWN_LEADER_EPOCH
-    elif partition_id is not None and fresh is None:
+    elif (fresh is None and partition_id is not None) or (partition_id is None and not seen):
         answer.error_code = ErrorCode.LEADER_NOT_AVAILABLE
     elif watermarks is None:
         answer.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION

@@ -6,8 +6,11 @@ both wait for the commit. acks 0 gets no answer, and any error closes the connec
 nothing else. Kafka's `KafkaApis.handleProduceRequest` and `ReplicaManager.appendRecords`.
 
 From v13 topics have ids instead of names (KIP-516): a topic that was re-created under an old name does not get records
-meant for the old one. An unknown id is looked for in the store before the answer is UNKNOWN_TOPIC_ID; requests that
-name it wait in line meanwhile. If a topic was deleted without our knowledge, the commit finds out.
+meant for the old one.
+
+A topic or partition that this agent does not know is looked for in the store before it is called unknown; requests
+that name the topic wait in line meanwhile. If the store does not say in time, the answer is LEADER_NOT_AVAILABLE, after
+which producers try again. If a topic was deleted without our knowledge, the commit finds out.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from typing import TypeAlias
 from agents.answers import NO_TRANSACTIONS
 from agents.broker import Broker
 from agents.request_context import RequestContext, RequestTrace, current_request
+from agents.topics.topic_ids import Wanted
 from agents.write.reply import ProduceReply
 from agents.write.stall import patience_ms
 from agents.write.submission import BATCHES_MAX, PendingBatch, Promise, Submission
@@ -41,6 +45,10 @@ _ResultsFuture: TypeAlias = "asyncio.Future[Sequence[BatchResult]]"
 
 
 TOPIC_IDS_SINCE = 13
+_NOT_SEEN = Refusal(
+    error=ErrorCode.LEADER_NOT_AVAILABLE,
+    message="the metadata store did not say in time whether there is such a partition; try again",
+)
 
 
 class DropConnectionError(Exception):
@@ -58,26 +66,30 @@ def handle(
     broker: Broker, header: RequestHeader, request: ProduceRequest
 ) -> ProduceResponse | Awaitable[ProduceResponse | None]:
     """None = no answer (acks 0)."""
-    if header.api_version >= TOPIC_IDS_SINCE:
-        topic_ids = {topic.topic_id for topic in request.topic_data}
-        records_bytes = sum(len(part.records or b"") for topic in request.topic_data for part in topic.partition_data)
-        if (looking := broker.topic_ids.line_up(topic_ids, records_bytes)) is not None:
-            return _after_looking(broker, header, request, looking)
-    return _take(broker, header, request)
+    by_id = header.api_version >= TOPIC_IDS_SINCE
+    wanted: list[Wanted] = [
+        (topic.topic_id if by_id else topic.name, max([part.index for part in topic.partition_data], default=-1))
+        for topic in request.topic_data
+    ]
+    records_bytes = sum(len(part.records or b"") for topic in request.topic_data for part in topic.partition_data)
+    looking = broker.topic_ids.line_up(wanted, records_bytes)
+    if isinstance(looking, bool):
+        return _take(broker, header, request, seen=looking)
+    return _after_looking(broker, header, request, looking)
 
 
 async def _after_looking(
-    broker: Broker, header: RequestHeader, request: ProduceRequest, looking: Awaitable[None]
+    broker: Broker, header: RequestHeader, request: ProduceRequest, looking: Awaitable[bool]
 ) -> ProduceResponse | None:
-    await looking
-    answer = _take(broker, header, request)
+    answer = _take(broker, header, request, seen=await looking)
     del request  # the write path holds, and counts, the waiting batches
     return answer if isinstance(answer, ProduceResponse) else await answer
 
 
 def _take(
-    broker: Broker, header: RequestHeader, request: ProduceRequest
+    broker: Broker, header: RequestHeader, request: ProduceRequest, *, seen: bool
 ) -> ProduceResponse | Awaitable[ProduceResponse | None]:
+    """`seen`: a topic or partition that is not known does not exist."""
     refused = _refusal_of_all(broker, request)
     accepted = _Accepted()
     response = ProduceResponse(
@@ -88,7 +100,7 @@ def _take(
                 partition_responses=[
                     _refused(part.index, refused)
                     if refused is not None
-                    else _check(broker, header, topic, part, accepted)
+                    else _check(broker, header, topic, part, accepted, seen=seen)
                     for part in topic.partition_data
                 ],
             )
@@ -177,17 +189,22 @@ def _refusal_of_all(broker: Broker, request: ProduceRequest) -> Refusal | None:
 
 
 def _check(
-    broker: Broker, header: RequestHeader, asked: TopicProduceData, part: PartitionProduceData, accepted: _Accepted
+    broker: Broker,
+    header: RequestHeader,
+    asked: TopicProduceData,
+    part: PartitionProduceData,
+    accepted: _Accepted,
+    *,
+    seen: bool,
 ) -> PartitionProduceResponse:
     """Validate one partition's batch; a good one is added to `accepted` with the answer to be filled later."""
     by_id = header.api_version >= TOPIC_IDS_SINCE
     topic = broker.topic_cache.topic_by_id(asked.topic_id) if by_id else broker.topic_cache.topic(asked.name)
-    if topic is None:
-        return PartitionProduceResponse(index=part.index, error_code=_gone(header), base_offset=-1)
-    if not 0 <= part.index < len(topic.partition_ids):
-        return PartitionProduceResponse(
-            index=part.index, error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, base_offset=-1
-        )
+    if topic is None or not 0 <= part.index < len(topic.partition_ids):
+        if not seen:
+            return _refused(part.index, _NOT_SEEN)
+        error = _gone(header) if topic is None else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        return PartitionProduceResponse(index=part.index, error_code=error, base_offset=-1)
     partition_id = topic.partition_ids[part.index]
     log = broker.index.partition(partition_id)
     # Kafka tells the log start with refusals too; -1 where the partition is not known here yet.

@@ -41,6 +41,8 @@ from runtime.runtime import Runtime
 _log = get_logger(__name__)
 
 ERROR_BACKOFF_MS = 250.0
+LATE_MS = 2_000.0
+"""A state of the store that is older than this is late: by default twenty polls have failed, or one still waits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,13 +80,17 @@ class Follower:
         self._metrics = runtime.metrics
         self._callbacks = callbacks
         self._cursor = Cursor()
+        self._applied_id = 0
+        """The last change taken in. The cursor may be behind it, if an answer was taken in only in part."""
+        self._seen_ms = float("-inf")
+        """When the last read of the store that succeeded was sent."""
         self._poll: asyncio.Task[None] | None = None
         self._next_poll: asyncio.Task[None] | None = None
         self._loop: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Load the present, then follow. Raises MetadataUnavailableError."""
-        await self._load(await self._metadata.snapshot())
+        await self._load_snapshot()
         self._loop = asyncio.create_task(self._follow(), name="follower")
 
     async def stop(self) -> None:
@@ -92,6 +98,11 @@ class Follower:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    @property
+    def is_late(self) -> bool:
+        """What we know of the store is older than LATE_MS."""
+        return self._clock.monotonic_ms() - self._seen_ms > max(LATE_MS, 2 * self._poll_ms)
 
     async def catch_up(self) -> None:
         """Return when everything committed before this call has been taken in. Raises MetadataUnavailableError.
@@ -144,15 +155,20 @@ class Follower:
         await self._take_tail()
 
     async def _take_tail(self) -> None:
+        sent_ms = self._clock.monotonic_ms()
         tail = await self._metadata.tail(self._cursor)
         if tail.cold:
             _log.warning("cursor too old, starting from a snapshot")
-            await self._load(await self._metadata.snapshot())
+            await self._load_snapshot()
             return
         # Own commits may be taken in between two slices, as they may before and after the whole answer.
         slices = Slices()
         for change in tail.changes:
-            self._apply(change)
+            # An answer that failed half-way comes again. Taken in twice, the creation of a topic that was deleted and
+            # made anew would take the name from its successor.
+            if change.change_id > self._applied_id:
+                self._apply(change)
+                self._applied_id = change.change_id
             await slices.took(len(change.detail.get("partition_ids", ())))
         for file in tail.files:
             self._add(file.file_id, _ref(file), file.index, live=file.live)
@@ -161,6 +177,7 @@ class Follower:
         # The cursor moves last: an answer that was taken in only in part is brought again, and taking it in twice does
         # no harm.
         self._cursor = _later(self._cursor, tail.cursor)
+        self._seen_ms = sent_ms
         self._metrics.tail_files_total.inc(len(tail.files))
         self._report()
 
@@ -177,6 +194,11 @@ class Follower:
             self._callbacks.on_merged(keys)
 
     # ---- taking in
+
+    async def _load_snapshot(self) -> None:
+        sent_ms = self._clock.monotonic_ms()
+        await self._load(await self._metadata.snapshot())
+        self._seen_ms = sent_ms
 
     async def _load(self, snapshot: Snapshot) -> None:
         """Built beside the known state, in slices: until all is there, readers see what was known before."""
@@ -197,6 +219,7 @@ class Follower:
         self._topic_cache.become(topic_cache)
         self._index.become(index)
         self._cursor = snapshot.cursor
+        self._applied_id = snapshot.cursor.change_id
         # Any offset may have moved, or its topic may be gone, while the cursor was out of date.
         self._parked_readers.wake_all()
         self._report()

@@ -22,6 +22,7 @@ from agents.placement import eligible, leader, weight, zone_of
 from agents.tail.follower import Follower, FollowerCallbacks
 from agents.tail.log_index import LogIndex
 from agents.tail.waiters import ParkedReaders
+from agents.topics.present import PresentTopics
 from agents.topics.topic_cache import TopicCache
 from agents.topics.topic_entries import TopicEntries
 from metadata.contract.leases import AgentAddress, AgentInfo
@@ -85,6 +86,7 @@ class Parts:
             address=AgentAddress(host="h", port=1),
             runtime=self.runtime,
         )
+        self.present_topics = PresentTopics(self.follower.catch_up, SystemClock())
         self.topic_entries = TopicEntries(self.entries_bytes_max)
         self.topic_entries_lock = asyncio.Lock()
         self.see([agent(1)])

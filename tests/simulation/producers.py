@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 RETRIABLE = {
+    ErrorCode.LEADER_NOT_AVAILABLE,
     ErrorCode.NOT_LEADER_OR_FOLLOWER,
     ErrorCode.REQUEST_TIMED_OUT,
     ErrorCode.KAFKA_STORAGE_ERROR,

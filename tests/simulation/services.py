@@ -269,8 +269,14 @@ class SimulatedMetadata(FarSide):
     async def live_agents(self) -> Sequence[AgentInfo]:
         return await self._ask(self.server.agents.live_agents)
 
-    async def create_topic(self, name: str, *, partitions: int, configs: Mapping[str, str]) -> Topic:
-        return await self._ask(lambda: self.server.agents.create_topic(name, partitions=partitions, configs=configs))
+    async def create_topic(
+        self, name: str, *, partitions: int, configs: Mapping[str, str], replication_factor: int = 1
+    ) -> Topic:
+        return await self._ask(
+            lambda: self.server.agents.create_topic(
+                name, partitions=partitions, configs=configs, replication_factor=replication_factor
+            )
+        )
 
     async def delete_topic(self, topic_id: uuid.UUID) -> None:
         await self._ask(lambda: self.server.agents.delete_topic(topic_id))
