@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 from tests.mutants.planted_in_answers import ANSWERS
+from tests.mutants.planted_in_claims import GONE
 
 ORACLES = "tests/property/test_messages_against_oracles.py"
 BATCHES = "tests/property/test_record_batches.py"
@@ -241,4 +242,4 @@ ZONES = (
     ),
 )
 
-MUTANTS = (*ANSWERS, *WIRE, *METADATA, *WRITING, *COMPACTOR, *STORES, *READING, *ZONES)
+MUTANTS = (*ANSWERS, *WIRE, *METADATA, *WRITING, *COMPACTOR, *STORES, *READING, *ZONES, *GONE)
