@@ -22,8 +22,8 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "dev": ("siltstone.cli.dev:dev", "Run a whole stack on this machine: Postgres, object store, agents, a compactor."),
     "demo": ("siltstone.cli.demo:demo", "Send 336,776 flights through an agent and compare what comes back."),
     "topics": ("siltstone.cli.topics.commands:topics", "Create, list, describe, explain, alter and delete topics."),
-    "produce": ("siltstone.cli.produce:produce", "Write records to a topic, from stdin or a file."),
-    "consume": ("siltstone.cli.consume:consume", "Print the records of topics, from any offset or time."),
+    "produce": ("siltstone.cli.records.produce:produce", "Write records to a topic, from stdin or a file."),
+    "consume": ("siltstone.cli.records.consume:consume", "Print the records of topics, from any offset or time."),
     "groups": (
         "siltstone.cli.groups.commands:groups",
         "List consumer groups, show their lag, reset their offsets, delete them.",

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -40,7 +41,10 @@ Response = TypeVar("Response", bound=Message)
 
 CLIENT_ID = "siltstone"
 TIMEOUT_MS = 30_000
-CONNECT_TIMEOUT_MS = 5_000
+CONNECT_TIMEOUT_MS = 4_000
+"""Time for a connection, and again for its first answer: a hung agent is reported within 10 s."""
+DEFAULT_PORT = 9092
+_ADDRESS = re.compile(r"(?:\[(?P<ipv6>[^\]]+)\]|(?P<host>[^\s:\[\]@/]+))(?::(?P<port>\d{1,5}))?")
 FRAME_BYTES_MAX = 128 << 20
 LATEST = -1
 """The timestamp by which ListOffsets returns the high watermark."""
@@ -51,6 +55,10 @@ _LAST_VERSION_WITH_NAMES: Mapping[int, int] = {0: 12, 1: 12}
 """By API key, the last version that this client uses. From the next one on Produce and Fetch take only ids of topics
 (KIP-516), and this client sends names."""
 _OP_SET, _OP_DELETE = 0, 1
+_HUNG_REMEDY = (
+    "the process accepts connections and does not answer: look at its log and `siltstone doctor`, restart it, or name"
+    " another agent with --bootstrap"
+)
 _CONFIG_SOURCES = {1: "topic", 2: "broker", 3: "default broker", 4: "static broker", 5: "default", 6: "logger"}
 
 _REMEDIES: Mapping[str, str] = {
@@ -119,15 +127,28 @@ class Fetched:
 
 
 def parse_bootstrap(text: str) -> list[tuple[str, int]]:
-    """Read "host:port[,host:port...]"; an IPv6 host is in brackets. Raises BadInputError."""
+    """Read "host[:port][,host[:port]...]"; an IPv6 host is in brackets. Without a port it is Kafka's, 9092.
+
+    Raises BadInputError.
+    """
     addresses: list[tuple[str, int]] = []
-    for part in text.split(","):
-        host, colon, port = part.strip().rpartition(":")
-        if not colon or not host or not port.isdigit() or not 0 < int(port) < 65_536:
+    for part in map(str.strip, text.split(",")):
+        scheme, slashes, place = part.partition("://")
+        if slashes:
+            # A URL may carry a password: the message quotes only the scheme.
+            place = place.rpartition("@")[2].partition("/")[0]
             raise BadInputError(
-                f"bootstrap address {part!r} is not HOST:PORT", remedy="give, for example, 127.0.0.1:9092"
+                f"a bootstrap address is HOST:PORT, not a URL ({scheme}://...)",
+                remedy=f"give the address without {scheme}://: {place or 'HOST:9092'}. It is the port for Kafka"
+                " clients, 9092 by default, not the one for metrics",
             )
-        addresses.append((host.removeprefix("[").removesuffix("]"), int(port)))
+        found = _ADDRESS.fullmatch(part)
+        port = int(found["port"] or DEFAULT_PORT) if found else 0
+        if found is None or not 0 < port < 65_536:
+            raise BadInputError(
+                f"bootstrap address {part!r} is not HOST:PORT", remedy="give, for example, 127.0.0.1:9092 or [::1]:9092"
+            )
+        addresses.append((found["ipv6"] or found["host"], port))
     return addresses
 
 
@@ -157,6 +178,7 @@ class KafkaClient:
     ) -> None:
         self._reader, self._writer = reader, writer
         self._address, self._client_id, self._timeout_ms = address, client_id, timeout_ms
+        self._first_answer_ms = min(timeout_ms, CONNECT_TIMEOUT_MS)
         self._correlation_id = 0
         self._broken = False
         self._one_at_a_time = asyncio.Lock()
@@ -168,6 +190,7 @@ class KafkaClient:
     ) -> KafkaClient:
         """Connect to the first address that answers and negotiate versions."""
         refusals: list[str] = []
+        is_hung = False
         for host, port in parse_bootstrap(bootstrap):
             address = f"{host}:{port}"
             try:
@@ -179,16 +202,23 @@ class KafkaClient:
             client = cls(reader, writer, address=address, client_id=client_id, timeout_ms=timeout_ms)
             try:
                 await client._negotiate()
+            except ConnectionLostError as error:
+                await client.close()
+                is_hung = is_hung or isinstance(error.__cause__, TimeoutError)
+                refusals.append(f"{address} (connected, but it {error.message.removeprefix(address).strip()})")
+                continue
             except BaseException:
                 await client.close()
                 raise
             return client
         raise UnavailableError(
             f"no agent answers at {', '.join(refusals)}",
-            remedy="start one with `siltstone dev`, or name another with --bootstrap",
+            remedy=_HUNG_REMEDY if is_hung else "start one with `siltstone dev`, or name another with --bootstrap",
         )
 
     async def close(self) -> None:
+        if self._broken:
+            self._writer.transport.abort()  # a hung agent does not take what is still to be sent: do not wait for it
         self._writer.close()
         with suppress(OSError):
             await self._writer.wait_closed()
@@ -214,7 +244,9 @@ class KafkaClient:
                 self._broken = True  # a late answer would be mistaken for the answer to the next request
                 if isinstance(error, (OSError, EOFError, TimeoutError)):
                     why = "did not answer in time" if isinstance(error, TimeoutError) else "closed the connection"
-                    raise ConnectionLostError(f"{self._address} {why}") from error
+                    raise ConnectionLostError(
+                        f"{self._address} {why}", remedy=_HUNG_REMEDY if isinstance(error, TimeoutError) else ""
+                    ) from error
                 raise
         correlation_id, answer = decode_response(table.api_key, version, frame)
         if correlation_id != self._correlation_id or not isinstance(answer, response):
@@ -387,7 +419,8 @@ class KafkaClient:
         raise MalformedMessageError(f"{self._address} answered Fetch without {topic}-{partition}")
 
     async def _negotiate(self) -> None:
-        answer = await self.call(api_versions.ApiVersionsRequest(), api_versions.ApiVersionsResponse)
+        request = api_versions.ApiVersionsRequest()
+        answer = await self.call(request, api_versions.ApiVersionsResponse, timeout_ms=self._first_answer_ms)
         _check(answer.error_code, f"negotiate versions with {self._address}")
         self._served = {each.api_key: VersionRange(each.min_version, each.max_version) for each in answer.api_keys}
 

@@ -10,11 +10,13 @@ from enum import Enum
 
 from runtime.errors import BadInputError
 
-REMEDY = "give start, end, N, +N, -N, N:M, @TIME or @TIME:@TIME; a TIME is a date, ms or s since 1970, now, or -15m"
+REMEDY = "give start, end, N, +N, -N, N:M, @TIME or @TIME:@TIME; a TIME is a year, a date, ms, s, now, or -15m"
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _AGO = re.compile(r"-(\d+)(ms|s|m|h|d)")
 _SECONDS_BELOW = 10**11
 """A plain number below this counts seconds since 1970; others count milliseconds. In seconds it is the year 5138."""
+_LIKE_A_DATE = re.compile(r"\d{4}|(19[7-9]\d|[2-9]\d{3})(0[1-9]|1[0-2])([0-2]\d|3[01])")
+"""Digits that read as a year or a date: never a number of seconds."""
 _INT64_MAX = 2**63 - 1
 
 
@@ -73,7 +75,8 @@ def _place(text: str, whole: str) -> Place:
 
 
 def parse_time(text: str, now_ms: int) -> int:
-    """Read a time as ms since the epoch: a number, an ISO date or time (UTC if it has no zone), "now", or "-15m".
+    """Read a time as ms since the epoch: a year from 1970 to 9999, a number, an ISO date or time (UTC if it has no
+    zone), "now", or "-15m".
 
     Raises BadInputError.
     """
@@ -82,7 +85,9 @@ def parse_time(text: str, now_ms: int) -> int:
         return max(0, now_ms - int(ago[1]) * _UNITS_MS[ago[2]])
     if text == "now":
         return now_ms
-    if re.fullmatch(r"\d{1,18}", text):
+    if re.fullmatch(r"19[7-9]\d|[2-9]\d{3}", text):
+        text = f"{text}-01-01"  # nobody means 34 minutes after 1970
+    if re.fullmatch(r"\d{1,18}", text) and not _LIKE_A_DATE.fullmatch(text):
         return int(text) if int(text) >= _SECONDS_BELOW else int(text) * 1000
     try:
         time = datetime.fromisoformat(text)

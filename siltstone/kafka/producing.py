@@ -6,7 +6,9 @@ Each round sends one batch to every partition that has one, waits for all answer
 - After a temporary error (a draining agent, a lost connection) the same batch is sent again under the same sequence. An
   agent that has already stored it says so instead of storing it twice (KIP-98).
 - A batch that is too large is halved.
-- Records that the agent names as bad are taken out and reported; the rest is sent.
+- Records that the agent names as bad are reported.
+- After a failed record the later ones of its partition are not written: a reader who sees a record has seen all that
+  were before it. With `keep_going` they are written.
 
 Only one batch of a partition is in flight at a time, which keeps the order. With acks 0 the outcome is unknown and
 nothing is repeated.
@@ -17,6 +19,7 @@ not know what the first one stored.
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -46,6 +49,8 @@ _DUPLICATE = int(ErrorCode.DUPLICATE_SEQUENCE_NUMBER)
 class ProduceOptions:
     acks: int = -1
     codec: Codec = Codec.NONE
+    keep_going: bool = False
+    """Write on in a partition after one of its records failed."""
     partition: int | None = None
     """The partition of all records that do not name one; None: the key decides."""
     headers: Headers = ()
@@ -138,10 +143,19 @@ class TopicWriter:
         self._sequences = Sequences()
         self._sticky = options.first_partition % partitions
         self._sticky_bytes = 0
+        self._failed: dict[int, int] = {}
+        """By partition, the number of the first record that failed. Nothing after it is written there."""
+        self._failures = 0
+        self._waiting: dict[int, deque[list[InputRecord]]] = {}
+
+    @property
+    def in_flight(self) -> int:
+        """The number of records that are given to `write` and not judged yet."""
+        return sum(len(batch) for queue in self._waiting.values() for batch in queue)
 
     async def write(self, records: Sequence[InputRecord]) -> None:
-        """Write the records. Returns when every record is stored or refused."""
-        waiting = self._batches(records)
+        """Write the records. Returns when every record is stored or refused, also when the call is cancelled."""
+        waiting = self._waiting = self._batches(records)
         tries: dict[int, float] = {}
         """By partition, the time until which its first batch is sent again, in ms of the monotonic clock."""
         while waiting:
@@ -153,7 +167,11 @@ class TopicWriter:
             except (UnavailableError, KafkaError) as error:
                 # Every record that is not yet judged is in doubt, also those that were never sent.
                 for queue in waiting.values():
-                    self._refuse([each for batch in queue for each in batch], error.message, remedy=IN_DOUBT)
+                    self._refuse([each for batch in queue for each in batch], error.message, IN_DOUBT)
+                waiting.clear()
+                raise
+            except asyncio.CancelledError:
+                self._give_up()
                 raise
             passing = False
             for partition, batch in sent.items():
@@ -166,11 +184,32 @@ class TopicWriter:
                     continue
                 del tries[partition]
                 queue.popleft()
-                queue.extendleft(reversed(self._judge(partition, batch, result)))  # halves go first, in their order
+                failed_before = self._failures
+                left = self._judge(partition, batch, result)
+                if self._failures > failed_before and queue:
+                    self._refuse([each for batch in queue for each in batch], *self._not_after(partition))
+                    queue.clear()
+                queue.extendleft(reversed(left))  # halves go first, in their order
                 if not queue:
                     del waiting[partition]
             if passing:
-                await self._clock.sleep_ms(BACKOFF_MS)
+                try:
+                    await self._clock.sleep_ms(BACKOFF_MS)
+                except asyncio.CancelledError:
+                    self._give_up()
+                    raise
+
+    def _give_up(self) -> None:
+        """Report everything that waits. The first batch of a partition was sent, perhaps; the others never were."""
+        for queue in self._waiting.values():
+            self._refuse(queue.popleft(), "stopped before an agent confirmed it", IN_DOUBT)
+            if queue:
+                self._refuse([each for batch in queue for each in batch], "not written: stopped before it was sent")
+        self._waiting.clear()
+
+    def _not_after(self, partition: int) -> tuple[str, str]:
+        why = f"not written: record {self._failed[partition]} of partition {partition} failed before it"
+        return why, "correct that record and write from it on, or write on in spite of it with --keep-going"
 
     async def _send(self, sent: Mapping[int, Sequence[InputRecord]]) -> Mapping[int, ProduceResult]:
         options = self._options
@@ -207,22 +246,36 @@ class TopicWriter:
             middle = len(batch) // 2
             return [batch[:middle], batch[middle:]]
         bad = {index: why for index, why in result.record_errors.items() if 0 <= index < len(batch)}
+        if bad and not self._options.keep_going:
+            first = min(bad)
+            # The agent refused the whole batch, so its good beginning is still to be written.
+            self._fail(partition, batch[first : first + 1], f"{error.name}: {bad[first]}", error.remedy)
+            if batch[first + 1 :]:
+                self._refuse(batch[first + 1 :], *self._not_after(partition))
+            return [batch[:first]] if first else []
         if bad:
             for index, why in bad.items():
-                self._refuse([batch[index]], f"{error.name}: {why}", remedy=error.remedy)
+                self._refuse([batch[index]], f"{error.name}: {why}", error.remedy)
             good = [each for index, each in enumerate(batch) if index not in bad]
             return [good] if good else []
         if is_passing(code):
             # Patience is over. An earlier try may have been stored, so the sequence of this partition is unknown too.
-            self._refuse(batch, error.message, remedy=IN_DOUBT)
+            self._fail(partition, batch, error.message, IN_DOUBT)
             self._sequences.lost(partition)
             return []
-        self._refuse(batch, error.message, remedy=error.remedy)
+        self._fail(partition, batch, error.message, error.remedy)
         if code in _NEEDS_NEW_PRODUCER:
             self._sequences.lost(partition)
         return []
 
-    def _refuse(self, records: Sequence[InputRecord], why: str, *, remedy: str) -> None:
+    def _fail(self, partition: int, records: Sequence[InputRecord], why: str, remedy: str) -> None:
+        """Report a failure, after which the partition takes no more records unless `keep_going`."""
+        if not self._options.keep_going:
+            self._failed[partition] = records[0].number
+            self._failures += 1
+        self._refuse(records, why, remedy)
+
+    def _refuse(self, records: Sequence[InputRecord], why: str, remedy: str = "") -> None:
         self._results.refused(Refused(records, why, remedy))
 
     def _batches(self, records: Sequence[InputRecord]) -> dict[int, deque[list[InputRecord]]]:
@@ -240,6 +293,9 @@ class TopicWriter:
                     if self._partitions == 1
                     else f"give a partition from 0 to {self._partitions - 1}",
                 )
+                continue
+            if partition in self._failed:
+                self._refuse([record], *self._not_after(partition))
                 continue
             filled = filling.get(partition, BATCH_BYTES) + size
             queue = waiting.setdefault(partition, deque())

@@ -9,7 +9,15 @@ from contextlib import suppress
 import pytest
 
 from runtime.errors import BadInputError, Outcome, UnavailableError
-from siltstone.kafka.client import EARLIEST, LATEST, ConnectionLostError, KafkaClient, KafkaError, connected
+from siltstone.kafka.client import (
+    CONNECT_TIMEOUT_MS,
+    EARLIEST,
+    LATEST,
+    ConnectionLostError,
+    KafkaClient,
+    KafkaError,
+    connected,
+)
 from tests.fixtures.agents import RunningAgent, read_all
 from wire.api import decode_request, encode_response, read_request_header
 from wire.errors import MalformedFrameError
@@ -144,8 +152,17 @@ async def test_nobody_there_is_told_with_every_address(unused_tcp_port_factory: 
 
 
 async def test_a_peer_that_does_not_answer_is_given_up(mute_peer: str) -> None:
-    with pytest.raises(ConnectionLostError, match="did not answer in time"):
+    with pytest.raises(UnavailableError, match="connected, but it did not answer in time") as hung:
         await KafkaClient.connect(mute_peer, timeout_ms=50)
+    assert "accepts connections and does not answer" in hung.value.remedy
+
+
+async def test_a_hung_agent_is_reported_within_ten_seconds_and_the_next_address_is_tried(
+    mute_peer: str, agent: RunningAgent
+) -> None:
+    assert 2 * CONNECT_TIMEOUT_MS < 10_000  # to connect, and for the first answer
+    async with connected(f"{mute_peer},{agent.address}", timeout_ms=5_000) as client:
+        assert len((await client.metadata()).brokers) == 1
 
 
 async def test_a_peer_that_is_no_agent_is_told_so(web_server: str) -> None:

@@ -132,7 +132,7 @@ def test_a_tombstone_is_a_key_without_a_value(run: Any, topic: str) -> None:
     assert sorted(found, key=str) == [("alice", None), ("bob", "1"), ("bob", None)]
 
 
-def test_every_record_that_fails_is_told_and_the_others_are_written(run: Any) -> None:
+def test_every_record_that_fails_is_told_and_other_partitions_are_written(run: Any) -> None:
     name = f"topic-{uuid.uuid4().hex[:8]}"
     run("topics", "create", name, "--partitions", "1", "--config", "cleanup.policy=compact")
     refused = run("produce", name, stdin=b"no key\n", code=1)
@@ -143,13 +143,18 @@ def test_every_record_that_fails_is_told_and_the_others_are_written(run: Any) ->
     assert [each["key"] for each in read_json(run, name, "--until-end")] == ["a", "c"]
 
 
-def test_records_that_an_agent_names_as_bad_are_left_out_of_their_batch(run: Any) -> None:
+def test_after_a_failed_record_its_partition_takes_no_more_unless_told_to_keep_going(run: Any) -> None:
     name = f"topic-{uuid.uuid4().hex[:8]}"
     run("topics", "create", name, "--partitions", "1", "--config", "message.timestamp.after.max.ms=3600000")
     lines = b"1700000000000 a\n4000000000000 b\n1700000000000 c\n4000000000000 d\n1700000000000 e\n"
-    told = run("produce", name, "-f", r"%T %v\n", stdin=lines, code=1).stderr
+    strict = run("produce", name, "-f", r"%T %v\n", stdin=lines, code=1)
+    assert "error: record 2: INVALID_TIMESTAMP" in strict.stderr
+    assert "error: records 3 to 5: not written: record 2 of partition 0 failed before it" in strict.stderr
+    assert "wrote 1 record " in strict.stdout and "; 4 records failed" in strict.stdout
+    assert [each["value"] for each in read_json(run, name, "--until-end")] == ["a"]
+    told = run("produce", name, "-f", r"%T %v\n", "--keep-going", stdin=lines, code=1).stderr
     assert "error: record 2: INVALID_TIMESTAMP" in told and "error: record 4: INVALID_TIMESTAMP" in told
-    assert [each["value"] for each in read_json(run, name, "--until-end")] == ["a", "c", "e"]
+    assert [each["value"] for each in read_json(run, name, "--until-end")] == ["a", "a", "c", "e"]
 
 
 def test_batches_that_are_too_large_are_cut_and_a_record_that_is_too_large_is_told(run: Any) -> None:
@@ -157,7 +162,7 @@ def test_batches_that_are_too_large_are_cut_and_a_record_that_is_too_large_is_to
     run("topics", "create", name, "--partitions", "1", "--config", "max.message.bytes=2000")
     lines = [b"%0300d" % number for number in range(50)]
     lines[20] = b"y" * 3000
-    told = run("produce", name, stdin=b"\n".join(lines), code=1)
+    told = run("produce", name, "--keep-going", stdin=b"\n".join(lines), code=1)
     assert told.stderr.count("error: ") == 1 and "error: record 21: " in told.stderr
     assert "MESSAGE_TOO_LARGE" in told.stderr
     assert [int(each["value"]) for each in read_json(run, name, "--until-end")] == [*range(20), *range(21, 50)]

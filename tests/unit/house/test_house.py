@@ -56,7 +56,7 @@ INTRUDERS = {
     "metadata.contract.intruder_with_postgres": "import metadata.postgres.tables",
     "wire.intruder_with_metrics": "import runtime.metrics",
     "siltstone.intruder_with_a_client": "import confluent_kafka",
-    "siltstone.kafka.intruder_from_below": "import siltstone.cli.consume",
+    "siltstone.kafka.intruder_from_below": "import siltstone.cli.records.consume",
     "siltstone.demo.intruder_from_below": "import siltstone.cli.cost",
     "siltstone.intruder_with_spark": "import pyspark",
     "agents.intruder_with_traces": "import opentelemetry.trace",

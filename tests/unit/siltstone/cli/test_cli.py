@@ -19,6 +19,7 @@ from runtime.errors import BadInputError
 from siltstone import cli
 from siltstone.cli.postgres_remedies import remedy_of
 from siltstone.cli.topics import commands as topics
+from siltstone.kafka.client import parse_bootstrap
 
 
 def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -128,12 +129,22 @@ def test_the_bootstrap_address_comes_from_the_environment(unused_tcp_port: int) 
 
 
 @pytest.mark.parametrize(
-    "bootstrap", ["localhost", "localhost:", ":9092", "localhost:0", "localhost:70000", "a:1,,b:2"]
+    "bootstrap", ["", "localhost:", ":9092", "[::1", "::1:9092", "localhost:0", "localhost:70000", "a:1,,b:2"]
 )
 def test_a_bad_bootstrap_address_is_refused_by_name(bootstrap: str) -> None:
     code, _, errors = run("topics", "list", "--bootstrap", bootstrap)
     assert code == 1
     assert "is not HOST:PORT" in errors
+
+
+def test_a_host_without_a_port_has_kafkas_port() -> None:
+    assert parse_bootstrap("localhost, [::1], a:1") == [("localhost", 9092), ("::1", 9092), ("a", 1)]
+
+
+def test_a_url_as_bootstrap_address_gets_its_remedy_and_no_password_is_printed() -> None:
+    code, _, errors = run("topics", "list", "--bootstrap", "http://me:geheim@agents.example:8080/metrics")
+    assert code == 1 and "not a URL (http://...)" in errors and "geheim" not in errors
+    assert "remedy: give the address without http://: agents.example:8080." in errors
 
 
 def delete_orders(stdin: int) -> subprocess.CompletedProcess[str]:

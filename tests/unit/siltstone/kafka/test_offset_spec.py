@@ -33,7 +33,9 @@ def test_offsets_are_read(text: str, expected: OffsetRange) -> None:
     assert parse_offsets(text, NOW_MS) == expected
 
 
-@pytest.mark.parametrize("text", ["", "beginnig", "7:3", "3:3", "1:2:3", "--5", "@", "@soon", "9" * 30, "@-1y", "1.5"])
+@pytest.mark.parametrize(
+    "text", ["", "beginnig", "7:3", "3:3", "1:2:3", "--5", "@", "@soon", "9" * 30, "@-1y", "1.5", "@1234", "@20240231"]
+)
 def test_what_is_no_offset_is_refused_with_a_remedy(text: str) -> None:
     with pytest.raises(BadInputError) as refused:
         parse_offsets(text, NOW_MS)
@@ -49,6 +51,8 @@ def test_what_is_no_offset_is_refused_with_a_remedy(text: str) -> None:
         ("2026-01-31T12:00:00.250Z", NOW_MS + 250),
         ("now", NOW_MS),
         ("0", 0),
+        ("2026", parse_time("2026-01-01", 0)),
+        ("20260131", NOW_MS - 43_200_000),
         ("-2d", NOW_MS - 172_800_000),
     ],
 )

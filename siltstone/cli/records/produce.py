@@ -53,6 +53,8 @@ CHUNKS_WAITING_MAX = 64
 """Reads that may wait for the writer; they bound the memory of a fast input."""
 WRITE_BYTES_MAX = 16 << 20
 """Bytes of records that one write gathers at most, for all partitions."""
+STOP_MS = 4_000
+"""Time that records in flight get after the first signal: with the time to close, the command ends within 5 s."""
 ERRORS_SHOWN = 20
 PARTITIONS_SHOWN = 8
 INTERRUPTED = 130
@@ -68,6 +70,8 @@ class Tally:
     written: int = 0
     written_bytes: int = 0
     failed: int = 0
+    given: int = 0
+    """The number of the last record that was taken from the input."""
     ranges: dict[int, tuple[int, int, int]] = field(default_factory=dict[int, tuple[int, int, int]])
     """By partition: first offset, last offset, number of records. An unknown offset is -1."""
 
@@ -152,6 +156,9 @@ def _read_headers(_ctx: click.Context, _param: click.Parameter, values: Sequence
     show_default=True,
     help="all: retry, and store each record exactly once. 1: do not retry. 0: do not wait for answers.",
 )
+@click.option(
+    "--keep-going", is_flag=True, help="After a failed record write the later ones of its partition all the same."
+)
 @click.option("-v", "--verbose", is_flag=True, help="Print partition and offset of each record.")
 @agent_options
 @json_option
@@ -165,6 +172,7 @@ def produce(
     tombstone: bool,
     compression: str,
     acks: str,
+    keep_going: bool,
     verbose: bool,
     bootstrap: str,
     as_json: bool,
@@ -178,8 +186,11 @@ def produce(
 
     The text after the last field ends a record; without such text a newline does.
 
-    A key decides the partition, as in Java's clients. Records without a key fill one partition after the other. Exit
-    code 1 if a record was refused; the error names it, and all others were written.
+    A key decides the partition, as in Java's clients. Records without a key fill one partition after the other.
+
+    Exit code 1 if a record failed; the error names it. Later records of its partition are not written, unless
+    --keep-going; a line that cannot be read belongs to no partition and stops none. The first Ctrl-C ends the input and
+    gives the records in flight 4 s, the second ends at once; both report what was not written.
 
     \b
     Examples:
@@ -194,7 +205,11 @@ def produce(
     if not only_one and path is None and sys.stdin.isatty():
         click.echo("each line is a record; Ctrl-D ends the input", err=True)
     options = ProduceOptions(
-        acks=-1 if acks == "all" else int(acks), codec=Codec[compression.upper()], partition=partition, headers=headers
+        acks=-1 if acks == "all" else int(acks),
+        codec=Codec[compression.upper()],
+        keep_going=keep_going,
+        partition=partition,
+        headers=headers,
     )
     tally = Tally(topic=topic, verbose=verbose and not as_json)
     with _opened(path, [InputRecord(1, key, None)] if only_one else reader) as source:
@@ -205,6 +220,8 @@ def produce(
                 _print(tally, as_json=as_json)
             raise
     _print(tally, as_json=as_json)
+    if stopped and not only_one:
+        click.echo(f"stopped: the input after record {tally.given} was not written", err=True)
     if tally.failed:
         sys.exit(1)
     if stopped and not sys.stdin.isatty():
@@ -234,8 +251,8 @@ def _opened(path: Path | None, what: RecordReader | Sequence[InputRecord]) -> Ge
 async def _produce(
     bootstrap: str, hints: HintOptions, topic: str, options: ProduceOptions, source: RecordInput, tally: Tally
 ) -> bool:
-    """Write all records. True when a signal ended the input: records read until then are written all the same, unless
-    the signal comes a second time."""
+    """Write all records. True when a signal ended the input: records in flight are written all the same, if the agents
+    answer within STOP_MS and no second signal comes."""
     clock = SystemClock()
     stopping = asyncio.Event()
     async with RetryingClient(bootstrap, clock, told=lambda line: click.echo(line, err=True)) as client:
@@ -253,14 +270,24 @@ async def _produce(
             clock,
             WriteResults(stored=tally.stored, refused=tally.refused),
         )
-        if source.stream is None or source.reader is None:
-            await writer.write(source.given)
-            return False
-        again = asyncio.Event()
+        again, over = asyncio.Event(), asyncio.Event()
+
+        async def stop() -> None:
+            await stopping.wait()
+            if writer.in_flight:
+                click.echo(f"stopping, {plural(writer.in_flight, 'record')} in flight; again to quit", err=True)
+            await unless(again, clock.sleep_ms(STOP_MS))
+            over.set()
+
+        watching = asyncio.create_task(stop())
         with stop_signals(stopping, again), _progress(tally, clock) as show:
-            async for records in _gathered(source.stream, source.reader, tally, stopping, partitions):
-                await unless(again, writer.write(records))
-                show()
+            if source.stream is None or source.reader is None:
+                await unless(over, writer.write(source.given))
+            else:
+                async for records in _gathered(source.stream, source.reader, tally, stopping, partitions):
+                    await unless(over, writer.write(records))
+                    show()
+        watching.cancel()
     return stopping.is_set()
 
 
@@ -272,7 +299,7 @@ async def _gathered(
     chunks: asyncio.Queue[bytes | OSError] = asyncio.Queue(CHUNKS_WAITING_MAX)
     _read_in_thread(stream, chunks, asyncio.get_running_loop())
     ended = False
-    while not ended:
+    while not ended and not stopping.is_set():
         chunk = await unless(stopping, chunks.get())
         gathered: list[InputRecord] = []
         gathered_bytes = 0
@@ -286,6 +313,7 @@ async def _gathered(
                 if isinstance(each, UnreadRecord):
                     tally.unread(each)
                 else:
+                    tally.given = each.number
                     gathered.append(each)
                     gathered_bytes += input_bytes(each)
             # Do not wait for a full batch: records from a slow pipe are written as they arrive.

@@ -1,0 +1,1 @@
+"""`siltstone produce`, `consume` and `get`."""
