@@ -39,9 +39,9 @@ from wire.messages.metadata import (
 )
 from wire.schema import ZERO_UUID, EncodedElements
 
-LOOK_MS_MAX = 10_000.0
-"""Longest wait for the store, and once more for the creation of topics. A silent store is waited for up to its own
-time-outs, longer than the client waits."""
+CREATE_MS_MAX = 10_000.0
+"""Longest wait for the creation of topics. A silent store is waited for up to its own time-outs, longer than the client
+waits."""
 CREATED_PER_REQUEST_MAX = 100
 """Topics that one request may create; the client asks again for the rest. So many are hardly intended."""
 NOT_ASKED = -0x80000000
@@ -129,7 +129,7 @@ def _response(asked: _Asked, topics: EncodedElements) -> MetadataResponse:
 async def _all_topics_of_the_present(
     broker: Broker, header: RequestHeader, request: MetadataRequest
 ) -> MetadataResponse:
-    await broker.present_topics.see(LOOK_MS_MAX)  # without the store, answer with what we know
+    await broker.present_topics.see()  # without the store, answer with what we know
     answer = _all_topics(_asked(broker, header, request))
     return answer if isinstance(answer, MetadataResponse) else await answer
 
@@ -269,13 +269,13 @@ def _find(broker: Broker, wanted: MetadataRequestTopic) -> Topic | None:
 async def _look_again(broker: Broker, wanted: Sequence[MetadataRequestTopic], allow_creation: bool) -> bool:
     """See the present, and create the topics that are still missing if both flags allow it. False: the topics that are
     not known may exist, because the store did not say in time."""
-    if not await broker.present_topics.see(LOOK_MS_MAX):
+    if not await broker.present_topics.see():
         return False
     if not (allow_creation and broker.settings.auto_create_topics_enable):
         return True
     missing = {each.name for each in wanted if each.name is not None and not broker.topic_cache.topic(each.name)}
     try:
-        async with asyncio.timeout(LOOK_MS_MAX / 1000):
+        async with asyncio.timeout(CREATE_MS_MAX / 1000):
             created = [await _create(broker, name) for name in sorted(missing)[:CREATED_PER_REQUEST_MAX]]
             if any(created):
                 await broker.follower.catch_up()

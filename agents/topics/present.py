@@ -40,13 +40,13 @@ class PresentTopics:
         """The look that has not begun yet."""
         self._due_ms = float("-inf")
 
-    async def see(self, wait_ms_max: float = LOOK_MS_MAX) -> bool:
+    async def see(self) -> bool:
         """True: the topic cache now holds all that was committed before this call. False: the store did not say."""
         if self._next is None:
             # In a context of its own: the log lines of a shared look belong to no request.
             self._next = asyncio.create_task(self._look(), name="look for topics", context=Context())
         try:
-            async with asyncio.timeout(wait_ms_max / 1000):
+            async with asyncio.timeout(LOOK_MS_MAX / 1000):
                 await asyncio.shield(self._next)
         except (SiltstoneError, TimeoutError):
             return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
+UNKNOWN_TOPICS = "tests/integration/agents/test_unknown_topics.py"
 SEVERAL_AGENTS = "tests/integration/agents/test_several_agents.py"
 ANSWERS = (
     Mutant(
@@ -38,5 +39,72 @@ ANSWERS = (
         text="_LIBRDKAFKA_VERSION = 2",
         replacement="_LIBRDKAFKA_VERSION = 99",
         tests=("tests/integration/agents/test_bad_input.py::test_a_transactional_id_is_refused",),
+    ),
+    Mutant(
+        name="metadata-calls-a-topic-unknown-after-a-look-that-failed",
+        file="agents/handlers/metadata_api.py",
+        text="    if not await broker.present_topics.see():\n        return False\n",
+        replacement="    await broker.present_topics.see()\n",
+        tests=(f"{UNKNOWN_TOPICS}::test_while_the_store_does_not_answer_nothing_is_called_unknown",),
+    ),
+    Mutant(
+        name="a-fetch-by-name-does-not-look",
+        file="agents/topics/topic_ids.py",
+        text="            topic = self._topic_cache.topic(key)\n",
+        replacement="            return False\n",
+        tests=(f"{UNKNOWN_TOPICS}::test_an_agent_that_has_not_heard_of_a_topic_looks_before_it_answers",),
+    ),
+    Mutant(
+        name="a-partition-beyond-the-last-is-not-looked-for",
+        file="agents/topics/topic_ids.py",
+        text=" or highest >= len(topic.partition_ids)",
+        replacement="",
+        tests=(f"{UNKNOWN_TOPICS}::test_a_partition_that_was_added_elsewhere_is_looked_for",),
+    ),
+    Mutant(
+        name="a-failed-look-counts-as-seen",
+        file="agents/topics/present.py",
+        text="        except (SiltstoneError, TimeoutError):\n            return False\n",
+        replacement="        except (SiltstoneError, TimeoutError):\n            return True\n",
+        tests=(f"{UNKNOWN_TOPICS}::test_while_the_store_does_not_answer_nothing_is_called_unknown",),
+    ),
+    Mutant(
+        name="all-topics-are-listed-from-an-old-view",
+        file="agents/handlers/metadata_api.py",
+        text="if broker.follower.is_late:",
+        replacement="if False:",
+        tests=(
+            f"{UNKNOWN_TOPICS}::test_an_agent_that_has_not_seen_the_store_for_a_while_looks_before_it_lists_all_topics",
+        ),
+    ),
+    Mutant(
+        name="a-look-under-way-is-shared-with-later-questions",
+        file="agents/topics/present.py",
+        text="        self._next = None\n        await self._catch_up()\n",
+        replacement="        await self._catch_up()\n        self._next = None\n",
+        tests=(
+            "tests/unit/agents/topics/test_present.py"
+            "::test_requests_that_come_together_share_a_look_and_later_ones_get_a_later_look",
+        ),
+    ),
+    Mutant(
+        name="a-wrong-name-hammers-the-store",
+        file="agents/topics/present.py",
+        text="if begins_ms > now_ms:",
+        replacement="if False:",
+        tests=(
+            "tests/unit/agents/topics/test_present.py"
+            "::test_a_client_that_clings_to_a_wrong_name_does_not_hammer_the_store",
+        ),
+    ),
+    Mutant(
+        name="changes-are-taken-in-twice",
+        file="agents/tail/follower.py",
+        text="if change.change_id > self._applied_id:",
+        replacement="if True:",
+        tests=(
+            "tests/unit/agents/tail/test_follower.py"
+            "::test_an_answer_that_was_taken_in_in_part_and_comes_again_takes_no_name_from_a_topic",
+        ),
     ),
 )

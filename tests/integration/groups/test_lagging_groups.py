@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agents.groups import checks
+from agents.topics import present
 from metadata.contract.errors import MetadataUnavailableError
 from metadata.contract.groups import OffsetCommitBatch, OffsetPlace, OffsetToCommit
 from metadata.contract.store import MetadataStore
@@ -154,7 +154,7 @@ async def test_what_cannot_be_looked_for_is_neither_there_nor_missing(
     # given offsets at places that this agent has not heard of, and a store that does not tell
     await world.change(what)
     await world.store(7)
-    monkeypatch.setattr(checks, "LOOK_MS_MAX", 50.0)
+    monkeypatch.setattr(present, "LOOK_MS_MAX", 50.0)
     world.service.is_away = trouble == "away"
     world.service.answers.clear()
     # then all may come again

@@ -410,3 +410,30 @@ async def test_a_snapshot_holds_live_files_only_and_a_merge_after_it_is_heard_of
     await agent.follower.catch_up()
     assert (held(agent), agent.end) == ([4], 4)
     await agent.follower.stop()
+
+
+async def test_an_answer_that_was_taken_in_in_part_and_comes_again_takes_no_name_from_a_topic(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # given: a topic that is deleted and made anew, and a follower that fails once behind the changes
+    metadata = MemoryMetadata()
+    following = Following(metadata)
+    await following.follower.catch_up()
+    old = await metadata.agents.create_topic("t", partitions=1, configs={})
+    await metadata.agents.delete_topic(old.topic_id)
+    new = await metadata.agents.create_topic("t", partitions=1, configs={})
+
+    async def fails(tail: Tail) -> None:
+        raise RuntimeError("once")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(following.follower, "_drop_merged", fails)
+        with pytest.raises(RuntimeError):
+            await following.follower.catch_up()
+    # when
+    await following.follower.catch_up()
+    # then
+    assert following.topic_cache.topic("t") == new
+    assert following.topic_cache.topics() == [new]
+    assert following.topic_cache.topic_by_id(old.topic_id) is None
+    assert following.index.partition(new.partition_ids[0]) is not None

@@ -23,8 +23,8 @@ class Store:
         self.looks.append(asyncio.get_running_loop().create_future())
         await self.looks[-1]
 
-    def ask(self, **more: float) -> asyncio.Task[bool]:
-        return asyncio.create_task(self.present.see(**more))
+    def ask(self) -> asyncio.Task[bool]:
+        return asyncio.create_task(self.present.see())
 
 
 async def turns() -> None:
@@ -48,14 +48,14 @@ async def test_requests_that_come_together_share_a_look_and_later_ones_get_a_lat
     assert await asyncio.gather(*late) == [True] * 3
 
 
-async def test_a_look_that_fails_or_takes_too_long_proves_nothing() -> None:
+async def test_a_look_that_fails_or_takes_too_long_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store()
     asking = store.ask()
     await turns()
     store.looks[0].set_exception(MetadataUnavailableError("away"))
     assert await asking is False
-    impatient = store.ask(wait_ms_max=1.0)
-    assert await impatient is False
+    monkeypatch.setattr("agents.topics.present.LOOK_MS_MAX", 1.0)
+    assert await store.ask() is False
     store.looks[1].set_result(None)
 
 
