@@ -17,12 +17,14 @@ from runtime.clock import Clock, SystemClock
 from siltstone.cli.groups.asking import partition_counts
 from siltstone.cli.options.agent_options import agent_options, given_agents, name_hints
 from siltstone.cli.options.usage import as_usage
+from siltstone.cli.records.get import read_key
 from siltstone.kafka.client import KafkaClient
 from siltstone.kafka.consuming import Reach, partitions_of, reaches, read
 from siltstone.kafka.consuming_in_group import GroupReader
 from siltstone.kafka.groups import GroupClient
 from siltstone.kafka.member import GroupMember
 from siltstone.kafka.offset_spec import Anchor, OffsetRange, parse_offsets, parse_partitions
+from siltstone.kafka.partitioner import partition_of_key
 from siltstone.kafka.record_format import VALUE_LINES, OutputRecord, json_record, parse_format, readable, render
 from siltstone.kafka.records import TopicPartition
 from siltstone.kafka.retrying import PATIENCE_MS, RetryingClient
@@ -38,6 +40,8 @@ class _Asked(NamedTuple):
     partitions: Sequence[int] | None
     span: OffsetRange
     follow: bool
+    key: bytes | None
+    all_partitions: bool
 
 
 @click.command()
@@ -55,6 +59,10 @@ class _Asked(NamedTuple):
 @click.option(
     "-g", "--group", metavar="GROUP", help="Join this consumer group and continue from its committed offsets."
 )
+@click.option(
+    "-k", "--key", callback=read_key, help="Print only the records of this key, from the partition that its key gives."
+)
+@click.option("--all-partitions", is_flag=True, help="With --key: look in every partition.")
 @click.option("-n", "--num", type=click.IntRange(min=1), help="Stop after this many records.")
 @click.option("-f", "--format", "text", metavar="FORMAT", help="How to print a record; see the fields above.")
 @click.option("--json", "as_json", is_flag=True, help="Print each record as a JSON object on one line.")
@@ -71,6 +79,8 @@ def consume(
     offsets: str,
     partitions: str | None,
     group: str | None,
+    key: bytes | None,
+    all_partitions: bool,
     num: int | None,
     text: str | None,
     as_json: bool,
@@ -98,12 +108,17 @@ def consume(
       siltstone consume orders -o -10 -n 10 --json | jq .value
       siltstone consume orders users -o @-15m -f '%D %t %k=%v\\n'
       siltstone consume orders -p 3 -o 42:43 --data ./siltstone-data
+      siltstone consume users --key alice --until-end --json
       siltstone consume orders --group billing --json | ./bill
     """
     if as_json and text is not None:
         raise click.UsageError("give either --json or --format, not both")
     if group is not None and partitions is not None:
         raise click.UsageError("give either --group or --partitions, not both: a group assigns the partitions itself")
+    if group is not None and key is not None:
+        raise click.UsageError("give either --group or --key, not both: a group commits also what --key leaves out")
+    if all_partitions and (key is None or partitions is not None):
+        raise click.UsageError("--all-partitions belongs to --key, and goes without --partitions")
     clock = SystemClock()
     with as_usage():
         span = parse_offsets(offsets, clock.wall_ms())
@@ -114,7 +129,7 @@ def consume(
             f"--offset {offsets} cannot be combined with --group: a group continues from its committed offsets."
             f" `siltstone groups reset {shlex.quote(group)} --topic {topics[0]}` moves them"
         )
-    asked = _Asked(list(dict.fromkeys(topics)), wanted, span, follow)
+    asked = _Asked(list(dict.fromkeys(topics)), wanted, span, follow, key, all_partitions)
     asyncio.run(_consume(bootstrap, given_agents(), asked, group, num, written))
 
 
@@ -140,7 +155,10 @@ async def _consume(
         found: list[TopicPartition] = []
         for topic in asked.topics:
             async with name_hints(inner, topic, hints):
-                found += await partitions_of(inner, topic, asked.partitions)
+                there = await partitions_of(inner, topic, asked.partitions)
+            if asked.key is not None and asked.partitions is None and not asked.all_partitions:
+                there = [there[partition_of_key(asked.key, len(there))]]
+            found += there
         return found
 
     clock, stopping = SystemClock(), asyncio.Event()
@@ -163,6 +181,8 @@ async def _alone(
     left = num
     async with aclosing(read(client, await client.run(find), told=_tell)) as batches:
         async for records in batches:
+            if asked.key is not None:
+                records = [each for each in records if each.key == asked.key]
             given = records if left is None else records[:left]
             yield given
             if left is not None:

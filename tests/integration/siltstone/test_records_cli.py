@@ -202,6 +202,25 @@ def test_reading_begins_and_ends_where_it_is_told(run: Any, topic: str) -> None:
     assert past.stdout == "" and "has offsets 0 to 9: reading from offset 10, not from " in past.stderr
 
 
+def test_the_newest_value_of_a_key_is_found_however_far_back_it_is(run: Any, topic: str) -> None:
+    run("produce", topic, "-f", r"%k:%v\n", stdin=b"alice:1\nalice:2\nbob:1\n")
+    at_home = str(partition_of_key(b"alice", 3))
+    run("produce", topic, "-p", at_home, stdin=b"".join(b"%d\n" % number for number in range(3_000)))
+    assert run("get", topic, "alice").stdout == "2\n"
+    assert json.loads(run("get", topic, "alice", "--json").stdout)["value"] == "2"
+    assert [each["value"] for each in read_json(run, topic, "--key", "alice", "--until-end")] == ["1", "2"]
+    missing = run("get", topic, "carol", code=1)
+    assert missing.stdout == "" and "no record with the key 'carol'" in missing.stderr
+    # given a producer that places keys otherwise
+    elsewhere = str((partition_of_key(b"carol", 3) + 1) % 3)
+    run("produce", topic, "-p", elsewhere, "-k", "carol", stdin=b"far\n")
+    assert "--all-partitions" in run("get", topic, "carol", code=1).stderr
+    assert run("get", topic, "carol", "--all-partitions").stdout == "far\n"
+    assert len(read_json(run, topic, "--key", "carol", "--all-partitions", "--until-end")) == 1
+    run("produce", topic, "-k", "alice", "--tombstone")
+    assert "deleted by the tombstone at offset" in run("get", topic, "alice", code=1).stderr
+
+
 def test_a_follower_prints_what_comes_until_it_is_stopped(run: Any, topic: str, stack: Stack) -> None:
     command = [sys.executable, "-m", "siltstone", "consume", topic, "--bootstrap", stack.bootstrap, "-f", r"%v\n"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as follower:

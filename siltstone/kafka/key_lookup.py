@@ -1,0 +1,42 @@
+"""The newest record of a key. The Kafka protocol has no lookup by key, so this reads the log backwards, in windows that
+grow: a key that was written lately costs one small read, a key that is not there costs the whole partition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import aclosing
+
+from siltstone.kafka.client import KafkaClient
+from siltstone.kafka.consuming import Reach, reaches, read
+from siltstone.kafka.offset_spec import Anchor, OffsetRange, Place
+from siltstone.kafka.record_format import OutputRecord
+from siltstone.kafka.records import TopicPartition
+from siltstone.kafka.retrying import RetryingClient
+
+FIRST_WINDOW = 1_000
+"""Offsets of the first read, at the end of the log."""
+GROWTH = 4
+_WHOLE_LOG = OffsetRange(Place(Anchor.START))
+
+
+async def newest_record(
+    client: RetryingClient, place: TopicPartition, key: bytes, *, told: Callable[[str], None]
+) -> OutputRecord | None:
+    """The record of the key with the highest offset in the partition. Raises KafkaError, DamagedBatchError."""
+
+    async def find(inner: KafkaClient) -> Reach:
+        return (await reaches(inner, [place], _WHOLE_LOG, to_end=True, told=told))[place]
+
+    reach = await client.run(find)
+    start, end = reach.position, reach.until or reach.position
+    window = FIRST_WINDOW
+    while end > start:
+        begin = max(start, end - window)
+        found: OutputRecord | None = None
+        async with aclosing(read(client, {place: Reach(begin, end)}, told=told)) as batches:
+            async for records in batches:
+                found = next((each for each in reversed(records) if each.key == key), found)
+        if found is not None:
+            return found
+        end, window = begin, window * GROWTH
+    return None
