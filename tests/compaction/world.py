@@ -64,11 +64,10 @@ class World:
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
-        self.clock = ManualClock()
+        self.clock = self.new_clock()
         self.ids = SystemIds(self.seed)
         self.runtime = Runtime(clock=self.clock, ids=self.ids)
-        self.metadata = MemoryMetadata(runtime=self.runtime)
-        self.objects = MemoryStore(self.clock)
+        self.metadata, self.objects = self.stores()
         self.plan = FaultPlan()
         self.store = Retrying(Faulty(self.objects, self.plan, self.ids, self.clock), self.clock, self.ids)
         self.topics: list[Topic] = []
@@ -81,6 +80,12 @@ class World:
         self.values = 0
         self.options = OPTIONS
         self.counts: dict[str, int] = {}
+
+    def new_clock(self) -> ManualClock:
+        return ManualClock()
+
+    def stores(self) -> tuple[MemoryMetadata, MemoryStore]:
+        return MemoryMetadata(runtime=self.runtime), MemoryStore(self.clock)
 
     def say(self, what: str) -> None:
         self.says.append(f"{self.clock.monotonic_ms():9.0f} {what}")
@@ -209,9 +214,9 @@ class World:
 
     async def _commit(self, request: CommitL0, file_id: int | None) -> Committed:
         """With `file_id`: a commit that drew its id long ago and becomes visible only now."""
-        database = self.metadata.database
         if file_id is None:
             return await self.metadata.agents.commit_l0(request)
+        database = self.metadata.database
         kept, database.next_file_id = database.next_file_id, file_id
         try:
             return await self.metadata.agents.commit_l0(request)
