@@ -1,8 +1,8 @@
 """The table of keys that finds the last record of each key, in a fixed amount of memory.
 
 One allocation holds two arrays. *Entries*, 36 bytes each, lie in the order in which their keys came: the hash of the
-key (32) and the ordinal of the last record with that key (4). The *index* has 5 slots of 4 bytes for 4 entries: 22 bits
-are the number of an entry, 10 are bits of its hash (the tag), and all ones mean empty. That is 41 bytes a key:
+key (32) and the ordinal of the last record with that key (4). The *index* has 5 slots of 4 bytes for 4 entries: 24 bits
+are the number of an entry, 8 are bits of its hash (the tag), and all ones mean empty. That is 41 bytes a key:
 134,217,720 for 3,273,603. A search starts at slot `hash * slots >> 32`, by the first 32 bits of the hash, and ends at
 the first empty slot; an entry is read only if the tag of its slot matches. New entries are appended. Clearing the table
 means filling the index with ones.
@@ -37,11 +37,11 @@ HASH_MAX = 2**64 - 1
 _HASH_WORDS = 4
 _ENTRY_BYTES, _SLOT_BYTES = 36, 4
 _ORDINAL_AT = 32
-_ENTRY_BITS = 22
-_ENTRY_MASK, _TAG_MASK = (1 << 22) - 1, (1 << 10) - 1
+_ENTRY_BITS = 24
+_ENTRY_MASK, _TAG_MASK = (1 << 24) - 1, (1 << 8) - 1
 _EMPTY = 2**32 - 1
 ENTRIES_MAX = _ENTRY_MASK
-"""Entry 2^22 - 1 is never used: with a tag of all ones its slot would look empty."""
+"""Entry 2^24 - 1 is never used: with a tag of all ones its slot would look empty."""
 _SLOTS_AHEAD, _ENTRIES_AHEAD = 32, 16
 _SLOTS_LOOKED_AT = 16
 """Slots searched for an entry to prefetch: a cache line holds 16 slots."""
@@ -56,7 +56,7 @@ class DedupeBuffer:
     """At most `keys_max` keys, each with the ordinal of its last record.
 
     Below 4 keys the index takes a few bytes more than 41 a key. Raises BadInputError unless `keys_max` is from 1 to
-    4,194,303.
+    16,777,215.
     """
 
     def __init__(self, keys_max: int = DEDUPE_KEYS_MAX, *, memory: NDArray[np.uint8] | None = None) -> None:

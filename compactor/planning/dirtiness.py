@@ -17,16 +17,52 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
+from typing import NamedTuple
 
 from compactor.planning.spec import MIB, PlanOptions
 from metadata.configs.topic import TOPIC_CONFIGS, as_float, as_int
 from metadata.contract.compactors import PartitionView
 from metadata.contract.leveled import LeveledExtent
 
+NO_LIMIT_MS = 2**62
+"""Lags above this mean "never"."""
 NOTHING_BUSY: frozenset[int] = frozenset()
 _BASE_OFFSET = itemgetter(LeveledExtent._fields.index("base_offset"))
+
+
+class TopicRules(NamedTuple):
+    """The topic's own numbers for forced passes (`siltstone.forced.*`); None = those of the compactors."""
+
+    dirty_bytes_min: int | None
+    dirty_wait_ms: int | None
+    interval_ms: int | None
+
+    def over(self, options: PlanOptions) -> PlanOptions:
+        """The planner's numbers with those of the topic in their place."""
+        if self == _NO_RULES:
+            return options
+        return replace(
+            options,
+            forced_dirty_bytes_min=_either(self.dirty_bytes_min, options.forced_dirty_bytes_min),
+            forced_dirty_wait_ms=_either(self.dirty_wait_ms, options.forced_dirty_wait_ms),
+            forced_interval_ms=_either(self.interval_ms, options.forced_interval_ms),
+        )
+
+
+_NO_RULES = TopicRules(None, None, None)
+
+
+def _either(own: int | None, otherwise: int) -> int:
+    return otherwise if own is None else own
+
+
+class Horizon(NamedTuple):
+    """A delete horizon, and the first offset of the extent that has it."""
+
+    at_ms: int
+    base_offset: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,11 +82,15 @@ class Dirtiness:
     head_bytes: int
     """In L1 and L2, at or above the first uncleanable offset."""
     earliest_dirty_ms: int | None
-    """Smallest record timestamp of the extents above cleaned-through; None = none of them has a timestamp."""
+    """When the first record of the extents above cleaned-through was committed; None = they hold no record. Of extents
+    that an older program wrote, the smallest record timestamp."""
+    horizon: Horizon | None
+    """The earliest delete horizon whose tombstones a pass from the log start may drop; None = no such tombstone."""
     ratio_min: float
     """The topic's `min.cleanable.dirty.ratio`."""
     lag_ms_max: int
     """The topic's `max.compaction.lag.ms`."""
+    rules: TopicRules
 
     @property
     def ratio(self) -> float:
@@ -63,8 +103,13 @@ class Dirtiness:
         """Strictly above, as in Kafka: with a minimum of 0, any dirty byte asks for a pass."""
         return self.ratio > self.ratio_min
 
+    @property
+    def has_lag(self) -> bool:
+        """Whether the topic limits the lag at all: Kafka's default is the largest long."""
+        return self.lag_ms_max < NO_LIMIT_MS
+
     def is_over_lag(self, now_ms: int) -> bool:
-        """Whether dirty records are older than `max.compaction.lag.ms`."""
+        """Whether dirty records were committed more than `max.compaction.lag.ms` ago; their time in L0 counts."""
         return (
             self.dirty_bytes > 0
             and self.earliest_dirty_ms is not None
@@ -78,6 +123,8 @@ class Due:
 
     requested: bool
     """A user asked for it."""
+    is_late: bool = False
+    """The partition is past its `max.compaction.lag.ms`."""
     because: str
     """For people; follows "is due: "."""
 
@@ -149,9 +196,21 @@ def measure(partition: PartitionView, *, now_ms: int) -> Dirtiness:
         dirty_bytes=cleanable - clean,
         head_bytes=whole - cleanable,
         earliest_dirty_ms=_earliest_ms(each for each in extents if each.last_offset >= cleaned_through),
+        horizon=_horizon(partition, extents, cleaned_through),
         ratio_min=config_float(partition, "min.cleanable.dirty.ratio"),
         lag_ms_max=config_int(partition, "max.compaction.lag.ms"),
+        rules=TopicRules(
+            _own(partition, "siltstone.forced.dirty.bytes.min"),
+            _own(partition, "siltstone.forced.dirty.wait.ms"),
+            _own(partition, "siltstone.forced.interval.ms"),
+        ),
     )
+
+
+def _own(partition: PartitionView, name: str) -> int | None:
+    """A config of which -1 means the compactors' setting."""
+    value = config_int(partition, name) if name in partition.configs else -1
+    return None if value < 0 else value
 
 
 def _first_uncleanable(
@@ -179,13 +238,32 @@ def _bytes_below(extent: LeveledExtent, offset: int) -> int:
 
 
 def _earliest_ms(extents: Iterable[LeveledExtent]) -> int | None:
-    """The earliest timestamp. An extent whose batches are all empty has none."""
-    known = (
-        each.min_timestamp_ms if each.min_timestamp_ms > 0 else each.max_timestamp_ms
+    """The earliest commit. Extents of older programs tell only record timestamps, if they have any."""
+    known = [
+        each.committed_ms
+        if each.committed_ms is not None
+        else each.min_timestamp_ms
+        if each.min_timestamp_ms > 0
+        else each.max_timestamp_ms
         for each in extents
-        if each.max_timestamp_ms > 0
-    )
+        if each.record_count and (each.committed_ms is not None or each.max_timestamp_ms > 0)
+    ]
     return min(known, default=None)
+
+
+def _horizon(partition: PartitionView, extents: Iterable[LeveledExtent], cleaned_through: int) -> Horizon | None:
+    """The earliest one. From a flagged extent on tombstones stay: it may hold an older value of any key."""
+    earliest: Horizon | None = None
+    for each in extents:
+        if each.flagged_reason is not None or each.base_offset >= cleaned_through:
+            break
+        at_ms = each.earliest_horizon_ms
+        if at_ms is None and each.uncompressed_bytes is None and partition.last_cleaned_ms is not None:
+            # An older program wrote the row and stamped the horizon, at the latest, in the last pass.
+            at_ms = partition.last_cleaned_ms + config_int(partition, "delete.retention.ms")
+        if each.has_tombstones and at_ms is not None and (earliest is None or at_ms < earliest.at_ms):
+            earliest = Horizon(at_ms, each.base_offset)
+    return earliest
 
 
 def due(
@@ -193,17 +271,48 @@ def due(
 ) -> Due | None:
     """Whether a forced pass is due that reads from the log start to `reached_offset` (exclusive).
 
-    A requested pass waits for neither dirtiness nor the forced interval. A pass that could clean nothing is never due.
+    A requested pass waits for neither dirtiness nor the forced interval, and one past `max.compaction.lag.ms` only for
+    the end of its pause. A pass that could clean nothing is never due.
     """
+    options = dirtiness.rules.over(options)
     asked = _due_as_asked(partition, dirtiness, options, now_ms, reached_offset)
     if asked is not None:
         return asked
-    if min(reached_offset, dirtiness.first_uncleanable_offset) <= dirtiness.cleaned_through_offset:
+    if min(reached_offset, dirtiness.first_uncleanable_offset) > dirtiness.cleaned_through_offset:
+        if dirtiness.is_over_lag(now_ms) and is_over(
+            partition.last_forced_ms, lag_pause_ms(partition, dirtiness, options), now_ms
+        ):
+            return Due(requested=False, because="past max.compaction.lag.ms", is_late=True)
+        if is_over(partition.last_forced_ms, options.forced_interval_ms, now_ms):
+            because = _dirty_because(partition, dirtiness, options, now_ms, reached_offset)
+            if because:
+                return Due(requested=False, because=because)
+    return _due_for_horizon(partition, dirtiness, options, now_ms, reached_offset)
+
+
+def lag_pause_ms(partition: PartitionView, dirtiness: Dirtiness, options: PlanOptions) -> int:
+    """The least time between two passes over a partition that is past its lag. A short lag over much data must not make
+    one pass follow the other."""
+    took_ms = options.lag_pause_factor * (partition.last_pass_took_ms or 0)
+    return max(took_ms, min(options.lag_interval_ms, dirtiness.lag_ms_max // 2), options.requested_interval_ms)
+
+
+def horizon_due_ms(partition: PartitionView, dirtiness: Dirtiness, options: PlanOptions) -> int | None:
+    """When the partition is due for its tombstones alone; None = it has none that a pass may drop."""
+    if dirtiness.horizon is None:
         return None
-    if not is_over(partition.last_forced_ms, options.forced_interval_ms, now_ms):
+    known = [each for each in (partition.last_cleaned_ms, partition.last_forced_ms) if each is not None]
+    return max(dirtiness.horizon.at_ms, max(known) + options.horizon_interval_ms if known else 0)
+
+
+def _due_for_horizon(
+    partition: PartitionView, dirtiness: Dirtiness, options: PlanOptions, now_ms: int, reached_offset: int
+) -> Due | None:
+    """An idle partition is never dirty, and its tombstones must go all the same."""
+    at_ms, horizon = horizon_due_ms(partition, dirtiness, options), dirtiness.horizon
+    if at_ms is None or horizon is None or now_ms < at_ms or reached_offset <= horizon.base_offset:
         return None
-    because = _dirty_because(partition, dirtiness, options, now_ms, reached_offset)
-    return Due(requested=False, because=because) if because else None
+    return Due(requested=False, because="the time of its tombstones (delete.retention.ms) has passed")
 
 
 def due_reason(
@@ -249,8 +358,6 @@ def _dirty_because(
     partition: PartitionView, dirtiness: Dirtiness, options: PlanOptions, now_ms: int, reached_offset: int
 ) -> str:
     """Why a pass that is possible and allowed is due; empty when the partition is not dirty enough."""
-    if dirtiness.is_over_lag(now_ms):
-        return "past max.compaction.lag.ms"
     if partition.passes_needed > 1 and dirtiness.dirty_bytes:
         return f"its keys overflowed the dedupe buffer, {partition.passes_needed} passes are needed"
     if not dirtiness.is_over_ratio:
@@ -260,8 +367,8 @@ def _dirty_because(
     in_reach = sum(_bytes_below(each, through) for each in in_offset_order(partition)) - dirtiness.clean_bytes
     if in_reach >= options.forced_dirty_bytes_min:  # bytes behind a gap do not count: this pass cannot reach them
         return f"{over}, {in_reach // MIB} MiB dirty"
-    since_ms = partition.last_cleaned_ms if partition.last_cleaned_ms is not None else dirtiness.earliest_dirty_ms
-    if is_over(since_ms, options.forced_dirty_wait_ms, now_ms):
+    known = [each for each in (partition.last_cleaned_ms, dirtiness.earliest_dirty_ms) if each is not None]
+    if is_over(max(known, default=None), options.forced_dirty_wait_ms, now_ms):
         return f"{over} for {options.forced_dirty_wait_ms // 1000} s"
     return ""
 

@@ -4,22 +4,25 @@ Only a forced pass (and a merge that happens to hold everything from the log sta
 tombstones. A forced pass takes the unbroken stretch of L1 and L2 extents from the log start. The stretch ends at the
 first gap, before the first extent that is busy, reserved, in trouble or about to expire, and at the latest at the first
 uncleanable offset. A pass costs all bytes of the partition, clean ones too; the dirty ratio and the interval bound that
-cost.
+cost. A partition past its `max.compaction.lag.ms` does not wait for the interval, only for a multiple of the time that
+its last pass took.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from itertools import chain, zip_longest
 
 from compactor.planning.dirtiness import Dirtiness, Due, due, in_offset_order, stretch_end, unbroken_stretch
 from compactor.planning.draft import PlanDraft
 from compactor.planning.notes import Blocker
-from compactor.planning.spec import GIB, MergeKind
+from compactor.planning.spec import MergeKind, PlanOptions
 from compactor.planning.view import FileStatus
 from metadata.contract.compactors import PartitionView
 from metadata.contract.leveled import LeveledExtent
+from runtime.text import size_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,12 +54,14 @@ def plan_forced(draft: PlanDraft) -> None:
         found = _candidate(draft, partition, blocked, blocked_files)
         if found is not None:
             due_now.append(found)
-    for candidate in sorted(due_now, key=lambda each: each.order):
+    for candidate in _in_turns(draft, due_now):
         partition_id = candidate.partition.partition_id
         size = sum(each.length for each in candidate.stretch)
-        if size > draft.options.merge_bytes_max and not draft.options.spark:
-            cap = f"{size / GIB:.1f} GiB, above {draft.options.merge_bytes_max / GIB:.1f} GiB"
-            text = f"due ({candidate.due.because}), but too large to merge without Spark: {cap}"
+        full = sum(each.cap_bytes for each in candidate.stretch)
+        cap, name, where = _cap(draft.options)
+        if full > cap:
+            over = f"{size_text(full)} uncompressed; {name} is {size_text(cap)}"
+            text = f"due ({candidate.due.because}), but too large to merge {where} Spark: {over}"
             draft.note(MergeKind.FORCED, text, Blocker.SIZE, partition_id=partition_id)
         elif not (slots := draft.slots.for_size(size)).forced:
             text = f"due ({candidate.due.because}), all jobs{slots.engine_text} are taken"
@@ -64,6 +69,27 @@ def plan_forced(draft: PlanDraft) -> None:
         else:
             name = f"{candidate.partition.topic_name}-{candidate.partition.partition}"
             draft.add_forced(candidate.partition, candidate.stretch, f"{name}: {candidate.due.because}")
+
+
+def _cap(options: PlanOptions) -> tuple[int, str, str]:
+    """The most uncompressed bytes of a pass, the setting that says so, and "on" or "without" Spark."""
+    if options.spark:
+        return max(options.spark_bytes_max, options.merge_bytes_max), "spark.merge.max.bytes", "on"
+    return options.merge_bytes_max, "compaction.merge.bytes.max", "without"
+
+
+def _in_turns(draft: PlanDraft, due_now: Sequence[PassCandidate]) -> Iterator[PassCandidate]:
+    """Requested passes first. Then those past `max.compaction.lag.ms` and all others in turns, so that neither kind
+    takes every slot. The kind that had the last pass comes second: with a single slot, they alternate."""
+    in_order = sorted(due_now, key=lambda each: each.order)
+    yield from (each for each in in_order if each.due.requested)
+    late = [each for each in in_order if each.due.is_late]
+    others = [each for each in in_order if not each.due.is_late and not each.due.requested]
+    passed = [each for each in draft.view.partitions.values() if each.last_forced_ms is not None]
+    last = max(passed, key=lambda each: (each.last_forced_ms or 0, each.partition_id), default=None)
+    late_had_last = last is not None and draft.view.dirtiness[last.partition_id].has_lag
+    pairs = zip_longest(*((others, late) if late_had_last else (late, others)))
+    yield from (each for each in chain.from_iterable(pairs) if each is not None)
 
 
 def _blocked_files(draft: PlanDraft) -> set[int]:

@@ -25,6 +25,7 @@ def job_ends(
     jobs: int,
     options: PlanOptions,
     at_once: bool = False,
+    wait_ms_max: int | None = None,
 ) -> Sequence[int]:
     """The ends of the jobs over these files: the first job takes [0, ends[0]), the next [ends[0], ends[1]), and so on.
 
@@ -33,7 +34,9 @@ def job_ends(
         bytes_before: sum of the sizes of the files before each one, and the sum of all at the end (one longer).
         jobs: the most jobs to make.
         at_once: a user waits for compaction.
+        wait_ms_max: the oldest waits no longer than this, if that is less than `l0_wait_ms_max`.
     """
+    wait_ms_max = min(options.l0_wait_ms_max, options.l0_wait_ms_max if wait_ms_max is None else wait_ms_max)
     ends: list[int] = []
     start, files = 0, len(created_ms)
     while start < files and len(ends) < jobs:
@@ -42,7 +45,7 @@ def job_ends(
             waits_ms = options.l0_wait_ms_max
         is_large = bytes_before[files] - bytes_before[start] >= options.l0_bytes_min
         is_enough = files - start >= options.l0_files_min and (is_large or waits_ms >= options.l0_wait_ms)
-        if not (is_enough or waits_ms >= options.l0_wait_ms_max or (at_once and waits_ms >= options.l0_now_ms)):
+        if not (is_enough or waits_ms >= wait_ms_max or (at_once and waits_ms >= options.l0_now_ms)):
             break
         # A file above the limit of bytes still makes a job of its own.
         by_bytes = bisect_right(bytes_before, bytes_before[start] + options.l0_job_bytes_max) - 1
@@ -61,6 +64,7 @@ def plan_l0(draft: PlanDraft) -> None:
     # While a job holds other L0 files, or some cannot be read, the request goes on waiting. Leveling the rest at once
     # would then make a run of every new file.
     at_once = len(free) == len(l0) and _is_asked_for(draft)
+    lag_wait_ms = _lag_wait_ms(draft) if FileStatus.IN_TROUBLE not in status.values() else None
     slots = draft.slots.l0
     ends = job_ends(
         [each.created_ms for each in free],
@@ -69,6 +73,7 @@ def plan_l0(draft: PlanDraft) -> None:
         jobs=slots + 1,  # one more than may start, to know whether any has to wait
         options=draft.options,
         at_once=at_once,
+        wait_ms_max=lag_wait_ms,
     )
     for start, end in pairwise([0, *ends[:slots]]):
         waits = f"the oldest waits {max(0, draft.now_ms - free[start].created_ms) // 1000} s"
@@ -94,3 +99,14 @@ def _is_asked_for(draft: PlanDraft) -> bool:
             if min(partition.requested_through_offset, partition.high_watermark) > leveled:
                 return True
     return False
+
+
+def _lag_wait_ms(draft: PlanDraft) -> int | None:
+    """How long L0 files may wait so that no record passes its `max.compaction.lag.ms` here; None = no topic with
+    records in L0 has one. Half the lag is left for the merge and the way to the pass."""
+    lags = [
+        dirty.lag_ms_max
+        for partition_id, dirty in draft.view.dirtiness.items()
+        if dirty.has_lag and dirty.leveled_through_offset < draft.view.partitions[partition_id].high_watermark
+    ]
+    return max(min(lags) // 2, draft.options.l0_lag_wait_ms_min) if lags else None

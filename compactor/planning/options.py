@@ -109,6 +109,7 @@ def plan_options(settings: Settings, base: PlanOptions = PlanOptions()) -> PlanO
         job_limit_base_ms=settings.job_limit_base_ms,
         job_limit_ms_per_mib=settings.job_limit_ms_per_mib,
         grace_ms=settings.gc_grace_ms,
+        spark_bytes_max=settings.spark_merge_max_bytes,
         spark_bytes_min=settings.spark_merge_min_bytes,
         spark=settings.spark_submitter != "none",
         jobs_max=settings.compactor_jobs_max,

@@ -35,6 +35,8 @@ class Run:
     hi: int
     bytes: int
     """Bytes of live extents."""
+    cap_bytes: int
+    """The same with records uncompressed, as far as known: the cap counts these."""
     created_ms: int
     files: Sequence[FileView]
     waits: bool
@@ -152,7 +154,7 @@ def runs(draft: PlanDraft, level: int, file_class: FileClass) -> Sequence[Run]:
                 waiting.add(file.run_id)
     found = [_run(run_id, each, run_id in waiting) for run_id, each in files.items()]
     # A run above the cap is never merged again.
-    small_enough = [each for each in found if each.bytes <= draft.options.merge_bytes_max]
+    small_enough = [each for each in found if each.cap_bytes <= draft.options.merge_bytes_max]
     return sorted(small_enough, key=lambda each: (each.lo, each.hi, each.run_id))
 
 
@@ -162,6 +164,7 @@ def _run(run_id: int, files: Sequence[FileView], waits: bool) -> Run:
         lo=min(each.lo for each in files),
         hi=max(each.hi for each in files),
         bytes=sum(each.live_bytes for each in files),
+        cap_bytes=sum(each.cap_bytes for each in files),
         created_ms=min(each.created_ms for each in files),
         files=files,
         waits=waits,
@@ -174,9 +177,9 @@ def within_cap(found: Sequence[Run], bytes_max: int) -> Sequence[Run]:
         group: list[Run] = []
         size = 0
         for each in found[first:]:
-            if size + each.bytes <= bytes_max:
+            if size + each.cap_bytes <= bytes_max:
                 group.append(each)
-                size += each.bytes
+                size += each.cap_bytes
         if len(group) >= 2:
             return group
     return ()
@@ -236,7 +239,7 @@ def _with_smaller_between(found: Sequence[Run], alike: Sequence[Run], options: P
     least = min(each.bytes for each in alike)
     first, last = alike[0].lo, alike[-1].lo
     between = [each for each in found if each.run_id not in chosen and each.bytes < least and first <= each.lo <= last]
-    size = sum(each.bytes for each in (*alike, *between))
+    size = sum(each.cap_bytes for each in (*alike, *between))
     if size > options.merge_bytes_max:
         return alike
     return sorted((*alike, *between), key=lambda each: (each.lo, each.hi, each.run_id))

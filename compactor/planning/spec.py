@@ -58,6 +58,9 @@ class PlanOptions:
     l0_job_bytes_max: int = 512 * MIB
     l0_now_ms: int = 0
     """When a user asked for compaction of any partition, all L0 files are leveled once the oldest waits this long."""
+    l0_lag_wait_ms_min: int = 2_000
+    """While a partition with a `max.compaction.lag.ms` has records in L0, the oldest waits for half the lag, and at
+    least this long."""
     l1_runs_min: int = 32
     l2_runs_min: int = 10
     l2_similar_factor: float = 2.0
@@ -66,11 +69,20 @@ class PlanOptions:
     """All runs below this count as similar: merging them costs almost nothing, and unlike ones would pile up."""
     l2_plain_bytes_max: int = 16 * GIB
     merge_bytes_max: int = 128 * GIB
+    """Of records uncompressed, as far as known."""
+    spark_bytes_max: int = 2 << 40
+    """The same for a forced pass on Spark."""
     daily_interval_ms: int = 86_400_000
     forced_dirty_bytes_min: int = 64 * MIB
     forced_dirty_wait_ms: int = 3_600_000
     """A partition over its dirty ratio with fewer dirty bytes waits this long after its last pass."""
     forced_interval_ms: int = 900_000
+    lag_interval_ms: int = 10_000
+    """Between two passes over a partition that is past its `max.compaction.lag.ms`; half the lag if that is less."""
+    lag_pause_factor: int = 4
+    """Such passes come no closer than this many times the last one's duration."""
+    horizon_interval_ms: int = 86_400_000
+    """A partition is due for passed delete horizons alone at most this often."""
     requested_interval_ms: int = 1_000
     """Between two requested passes over a partition, when the first did not get far enough."""
     mostly_dead_fraction: float = 0.5

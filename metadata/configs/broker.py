@@ -164,6 +164,10 @@ _DEFAULTS_OF_TOPICS = (
     _of_topic("log.segment.delete.delay.ms", "file.delete.delay.ms"),
     _of_topic("message.max.bytes", "max.message.bytes", setting="message.max.bytes"),
     _of_topic("min.insync.replicas", "min.insync.replicas"),
+    _of_topic("siltstone.forced.dirty.bytes.min", "siltstone.forced.dirty.bytes.min"),
+    _of_topic("siltstone.forced.dirty.wait.ms", "siltstone.forced.dirty.wait.ms"),
+    _of_topic("siltstone.forced.interval.ms", "siltstone.forced.interval.ms"),
+    _of_topic("siltstone.metrics.partitions", "siltstone.metrics.partitions"),
     _of_topic("unclean.leader.election.enable", "unclean.leader.election.enable"),
 )
 

@@ -55,6 +55,11 @@ def _long(name: str, default: int, doc: str, *, least: int, effective: bool = Fa
     )
 
 
+def _forced(name: str, setting: str, *, least: int) -> Config:
+    doc = f"{setting} for this topic; -1 = as the compactors' setting says."
+    return _long(name, -1, doc, least=least, effective=True)
+
+
 def _bool(name: str, default: bool, doc: str) -> Config:
     return Config(name=name, type=ConfigType.BOOLEAN, default="true" if default else "false", doc=doc, effective=False)
 
@@ -110,7 +115,8 @@ _ALL = (
     _long(
         "max.compaction.lag.ms",
         LONG_MAX,
-        "The longest time after its write until a record of a compacted topic is compacted.",
+        "When a record of a compacted topic was committed this long ago and no pass has taken it, a pass begins,"
+        " whatever the dirty ratio and forced.interval.ms say.",
         least=1,
         effective=True,
     ),
@@ -211,6 +217,16 @@ _ALL = (
         604_800_000,
         "The longest span of time in an extent of a merged file, so that old records can expire.",
         least=1,
+        effective=True,
+    ),
+    _forced("siltstone.forced.dirty.bytes.min", "forced.dirty.bytes.min", least=-1),
+    _forced("siltstone.forced.dirty.wait.ms", "forced.dirty.wait.ms", least=-1),
+    _forced("siltstone.forced.interval.ms", "forced.interval.ms", least=-1),
+    Config(
+        name="siltstone.metrics.partitions",
+        type=ConfigType.BOOLEAN,
+        default="false",
+        doc="Whether the compactor shows dirty ratio, extents and last pass of each partition as metrics.",
         effective=True,
     ),
     _bool("unclean.leader.election.enable", False, "Elects a stale replica. There are no replicas here."),

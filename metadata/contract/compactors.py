@@ -41,6 +41,13 @@ class FileView:
     trouble_until_ms: int = 0
     """A merge of this file failed with the error `trouble`; plan no merge of it before this time."""
     trouble: str = ""
+    uncompressed_bytes: int = 0
+    """`cap_bytes` of its live extents, added up; 0 for L0."""
+
+    @property
+    def cap_bytes(self) -> int:
+        """Its size for the cap of a merge, which counts records uncompressed."""
+        return max(self.uncompressed_bytes, self.live_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +75,8 @@ class PartitionView:
     """An operator asked for compaction up to this offset, now; None = no request."""
     extents: Sequence[LeveledExtent]
     """Live L1+ extents in offset order, including the inputs of live jobs."""
+    last_pass_took_ms: int | None = None
+    """How long its last forced pass took, from the claim to the commit; None = not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

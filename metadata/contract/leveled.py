@@ -48,3 +48,8 @@ class LeveledExtent(NamedTuple):
     """The earliest delete horizon of its batches that have records; None = no such batch, or an older program."""
     erased_through: int = 0
     """Every open erasure of the partition with an id up to this was carried out on it."""
+
+    @property
+    def cap_bytes(self) -> int:
+        """Its size for the cap of a merge, which counts records uncompressed."""
+        return self.length if self.uncompressed_bytes is None else self.uncompressed_bytes

@@ -33,7 +33,14 @@ from metadata.contract.topics import (
 from metadata.memory.tables import Compactor, Extent, File, Job, MemoryDatabase
 from metadata.memory.views import file_view, live_jobs, partition_views_of
 from metadata.rules import jobs as job_rules
-from metadata.rules.merge_commit import InputRange, check_output_keys, cleaned, decide_commit, merged_detail
+from metadata.rules.merge_commit import (
+    InputRange,
+    check_output_keys,
+    cleaned,
+    decide_commit,
+    merged_detail,
+    pass_took_ms,
+)
 from metadata.rules.packed_index import encode_index, iter_index
 from metadata.rules.refusals import compactor_lease_ended
 from metadata.rules.retention import (
@@ -265,7 +272,8 @@ class MemoryCompactors:
         for pass_ in commit.cleaned:
             if pass_.partition_id in db.partitions:
                 partition = db.partitions[pass_.partition_id]
-                partition.cleaned = cleaned(partition.cleaned, pass_, now_ms=now_ms)
+                took_ms = pass_took_ms(job.row.kind, job.row.started_ms, now_ms)
+                partition.cleaned = cleaned(partition.cleaned, pass_, now_ms=now_ms, took_ms=took_ms)
         job.committed = MergeCommitted(file_ids=tuple(file_ids), trimmed_extents=decision.trimmed_extents)
         job.row = replace(
             job.row, state=JobState.DONE, finished_ms=now_ms, lease_until_ms=None, result=dict(commit.summary)

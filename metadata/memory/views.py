@@ -80,6 +80,7 @@ def file_view(db: MemoryDatabase, file: File, policies: Mapping[uuid.UUID, Reten
         created_ms=info.created_ms,
         trouble_until_ms=file.trouble_until_ms,
         trouble=file.trouble,
+        uncompressed_bytes=sum(row.cap_bytes for row in live) if info.level else 0,
     )
 
 
@@ -105,6 +106,7 @@ def partition_views_of(db: MemoryDatabase, topic: Topic) -> list[PartitionView]:
                 passes_needed=state.passes_needed,
                 requested_through_offset=state.requested_through_offset,
                 extents=db.leveled(partition_id),
+                last_pass_took_ms=state.last_pass_took_ms,
             )
         )
     return views

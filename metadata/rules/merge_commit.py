@@ -22,6 +22,8 @@ from typing import Any, NamedTuple
 from metadata.contract.jobs import CleanedPartition, CommitMerge, MergeRefusedError
 from metadata.rules.object_keys import key_hour, key_too_old
 
+FORCED_KIND = "forced"
+"""The kind of the planner's jobs that hold one partition alone."""
 DEDUPED_TOLD_MAX = 1_000
 """Deduped partitions in one MERGED change; if there are more, the change names none of them."""
 
@@ -63,6 +65,7 @@ class CleanedState:
     last_cleaned_ms: int | None = None
     passes_needed: int = 1
     requested_through_offset: int | None = None
+    last_pass_took_ms: int | None = None
 
 
 def decide_commit(commit: CommitMerge, inputs: Iterable[InputRange], log_starts: Mapping[int, int]) -> MergeDecision:
@@ -155,18 +158,21 @@ def check_output_keys(keys: Sequence[str], *, known: Iterable[str], forgotten_ke
             raise MergeRefusedError(key_too_old(key))
 
 
-def cleaned(before: CleanedState, pass_: CleanedPartition, *, now_ms: int) -> CleanedState:
+def cleaned(before: CleanedState, pass_: CleanedPartition, *, now_ms: int, took_ms: int | None = None) -> CleanedState:
     """The cleaning state after a dedupe pass. Only a pass from the log start counts as a cleaning and moves
     `cleaned_through_offset`, which never goes back.
 
-    A partial pass sees only some of the keys, so it may raise `passes_needed` but not lower it.
+    A partial pass sees only some of the keys, so it may raise `passes_needed` but not lower it. `took_ms`: how long the
+    pass took, if it was over this partition alone; a merge of whole runs tells nothing about one partition.
     """
+    took_ms = before.last_pass_took_ms if took_ms is None else took_ms
     if pass_.cleaned_through_offset is None:
         return CleanedState(
             cleaned_through_offset=before.cleaned_through_offset,
             last_cleaned_ms=before.last_cleaned_ms,
             passes_needed=max(before.passes_needed, pass_.passes_needed),
             requested_through_offset=before.requested_through_offset,
+            last_pass_took_ms=took_ms,
         )
     through = max(before.cleaned_through_offset, pass_.cleaned_through_offset)
     requested = before.requested_through_offset
@@ -177,7 +183,15 @@ def cleaned(before: CleanedState, pass_: CleanedPartition, *, now_ms: int) -> Cl
         # Compare with this pass and not with `through`: the partition may have been cleaned through the requested
         # offset before, and the request wants another pass that reaches it.
         requested_through_offset=None if requested is None or requested <= pass_.cleaned_through_offset else requested,
+        last_pass_took_ms=took_ms,
     )
+
+
+def pass_took_ms(kind: str, started_ms: int | None, now_ms: int) -> int | None:
+    """How long a pass over one partition took, by the kind of its job; None for merges of whole runs."""
+    if kind != FORCED_KIND or started_ms is None:
+        return None
+    return max(now_ms - started_ms, 0)  # the store's clock may have gone back
 
 
 def _within(inner: Sequence[Range], outer: Sequence[Range]) -> bool:

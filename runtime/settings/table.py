@@ -210,8 +210,18 @@ class Settings:
     compaction_l0_wait_max_ms: int = duration_ms(
         60_000, _PLAN, "L0 files are merged at this age, however few they are."
     )
-    compaction_merge_bytes_max: int = size_bytes(128 * _GIB, _PLAN, "Runs are not merged together beyond this size.")
-    forced_interval_ms: int = duration_ms(900_000, _PLAN, "A partition has a pass of its own at most this often.")
+    compaction_merge_bytes_max: int = size_bytes(
+        128 * _GIB,
+        _PLAN,
+        "Runs are not merged together beyond this size, nor has a partition a pass of its own without Spark. It counts "
+        "records uncompressed.",
+    )
+    forced_interval_ms: int = duration_ms(
+        900_000,
+        _PLAN,
+        "A partition has a pass of its own at most this often, unless it is past its `max.compaction.lag.ms`. A topic "
+        "may have its own: `siltstone.forced.interval.ms`.",
+    )
     forced_dirty_bytes_min: int = size_bytes(
         64 * _MIB,
         _PLAN,
@@ -219,7 +229,7 @@ class Settings:
         minimum=0,
     )
     forced_dirty_wait_ms: int = duration_ms(
-        3_600_000, _PLAN, "With fewer dirty bytes it gets one this long after its last pass.", minimum=0
+        3_600_000, _PLAN, "With fewer dirty bytes it gets one when it was dirty for this long.", minimum=0
     )
 
     # ---- Spark (docs/spark.md)
@@ -232,6 +242,9 @@ class Settings:
     )
     spark_merge_min_bytes: int = size_bytes(
         8 * _GIB, _SPARK, "Merges of at least this size run on Spark, unless `spark.submitter` is `none`."
+    )
+    spark_merge_max_bytes: int = size_bytes(
+        2 << 40, _SPARK, "A pass over a partition with more uncompressed bytes than this does not run on Spark either."
     )
     spark_unit_bytes: int = size_bytes(
         256 * _MIB, _SPARK, "A merge is cut into tasks of about this size.", minimum=1024

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from metadata.contract.jobs import JOB_ATTEMPTS_MAX, ClaimedJob, InputsBusyError, JobState
+from metadata.contract.jobs import JOB_ATTEMPTS_MAX, ClaimedJob, CleanedPartition, InputsBusyError, JobState
 from metadata.rules.jobs import (
     EXHAUSTED_AGAIN_RETRY_MS,
     EXHAUSTED_RETRY_MS,
@@ -153,6 +153,28 @@ async def test_a_forced_job_says_when_its_partition_was_forced_last_and_is_found
     assert second.last_forced_ms is None
     assert [shown.job_id for shown in await world.service.operators.jobs(topic_id=topic.topic_id)] == [forced]
     assert await world.service.operators.jobs(topic_id=other.topic_id) == []
+
+
+async def test_the_time_of_a_pass_is_kept_and_that_of_other_merges_is_not(world: World) -> None:
+    writer = await Writer.register(world.service)
+    topic = await world.service.agents.create_topic("keyed", partitions=1, configs={"cleanup.policy": "compact"})
+    (partition_id,) = topic.partition_ids
+    file = await writer.commit(batch(partition_id, 5))
+    cleaned = CleanedPartition(partition_id=partition_id, cleaned_through_offset=5, passes_needed=1)
+    await merge(world.service, l0=[file.file_id], cleaned=[cleaned])
+    (shown,) = await world.service.operators.partition_views(topic.topic_id)
+    assert shown.last_pass_took_ms is None
+
+    (extent,) = await extents_of(world.service, partition_id)
+    forced = job("forced", extent_ids=[extent.extent_id], forced_partition_ids=[partition_id])
+    claimed = await claim(world.service, forced)
+    await world.service.compactors.commit_merge(commit_of(claimed, cleaned=[cleaned]))
+    (shown,) = await world.service.operators.partition_views(topic.topic_id)
+    took_ms = shown.last_pass_took_ms
+    assert took_ms is not None and 0 <= took_ms < 600_000
+    (file_id,) = (await merge(world.service, files=[shown.extents[0].file_id], cleaned=[cleaned])).file_ids
+    (shown,) = await world.service.operators.partition_views(topic.topic_id)
+    assert (shown.last_pass_took_ms, shown.extents[0].file_id) == (took_ms, file_id)
 
 
 # ---- claims, leases, ends --------------------------------------------------------------------------------------------

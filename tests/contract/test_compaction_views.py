@@ -67,6 +67,9 @@ async def test_the_planner_and_merges_see_what_a_merge_knew_of_its_extents(world
     assert list(shown.extents) == [known, unknown]
     claimed = await claim(world.service, job(file_ids=[file_id]))
     assert [{name: getattr(each, name) for name in facts} for each in claimed.extents] == [facts]
+    files = {each.file_id: each for each in view.files if each.level}
+    assert files[file_id].cap_bytes == 2**40
+    assert [each.cap_bytes for each in files.values()] == [2**40, sum(each.length for each in (unknown,))]
     # and readers, whose roles an older release made, do without
     assert [each.uncompressed_bytes for each in await extents_of(world.service, partition_id)] == [None, None]
 

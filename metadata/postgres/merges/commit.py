@@ -53,6 +53,7 @@ from metadata.rules.merge_commit import (
     cleaned,
     decide_commit,
     merged_detail,
+    pass_took_ms,
 )
 from metadata.rules.packed_index import iter_index
 
@@ -126,15 +127,16 @@ _INSERT_EXTENTS = _insert("extents", _EXTENT_COLUMNS)
 _INSERT_FILES = _insert("files", _FILE_COLUMNS, "ON CONFLICT ON CONSTRAINT files_key DO NOTHING RETURNING file_id, key")
 _CLEANED = statement(
     """UPDATE log_starts l SET cleaned_through_offset = n.through, last_cleaned_ms = n.cleaned_ms,
-        passes_needed = n.passes, requested_through_offset = n.requested
-    FROM unnest(:partition_ids, :through, :cleaned_ms, :passes, :requested)
-        AS n (partition_id, through, cleaned_ms, passes, requested)
+        passes_needed = n.passes, requested_through_offset = n.requested, last_pass_took_ms = n.took_ms
+    FROM unnest(:partition_ids, :through, :cleaned_ms, :passes, :requested, :took_ms)
+        AS n (partition_id, through, cleaned_ms, passes, requested, took_ms)
     WHERE n.partition_id = l.partition_id""",
     partition_ids=INTS,
     through=LONGS,
     cleaned_ms=LONGS,
     passes=INTS,
     requested=LONGS,
+    took_ms=LONGS,
 )
 
 
@@ -226,7 +228,7 @@ async def _commit(connection: AsyncConnection, commit: CommitMerge) -> MergeComm
     await _insert_extents(connection, commit, decision, file_ids, at_ms)
     await kill_extents(connection, sorted(live_extents), at_ms=at_ms)
     await connection.execute(_KILL_L0, {"file_ids": l0_files, "now_ms": at_ms})
-    await _move_cleaned(connection, commit.cleaned, at_ms)
+    await _move_cleaned(connection, commit.cleaned, at_ms, pass_took_ms(job.kind, job.started_ms, at_ms))
     done = {
         "state": "done",
         "finished_ms": at_ms,
@@ -319,7 +321,9 @@ def _by_column(names: Iterable[str], rows: Sequence[Sequence[Any]]) -> dict[str,
     return {name: list(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
 
 
-async def _move_cleaned(connection: AsyncConnection, passes: Sequence[CleanedPartition], at_ms: int) -> None:
+async def _move_cleaned(
+    connection: AsyncConnection, passes: Sequence[CleanedPartition], at_ms: int, took_ms: int | None
+) -> None:
     if not passes:
         return
     by_id = {pass_.partition_id: pass_ for pass_ in passes}
@@ -331,9 +335,11 @@ async def _move_cleaned(connection: AsyncConnection, passes: Sequence[CleanedPar
                 last_cleaned_ms=row.last_cleaned_ms,
                 passes_needed=row.passes_needed,
                 requested_through_offset=row.requested_through_offset,
+                last_pass_took_ms=row.last_pass_took_ms,
             ),
             by_id[row.partition_id],
             now_ms=at_ms,
+            took_ms=took_ms,
         )
         for row in await connection.execute(query)
     }
@@ -343,5 +349,6 @@ async def _move_cleaned(connection: AsyncConnection, passes: Sequence[CleanedPar
         "cleaned_ms": [state.last_cleaned_ms for state in states.values()],
         "passes": [state.passes_needed for state in states.values()],
         "requested": [state.requested_through_offset for state in states.values()],
+        "took_ms": [state.last_pass_took_ms for state in states.values()],
     }
     await connection.execute(_CLEANED, values)

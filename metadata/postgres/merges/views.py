@@ -27,9 +27,10 @@ from metadata.rules.retention import TIMESTAMP_MS_MAX, retention_policy
 # A file expires when the last of its live extents does, and never if one of them never does.
 _FILES = statement(
     f"""SELECT f.file_id, f.level, f.class, f.lo, f.hi, f.job_id, f.size_bytes, f.created_ms, f.max_ts_ms,
-        f.trouble_until_ms, f.trouble, x.live_bytes, x.oldest_dead_ms, x.expires_ms
+        f.trouble_until_ms, f.trouble, x.live_bytes, x.cap_bytes, x.oldest_dead_ms, x.expires_ms
     FROM files f LEFT JOIN (
         SELECT e.file_id, (sum(e.length) FILTER (WHERE e.state = 'live'))::bigint AS live_bytes,
+            (sum(coalesce(e.uncompressed_bytes, e.length)) FILTER (WHERE e.state = 'live'))::bigint AS cap_bytes,
             min(e.dead_ms) AS oldest_dead_ms,
             CASE WHEN bool_and(r.expires_after_ms IS NOT NULL) FILTER (WHERE e.state = 'live') THEN max(
                 least(CASE WHEN e.max_ts_ms >= 0 THEN e.max_ts_ms ELSE l.created_ms END, {TIMESTAMP_MS_MAX})
@@ -170,6 +171,7 @@ def _partition_view(row: Any, topic: Any, extents: Sequence[LeveledExtent]) -> P
         passes_needed=row.passes_needed,
         requested_through_offset=row.requested_through_offset,
         extents=extents,
+        last_pass_took_ms=row.last_pass_took_ms,
     )
 
 
@@ -189,4 +191,5 @@ def _file_view(row: Any) -> FileView:
         created_ms=row.created_ms,
         trouble_until_ms=row.trouble_until_ms or 0,
         trouble=row.trouble or "",
+        uncompressed_bytes=row.cap_bytes or 0,
     )

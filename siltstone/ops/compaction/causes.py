@@ -79,7 +79,7 @@ class Cause(Enum):
     IN_L0 = (
         "has {state.l0_offsets:# offset} from {dirty.leveled_through_offset} on in L0 files, where nothing is deduped. "
         "L0 files go to L1 when there are {options.l0_files_min} and the oldest has waited {options.l0_wait_ms:age}, "
-        "or when the oldest has waited {options.l0_wait_ms_max:age} (compaction.l0.wait.max.ms).",
+        "or when the oldest has waited {options.l0_wait_ms_max:age} (compaction.l0.wait.max.ms){lag_wait}.",
         _WAIT_OR_NOW,
         "in L0",
     )
@@ -106,8 +106,9 @@ class Cause(Enum):
     )
     FEW_DIRTY_BYTES = (
         "is {dirty.ratio:.2f} dirty, but has only {dirty.dirty_bytes:size} of dirty records. A pass of its own needs "
-        "{options.forced_dirty_bytes_min:size} (forced.dirty.bytes.min), or {options.forced_dirty_wait_ms:age} since "
-        "the last pass (forced.dirty.wait.ms), which is in {left_ms:age}. Merges of whole runs dedupe it too.",
+        "{options.forced_dirty_bytes_min:size} (forced.dirty.bytes.min), or to be dirty for "
+        "{options.forced_dirty_wait_ms:age} (forced.dirty.wait.ms), which is in {left_ms:age}. Merges of whole runs "
+        "dedupe it too.",
         _WAIT_OR_NOW,
     )
     IN_THE_WAY = (
@@ -119,6 +120,11 @@ class Cause(Enum):
         "is compacted in {left_ms:age} at the latest, when its oldest dirty records are {dirty.lag_ms_max:age} old "
         "(max.compaction.lag.ms).",
     )
+    PAST_MAX_LAG = (
+        "is past its max.compaction.lag.ms ({dirty.lag_ms_max:age}): its oldest dirty record was committed "
+        "{since_ms:age} ago. {then}",
+        _WAIT_OR_NOW,
+    )
     BUFFER_OVERFLOW = (
         "had more keys than the dedupe buffer holds, so its last pass kept one record per key for each filling of the "
         "buffer. The next pass is deep: it reads the partition {reads} times and leaves one record per key.",
@@ -126,8 +132,9 @@ class Cause(Enum):
     )
     TOMBSTONES = (
         "still holds tombstones below offset {view.cleaned_through_offset}. A tombstone stays for delete.retention.ms "
-        "({wait_ms:age}) after the pass that first kept it, then goes with the next pass from the log start.",
-        "wait, or lower delete.retention.ms of {topic} if none of its readers is ever away that long",
+        "({wait_ms:age}) after the pass that first kept it, then goes with the next pass from the log start{goes}.",
+        "wait, or {now} when that time has passed; or lower delete.retention.ms of {topic} if none of its readers is "
+        "ever away that long",
     )
 
     # ---- bytes of records that passes removed, by the files that are there
@@ -167,9 +174,9 @@ class Cause(Enum):
     )
     HELD_BY_TROUBLE = "{subject}: {note}.", f"{_FAILED_JOBS} shows why, and {_FSCK} what is damaged"
     TOO_LARGE = (
-        "{subject}: {note}: compaction.merge.bytes.max is {options.merge_bytes_max:size}; superseded records and "
-        "tombstones stay.",
-        f"raise compaction.merge.bytes.max of the compactors, or give them Spark: {HOW_TO_ADD_SPARK}",
+        "{subject}: {note}; superseded records and tombstones stay.",
+        "raise compaction.merge.bytes.max (for Spark: spark.merge.max.bytes) of the compactors, or give them Spark: "
+        f"{HOW_TO_ADD_SPARK}",
     )
     BAD_CONFIG = "{note}.", "set the config again: `siltstone topics alter {topic} --config NAME=VALUE{hints.agents}`"
 

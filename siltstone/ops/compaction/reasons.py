@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from compactor.merging.memory_gate import WAITS_FOR_MEMORY
-from compactor.planning.dirtiness import config_int
+from compactor.planning.dirtiness import config_int, horizon_due_ms, lag_pause_ms
 from compactor.planning.notes import Blocker, Note
 from metadata.configs.topic import as_list, resolve
 from metadata.contract.jobs import JobState
@@ -29,8 +29,6 @@ from siltstone.ops.compaction.evidence import (
 )
 from siltstone.ops.remains import count_files, dead_below, remnant, remnants_text, stray
 
-NO_LIMIT_MS = 2**62
-"""Lags above this mean "never" (Kafka's default of max.compaction.lag.ms is the largest long)."""
 TROUBLED_SHOWN_MAX = 5
 """Files in trouble of one partition that get a sentence each; the others are counted."""
 
@@ -126,7 +124,8 @@ def _of_partition(case: _Case) -> Iterator[Reason]:
     if view.requested_through_offset is not None and view.cleaned_through_offset < view.requested_through_offset:
         yield case.reason(Cause.ASKED_FOR)
     if state.l0_offsets and not _is_all_in_trouble(case):
-        in_l0 = case.reason(Cause.IN_L0)
+        lag_wait = ", or half of max.compaction.lag.ms of a topic with records in it" if dirty.has_lag else ""
+        in_l0 = case.reason(Cause.IN_L0, lag_wait=lag_wait)
         # `compact --now` does not help here: no record is old enough to be deduped.
         yield replace(in_l0, remedy="wait") if case.is_all_held else in_l0
     if case.held_from is not None:
@@ -137,13 +136,39 @@ def _of_partition(case: _Case) -> Iterator[Reason]:
     if all(each.partition_id != view.partition_id for each in notes):
         yield from _due(case)
     yield from (_not_planned(case, each) for each in notes)
-    left_ms = dirty.lag_ms_max - case.evidence.ago_ms(dirty.earliest_dirty_ms)
-    if dirty.lag_ms_max < NO_LIMIT_MS and dirty.earliest_dirty_ms is not None and left_ms > 0 and not state.due:
-        yield case.reason(Cause.MAX_LAG, left_ms=left_ms)
+    yield from _of_lag(case)
     if view.passes_needed > 1:
         yield case.reason(Cause.BUFFER_OVERFLOW, reads=view.passes_needed + 1)
     if has_old_tombstones(view):
-        yield case.reason(Cause.TOMBSTONES, wait_ms=config_int(view, "delete.retention.ms"))
+        wait_ms = config_int(view, "delete.retention.ms")
+        yield case.reason(Cause.TOMBSTONES, wait_ms=wait_ms, goes=_tombstones_go(case))
+
+
+def _of_lag(case: _Case) -> Iterator[Reason]:
+    """`max.compaction.lag.ms` as long as it is ahead, and when it has passed, unless the pass that is due says so."""
+    view, dirty, now_ms = case.view, case.dirty, case.evidence.view.now_ms
+    if not dirty.has_lag or dirty.earliest_dirty_ms is None:
+        return
+    since_ms = case.evidence.ago_ms(dirty.earliest_dirty_ms)
+    if since_ms < dirty.lag_ms_max and not case.state.due:
+        yield case.reason(Cause.MAX_LAG, left_ms=dirty.lag_ms_max - since_ms)
+    elif dirty.is_over_lag(now_ms) and "max.compaction.lag.ms" not in case.state.due:
+        pause_ms = lag_pause_ms(view, dirty, case.evidence.options)
+        left_ms = pause_ms - case.evidence.ago_ms(view.last_forced_ms or 0)
+        paused = f"The last pass began lately: the next one may begin in {age_text(left_ms)}."
+        then = paused if left_ms > 0 else "A pass begins when nothing that is named here is in its way."
+        yield case.reason(Cause.PAST_MAX_LAG, since_ms=since_ms, then=then)
+
+
+def _tombstones_go(case: _Case) -> str:
+    """When a pass comes for the tombstones alone; follows "goes with the next pass from the log start"."""
+    due_ms = horizon_due_ms(case.view, case.dirty, case.evidence.options)
+    if due_ms is None:
+        return ""
+    left_ms = due_ms - case.evidence.view.now_ms
+    when = f"in {age_text(left_ms)}" if left_ms > 0 else "now"
+    once = age_text(case.evidence.options.horizon_interval_ms)
+    return f", which comes {when} at the latest (for tombstones alone once in {once})"
 
 
 def _of_removed(case: _Case) -> Iterator[Reason]:
@@ -195,20 +220,21 @@ def _of_jobs(case: _Case) -> Iterator[Reason]:
 
 def _due(case: _Case) -> Iterator[Reason]:
     """A pass that is due, or the reason why dirty records do not make one due yet."""
-    view, dirty, options = case.view, case.dirty, case.evidence.options
-    cleaned_ms = view.last_cleaned_ms or dirty.earliest_dirty_ms or 0
+    view, dirty = case.view, case.dirty
+    options = dirty.rules.over(case.evidence.options)
+    cleaned_ms = max(view.last_cleaned_ms or 0, dirty.earliest_dirty_ms or 0)
     forced_left_ms = options.forced_interval_ms - case.evidence.ago_ms(view.last_forced_ms or 0)
     dirty_left_ms = options.forced_dirty_wait_ms - case.evidence.ago_ms(cleaned_ms)
     if case.state.due:
         yield case.reason(Cause.DUE)
-    elif not dirty.dirty_bytes:
-        return
+    elif not dirty.dirty_bytes or dirty.is_over_lag(case.evidence.view.now_ms):
+        return  # `_of_lag` tells what a partition past its lag waits for
     elif not dirty.is_over_ratio:
         yield case.reason(Cause.BELOW_THE_DIRTY_RATIO)
     elif forced_left_ms > 0:
-        yield case.reason(Cause.FORCED_LATELY, left_ms=forced_left_ms)
+        yield case.reason(Cause.FORCED_LATELY, left_ms=forced_left_ms, options=options)
     elif dirty.dirty_bytes < options.forced_dirty_bytes_min and dirty_left_ms > 0:
-        yield case.reason(Cause.FEW_DIRTY_BYTES, left_ms=dirty_left_ms)
+        yield case.reason(Cause.FEW_DIRTY_BYTES, left_ms=dirty_left_ms, options=options)
     else:
         yield case.reason(Cause.IN_THE_WAY)
 

@@ -103,8 +103,10 @@ class TopicsBackup:
         for table in TABLES.values():
             await take(table, ())
             if table.name == "topics":
-                rows = [(each.topic_id, each.name, dict(each.configs), 1, each.created_ms) for each in snapshot.topics]
-                await take(table, rows)
+                topics = snapshot.topics
+                await take(
+                    table, [(each.topic_id, each.name, {**each.configs}, 1, each.created_ms, 1) for each in topics]
+                )
         return BackupInstant(
             taken_ms=await self._metadata.now_ms(),
             cluster_id=self._metadata.database.cluster_id,

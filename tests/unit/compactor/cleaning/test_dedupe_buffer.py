@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from compactor.cleaning.dedupe_buffer import (
     bytes_of_keys,
 )
 from runtime.errors import BadInputError, BugError
+from runtime.settings.table import Settings
 
 Buffer = DedupeBuffer | PythonDedupeBuffer
 
@@ -145,6 +147,29 @@ def test_hashes_may_be_part_of_others_and_unwritable(make: Callable[[int], Buffe
     hashes.flags.writeable = False
     assert buffer.enter(hashes[::2], lengths_of(hashes)[::2], 0, dead) == 3
     assert bits(dead) == [0, 1]
+
+
+def test_every_size_that_the_setting_allows_makes_a_table() -> None:
+    declared = next(each for each in fields(Settings) if each.name == "dedupe_keys_max").metadata["declared"]
+    assert 10_000_000 == declared.maximum <= ENTRIES_MAX
+
+
+def test_more_than_four_million_keys_are_told_apart() -> None:
+    # given a table of more entries than 22 bits number
+    keys, at_once = 4_300_000, 430_000
+    buffer, dead = DedupeBuffer(keys), np.zeros(keys // 4, np.uint8)
+    chance = np.random.default_rng(5)
+    hashes = chance.integers(0, 2**64, (at_once, 4), dtype=np.uint64)
+    lengths = np.ones(at_once, np.int32)
+    for number in range(keys // at_once):
+        # each time others, by the last word too
+        assert buffer.enter(hashes ^ np.uint64(number << 40), lengths, number * at_once, dead) == at_once
+    assert (buffer.keys, int(np.bitwise_count(dead).sum())) == (keys, 0)
+    # when the last ones come again
+    assert buffer.enter(hashes ^ np.uint64((keys // at_once - 1) << 40), lengths, keys, dead) == at_once
+    # then exactly their first records are dead
+    assert int(np.bitwise_count(dead).sum()) == at_once
+    assert int(np.bitwise_count(dead[(keys - at_once) // 8 : keys // 8]).sum()) == at_once
 
 
 def test_how_many_keys_there_can_be_is_bounded() -> None:

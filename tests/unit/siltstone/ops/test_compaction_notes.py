@@ -112,7 +112,7 @@ def test_describe_tells_what_many_partitions_wait_for_once() -> None:
     _, found = judged(f"now 10h\nrun 1 L2 compacted size=1GiB\n{few}\npartition users-12 id=13 {due}")
     assert brief_lines(found) == [
         "Each of partitions 0-11 is 1.00 dirty, but has only 1.0 MiB of dirty records. A pass of its own needs 64.0 "
-        "MiB (forced.dirty.bytes.min), or 1h00m since the last pass (forced.dirty.wait.ms), which is in 59m00s. Merges "
+        "MiB (forced.dirty.bytes.min), or to be dirty for 1h00m (forced.dirty.wait.ms), which is in 59m00s. Merges "
         "of whole runs dedupe it too.",
         "Partition 12 is due: dirty ratio 1.00 over 0.50, 70 MiB dirty. The planner takes it within seconds.",
     ]

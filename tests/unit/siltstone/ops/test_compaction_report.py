@@ -100,7 +100,7 @@ def test_a_policy_is_compacted_by_override_not_by_default() -> None:
                 last_cleaned_ms=NOW_MS - 8 * 60_000,
             ),
             "is 1.00 dirty, but has only 45.0 MiB of dirty records. A pass of its own needs 64.0 MiB "
-            "(forced.dirty.bytes.min), or 1h00m since the last pass (forced.dirty.wait.ms), which is in 52m00s. Merges "
+            "(forced.dirty.bytes.min), or to be dirty for 1h00m (forced.dirty.wait.ms), which is in 52m00s. Merges "
             "of whole runs dedupe it too.",
         ),
         (
@@ -207,7 +207,7 @@ def test_few_dirty_bytes_wait_for_an_hour_after_the_last_pass() -> None:
     reason = only(reasons(dirty), "few dirty bytes")
     assert (
         "is 0.90 dirty" in reason.says
-        and "since the last pass (forced.dirty.wait.ms), which is in 50m00s" in reason.says
+        and "to be dirty for 1h00m (forced.dirty.wait.ms), which is in 50m00s" in reason.says
     )
     # and after that hour it is due
     waited = replace(dirty, last_cleaned_ms=NOW_MS - HOUR_MS)
@@ -250,6 +250,31 @@ def test_the_maximum_lag_tells_when_it_will_force_a_pass() -> None:
     found = reasons(past)
     assert "max.compaction.lag.ms" in only(found, "due").says
     assert "max lag" not in {reason.cause.code for reason in found}
+
+
+def test_a_maximum_lag_that_has_passed_is_named_whatever_waits() -> None:
+    # given records committed 3 days ago under a lag of 2, and a pass that took a minute and began two minutes ago
+    configs = {**COMPACT, "max.compaction.lag.ms": str(2 * DAY_MS)}
+    dirty = extent(90, 99)._replace(committed_ms=NOW_MS - 3 * DAY_MS)
+    past = partition(
+        extent(0, 89), dirty, end=100, cleaned_through=90, configs=configs, last_forced_ms=NOW_MS - 120_000
+    )
+    reason = only(reasons(replace(past, last_pass_took_ms=60_000)), "past max lag")
+    assert "was committed 3d00h ago" in reason.says
+    assert "the next one may begin in 2m00s" in reason.says
+    # and when something is in the way of the pass
+    held = replace(view(), busy_extents=frozenset(each.extent_id for each in past.extents))
+    assert "in its way" in only(reasons(replace(past, last_forced_ms=None), view=held), "past max lag").says
+    # and not before its time, by the commit and not by the record's timestamp
+    young = partition(extent(0, 89), dirty._replace(committed_ms=NOW_MS), end=100, cleaned_through=90, configs=configs)
+    assert "past max lag" not in {reason.cause.code for reason in reasons(young)}
+
+
+def test_a_topic_s_own_numbers_are_told_in_place_of_the_compactors() -> None:
+    own = {**COMPACT, "siltstone.forced.interval.ms": "60000", "siltstone.forced.dirty.bytes.min": "1"}
+    lately = partition(extent(0, 99), end=100, configs=own, last_forced_ms=NOW_MS - 10_000)
+    says = only(reasons(lately), "forced lately").says
+    assert "less than 1m00s ago" in says and "in 50s" in says
 
 
 def test_a_running_job_is_shown_with_its_progress() -> None:
@@ -308,6 +333,21 @@ def test_an_overflow_announces_a_deep_pass() -> None:
 def test_tombstones_below_cleaned_through_wait_for_their_time() -> None:
     kept = partition(extent(0, 99, has_tombstones=True), end=100, cleaned_through=100)
     assert "delete.retention.ms (1d00h)" in only(reasons(kept), "tombstones").says
+    # when their time is known, so is that of the pass: once in a day for tombstones alone
+    horizon_ms = NOW_MS + 3_600_000
+    stamped = partition(
+        extent(0, 99, has_tombstones=True)._replace(earliest_horizon_ms=horizon_ms, uncompressed_bytes=1),
+        end=100,
+        cleaned_through=100,
+        last_cleaned_ms=NOW_MS - 22 * 3_600_000,
+    )
+    told = only(reasons(stamped), "tombstones")
+    assert "which comes in 2h00m at the latest (for tombstones alone once in 1d00h)" in told.says
+    assert "siltstone compact users --now" in told.remedy
+    overdue = replace(
+        stamped, last_cleaned_ms=NOW_MS - 2 * DAY_MS, extents=[stamped.extents[0]._replace(earliest_horizon_ms=NOW_MS)]
+    )
+    assert "tombstones (delete.retention.ms) has passed" in only(reasons(overdue), "due").says
     # those above it are merely dirty
     above = partition(extent(0, 89), extent(90, 99, has_tombstones=True), end=100, cleaned_through=90)
     assert "tombstones" not in {reason.cause.code for reason in reasons(above)}
