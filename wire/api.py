@@ -19,18 +19,44 @@ from runtime.errors import BadInputError
 from wire.compiler.compile import decode, encode
 from wire.compiler.primitives import skip_tagged_fields
 from wire.errors import EncodingError, MalformedMessageError, UnknownApiError
+from wire.messages.acls import (
+    CreateAclsRequest,
+    CreateAclsResponse,
+    DeleteAclsRequest,
+    DeleteAclsResponse,
+    DescribeAclsRequest,
+    DescribeAclsResponse,
+)
+from wire.messages.alter_client_quotas import AlterClientQuotasRequest, AlterClientQuotasResponse
 from wire.messages.alter_configs import AlterConfigsRequest, AlterConfigsResponse
+from wire.messages.alter_partition_reassignments import (
+    AlterPartitionReassignmentsRequest,
+    AlterPartitionReassignmentsResponse,
+)
+from wire.messages.alter_replica_log_dirs import AlterReplicaLogDirsRequest, AlterReplicaLogDirsResponse
 from wire.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from wire.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsResponse
 from wire.messages.create_topics import CreateTopicsRequest, CreateTopicsResponse
+from wire.messages.delegation_tokens import (
+    CreateDelegationTokenRequest,
+    CreateDelegationTokenResponse,
+    DescribeDelegationTokenRequest,
+    DescribeDelegationTokenResponse,
+    ExpireDelegationTokenRequest,
+    ExpireDelegationTokenResponse,
+    RenewDelegationTokenRequest,
+    RenewDelegationTokenResponse,
+)
 from wire.messages.delete_groups import DeleteGroupsRequest, DeleteGroupsResponse
 from wire.messages.delete_records import DeleteRecordsRequest, DeleteRecordsResponse
 from wire.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse
+from wire.messages.describe_client_quotas import DescribeClientQuotasRequest, DescribeClientQuotasResponse
 from wire.messages.describe_cluster import DescribeClusterRequest, DescribeClusterResponse
 from wire.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResponse
 from wire.messages.describe_groups import DescribeGroupsRequest, DescribeGroupsResponse
 from wire.messages.describe_log_dirs import DescribeLogDirsRequest, DescribeLogDirsResponse
 from wire.messages.describe_producers import DescribeProducersRequest, DescribeProducersResponse
+from wire.messages.describe_transactions import DescribeTransactionsRequest, DescribeTransactionsResponse
 from wire.messages.elect_leaders import ElectLeadersRequest, ElectLeadersResponse
 from wire.messages.fetch import FetchRequest, FetchResponse
 from wire.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
@@ -39,19 +65,35 @@ from wire.messages.incremental_alter_configs import IncrementalAlterConfigsReque
 from wire.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from wire.messages.join_group import JoinGroupRequest, JoinGroupResponse
 from wire.messages.leave_group import LeaveGroupRequest, LeaveGroupResponse
+from wire.messages.list_config_resources import ListConfigResourcesRequest, ListConfigResourcesResponse
 from wire.messages.list_groups import ListGroupsRequest, ListGroupsResponse
 from wire.messages.list_offsets import ListOffsetsRequest, ListOffsetsResponse
 from wire.messages.list_partition_reassignments import (
     ListPartitionReassignmentsRequest,
     ListPartitionReassignmentsResponse,
 )
+from wire.messages.list_transactions import ListTransactionsRequest, ListTransactionsResponse
 from wire.messages.metadata import MetadataRequest, MetadataResponse
 from wire.messages.offset_commit import OffsetCommitRequest, OffsetCommitResponse
 from wire.messages.offset_delete import OffsetDeleteRequest, OffsetDeleteResponse
 from wire.messages.offset_fetch import OffsetFetchRequest, OffsetFetchResponse
 from wire.messages.offset_for_leader_epoch import OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse
 from wire.messages.produce import ProduceRequest, ProduceResponse
+from wire.messages.sasl import (
+    SaslAuthenticateRequest,
+    SaslAuthenticateResponse,
+    SaslHandshakeRequest,
+    SaslHandshakeResponse,
+)
+from wire.messages.scram_credentials import (
+    AlterUserScramCredentialsRequest,
+    AlterUserScramCredentialsResponse,
+    DescribeUserScramCredentialsRequest,
+    DescribeUserScramCredentialsResponse,
+)
 from wire.messages.sync_group import SyncGroupRequest, SyncGroupResponse
+from wire.messages.unregister_broker import UnregisterBrokerRequest, UnregisterBrokerResponse
+from wire.messages.update_features import UpdateFeaturesRequest, UpdateFeaturesResponse
 from wire.schema import Message, Octets, message_table
 
 API_VERSIONS: Final = 18
@@ -97,23 +139,43 @@ APIS: Final[Mapping[int, Api]] = MappingProxyType(
             _api(SyncGroupRequest, SyncGroupResponse, (0, 5)),
             _api(DescribeGroupsRequest, DescribeGroupsResponse, (0, 6)),
             _api(ListGroupsRequest, ListGroupsResponse, (0, 5)),
+            _api(SaslHandshakeRequest, SaslHandshakeResponse, (0, 1)),
             _api(ApiVersionsRequest, ApiVersionsResponse, (0, 4)),
             _api(CreateTopicsRequest, CreateTopicsResponse, (2, 7)),
             _api(DeleteTopicsRequest, DeleteTopicsResponse, (1, 6)),
             _api(DeleteRecordsRequest, DeleteRecordsResponse, (0, 2)),
             _api(InitProducerIdRequest, InitProducerIdResponse, (0, 5)),
             _api(OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse, (2, 4)),
+            _api(DescribeAclsRequest, DescribeAclsResponse, (1, 3)),
+            _api(CreateAclsRequest, CreateAclsResponse, (1, 3)),
+            _api(DeleteAclsRequest, DeleteAclsResponse, (1, 3)),
             _api(DescribeConfigsRequest, DescribeConfigsResponse, (0, 4)),
             _api(AlterConfigsRequest, AlterConfigsResponse, (0, 2)),
+            _api(AlterReplicaLogDirsRequest, AlterReplicaLogDirsResponse, (1, 2)),
             _api(DescribeLogDirsRequest, DescribeLogDirsResponse, (1, 4)),
+            _api(SaslAuthenticateRequest, SaslAuthenticateResponse, (0, 2)),
             _api(CreatePartitionsRequest, CreatePartitionsResponse, (0, 3)),
+            _api(CreateDelegationTokenRequest, CreateDelegationTokenResponse, (1, 3)),
+            _api(RenewDelegationTokenRequest, RenewDelegationTokenResponse, (1, 2)),
+            _api(ExpireDelegationTokenRequest, ExpireDelegationTokenResponse, (1, 2)),
+            _api(DescribeDelegationTokenRequest, DescribeDelegationTokenResponse, (1, 3)),
             _api(DeleteGroupsRequest, DeleteGroupsResponse, (0, 2)),
             _api(ElectLeadersRequest, ElectLeadersResponse, (0, 2)),
             _api(IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse, (0, 1)),
+            _api(AlterPartitionReassignmentsRequest, AlterPartitionReassignmentsResponse, (0, 1)),
             _api(ListPartitionReassignmentsRequest, ListPartitionReassignmentsResponse, (0, 0)),
             _api(OffsetDeleteRequest, OffsetDeleteResponse, (0, 0)),
+            _api(DescribeClientQuotasRequest, DescribeClientQuotasResponse, (0, 1)),
+            _api(AlterClientQuotasRequest, AlterClientQuotasResponse, (0, 1)),
+            _api(DescribeUserScramCredentialsRequest, DescribeUserScramCredentialsResponse, (0, 0)),
+            _api(AlterUserScramCredentialsRequest, AlterUserScramCredentialsResponse, (0, 0)),
+            _api(UpdateFeaturesRequest, UpdateFeaturesResponse, (0, 2)),
             _api(DescribeClusterRequest, DescribeClusterResponse, (0, 1)),
             _api(DescribeProducersRequest, DescribeProducersResponse, (0, 0)),
+            _api(UnregisterBrokerRequest, UnregisterBrokerResponse, (0, 0)),
+            _api(DescribeTransactionsRequest, DescribeTransactionsResponse, (0, 0)),
+            _api(ListTransactionsRequest, ListTransactionsResponse, (0, 2)),
+            _api(ListConfigResourcesRequest, ListConfigResourcesResponse, (0, 1)),
         )
     }
 )

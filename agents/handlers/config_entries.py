@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from agents.topics.other_resources import LEVELS, ROOT
 from metadata.configs.broker import BROKER_CONFIGS, SYNONYMS, BrokerConfig, as_topic_value
 from metadata.configs.topic import TOPIC_CONFIGS, Config, ConfigType
 from runtime.settings.loading import declarations
@@ -19,6 +20,7 @@ TOPIC_OVERRIDE = 1
 CLUSTER_WIDE = 3
 STATIC_BROKER = 4
 DEFAULT = 5
+BROKER_LOGGER_LEVEL = 6
 """DescribeConfigsResponse.ConfigSource."""
 
 Synonym = tuple[str, str, int]
@@ -96,6 +98,13 @@ def cluster_entries(broker_configs: Mapping[str, str]) -> list[ConfigEntry]:
         for name, value in sorted(broker_configs.items())
         if name in BROKER_CONFIGS
     ]
+
+
+def logger_entries(settings: Settings) -> list[ConfigEntry]:
+    """The one logger of this agent, with its level in Kafka's words."""
+    doc = "The least level that this agent logs: its setting log.level."
+    level = LEVELS[settings.log_level]
+    return [ConfigEntry(ROOT, level, BROKER_LOGGER_LEVEL, ConfigType.STRING, doc, True, ())]
 
 
 def _broker_synonyms(config: BrokerConfig, broker_configs: Mapping[str, str], settings: Settings) -> Iterator[Synonym]:

@@ -1,7 +1,8 @@
 """DescribeConfigs 0-4: every topic config with its default, source, synonyms, type and description; the agent's
 settings.
 
-A BROKER resource is answered by the agent that it names; the empty name has the cluster-wide configs that are set.
+A BROKER resource and a BROKER_LOGGER are answered by the agent that they name; the empty name has the cluster-wide
+configs that are set. Groups and client metrics subscriptions have no configs.
 """
 
 from __future__ import annotations
@@ -9,7 +10,15 @@ from __future__ import annotations
 import asyncio
 
 from agents.broker import Broker
-from agents.handlers.config_entries import DEFAULT, ConfigEntry, broker_entries, cluster_entries, topic_entries
+from agents.handlers.config_entries import (
+    DEFAULT,
+    ConfigEntry,
+    broker_entries,
+    cluster_entries,
+    logger_entries,
+    topic_entries,
+)
+from agents.topics.other_resources import BROKER_LOGGER, check_other
 from agents.topics.present import not_there
 from agents.topics.rules import RequestError, code_of
 from runtime.errors import SiltstoneError
@@ -80,10 +89,9 @@ def _entries(broker: Broker, asked: DescribeConfigsResource, *, seen: bool) -> l
                 f"this is broker {broker.membership.node_id}; send the request to broker {asked.resource_name!r}",
             )
         return broker_entries(broker.topic_cache.broker_configs, broker.settings)
-    raise RequestError(
-        ErrorCode.INVALID_REQUEST,
-        f"resource type {asked.resource_type} has no configs; ask for topics (2) or brokers (4)",
-    )
+    check_other(asked.resource_type, asked.resource_name, broker.membership.node_id)
+    # Groups and client metrics have none (`agents/topics/other_resources.py`).
+    return logger_entries(broker.settings) if asked.resource_type == BROKER_LOGGER else []
 
 
 def _row(entry: ConfigEntry, version: int, request: DescribeConfigsRequest) -> DescribeConfigsResourceResult:

@@ -39,15 +39,18 @@ async def _alter(broker: Broker, asked: AlterConfigsResource, *, validate_only: 
     def changes_of(
         present: Mapping[str, str], in_force: Mapping[str, str], table: Mapping[str, Config]
     ) -> Mapping[str, str | None]:
-        return {config.name: _new_value(config, in_force, table.get(config.name)) for config in asked.configs}
+        return {
+            config.name: _new_value(config, in_force, table.get(config.name))
+            for config in asked.configs
+            # To delete what is not set changes nothing, whatever its name, as in Kafka.
+            if config.config_operation != DELETE or config.name in present
+        }
 
     await alter(broker, asked.resource_type, asked.resource_name, changes_of, validate_only=validate_only)
 
 
 def _new_value(asked: AlterableConfig, in_force: Mapping[str, str], known: Config | None) -> str | None:
     if asked.config_operation == DELETE:
-        if known is None:
-            raise RequestError(ErrorCode.INVALID_CONFIG, f"unknown config {asked.name!r}")
         return None
     if asked.value is None:
         raise no_value(asked.name)

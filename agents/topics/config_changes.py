@@ -7,7 +7,8 @@ agent checks which topics a cluster-wide config would contradict. A topic and th
 time may therefore come to contradict each other; the next client that alters one of these configs gets the error.
 
 Cluster-wide broker configs are those of the broker with the empty name. An agent's own configs are its settings, read
-at its start: a request to alter them is refused, not ignored. Codes are Kafka's: an invalid broker config is
+at its start: a request to alter them is refused, not ignored, as are changes of loggers, groups and client metrics
+(`agents/topics/other_resources.py`). Codes are Kafka's: an invalid broker config is
 INVALID_REQUEST (KAFKA-13609), an invalid topic config INVALID_CONFIG.
 """
 
@@ -19,6 +20,7 @@ from contextlib import suppress
 from typing import Protocol, TypeVar
 
 from agents.broker import Broker
+from agents.topics.other_resources import check_change, check_other
 from agents.topics.rules import RequestError, check_configs, code_of
 from agents.yielding import LoopYielder
 from metadata.configs.broker import BROKER_CONFIGS, check_topics, topic_defaults, validate_broker_configs
@@ -93,17 +95,27 @@ async def alter(
         await _alter_topic(broker, resource_name, changes_of, validate_only=validate_only)
     elif resource_type == BROKER:
         if resource_name:
-            raise RequestError(
-                ErrorCode.INVALID_REQUEST,
-                f"the configs of broker {resource_name!r} are its settings, which cannot be altered; "
-                "cluster-wide configs are altered under the empty broker name",
-            )
-        await broker.follower.catch_up()
-        await _alter_cluster(broker, changes_of, validate_only=validate_only)
+            _check_unchanged(resource_name, broker, changes_of)
+        else:
+            await broker.follower.catch_up()
+            await _alter_cluster(broker, changes_of, validate_only=validate_only)
     else:
+        check_other(resource_type, resource_name, broker.membership.node_id)
+        for name, value in changes_of({}, {}, {}).items():
+            check_change(resource_type, name, value, broker.settings.log_level)
+
+
+def _check_unchanged(node_id: str, broker: Broker, changes_of: ChangesOf) -> None:
+    """An agent's own configs are its settings, so only a request that changes none of them succeeds: Kafka's tools
+    delete throttles that nobody set."""
+    in_force = {name: config.default for name, config in BROKER_CONFIGS.items()} | dict(
+        broker.topic_cache.broker_configs
+    )
+    if changes_of({}, in_force, BROKER_CONFIGS):
         raise RequestError(
             ErrorCode.INVALID_REQUEST,
-            f"resource type {resource_type} has no configs; topics (2) and brokers (4) have",
+            f"the configs of broker {node_id!r} are its settings, which cannot be altered; "
+            "cluster-wide configs are altered under the empty broker name",
         )
 
 

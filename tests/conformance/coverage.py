@@ -24,10 +24,33 @@ ABSENT = (
         "clients that may choose use the classic protocol; `group.protocol=consumer` fails",
     ),
     ("share groups and streams groups", "ShareFetch, StreamsGroupHeartbeat and the like", "use consumer groups"),
-    ("ACLs", "CreateAcls, DescribeAcls, DeleteAcls", "everybody who can connect may do everything"),
-    ("TLS, SASL, delegation tokens", "SaslHandshake, SaslAuthenticate", "agents listen on loopback unless told"),
-    ("quotas", "AlterClientQuotas, DescribeClientQuotas", "nobody is throttled"),
-    ("replicas", "AlterPartitionReassignments, AlterReplicaLogDirs", "there are none to move"),
+    (
+        "ACLs",
+        "CreateAcls, DescribeAcls, DeleteAcls",
+        "answered SECURITY_DISABLED, as by Kafka without an authorizer: everybody who can connect may do everything",
+    ),
+    (
+        "TLS, SASL, delegation tokens",
+        "SaslHandshake, SaslAuthenticate, CreateDelegationToken and the like",
+        "answered as by Kafka's PLAINTEXT listener: ILLEGAL_SASL_STATE, DELEGATION_TOKEN_REQUEST_NOT_ALLOWED",
+    ),
+    (
+        "quotas, SCRAM users",
+        "AlterClientQuotas, AlterUserScramCredentials",
+        "there are none; setting one is refused in words, because nobody would be throttled or kept out",
+    ),
+    (
+        "replicas to move",
+        "AlterPartitionReassignments, AlterReplicaLogDirs, ElectLeaders",
+        "what changes nothing is accepted, the rest is refused in words",
+    ),
+    ("a KRaft quorum", "DescribeQuorum", "not listed: Postgres holds the metadata (`siltstone doctor`)"),
+    ("features with levels", "UpdateFeatures", "none are listed; a change is refused in words"),
+    (
+        "internal topics",
+        "`__consumer_offsets`, `__transaction_state`",
+        "there are none ([decision 0030](decisions/0030-apis-with-nothing-to-do.md))",
+    ),
     ("message formats before v2", "Produce 0-2, Fetch 0-3", "clients older than Kafka 0.11 do not work"),
 )
 

@@ -29,6 +29,17 @@ _INTEGERS = {
     "int64": st.integers(-(2**63), 2**63 - 1),
 }
 _ERROR_CODES = st.sampled_from([int(code) for code in ErrorCode])
+_NEVER_NEGATIVE = {
+    "expiry_time_period_ms",
+    "expiry_timestamp_ms",
+    "issue_timestamp_ms",
+    "max_lifetime_ms",
+    "max_timestamp_ms",
+    "renew_period_ms",
+    "session_lifetime_ms",
+    "transaction_start_time_ms",
+}
+"""Times that kio refuses when they are negative, as only refusals of ours are."""
 _TIMES_MS = st.just(-1) | st.integers(0, 4_102_444_800_000)  # kio turns these into datetimes and timedeltas
 _STRINGS = st.text(st.characters(codec="utf-8"), max_size=8) | st.sampled_from(["a" * 126, "a" * 127, "ü" * 200])
 _OCTETS = st.binary(max_size=8) | st.sampled_from([bytes(126), bytes(127), bytes(20_000)])
@@ -46,6 +57,8 @@ def _of_type(wire_type: WireType[Any], name: str, version: int) -> st.SearchStra
             return _ERROR_CODES
         case Fixed(name="int64") if name in {"log_append_time_ms", "retention_time_ms"}:
             return _TIMES_MS
+        case Fixed(name="int64") if name in _NEVER_NEGATIVE:
+            return st.integers(0, 4_102_444_800_000)
         case Fixed(name="float64"):
             return st.floats(allow_nan=False)
         case Fixed(name=number):

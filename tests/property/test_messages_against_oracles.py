@@ -58,7 +58,8 @@ def kafka_python_classes() -> dict[str, Any]:
         action="ignore", category=DeprecationWarning
     ):  # it still reads its resources through the old interface
         modules = [
-            importlib.import_module(f"kafka.protocol.{name}") for name in ("admin", "consumer", "metadata", "producer")
+            importlib.import_module(f"kafka.protocol.{name}")
+            for name in ("admin", "consumer", "metadata", "producer", "sasl")
         ]
         base = importlib.import_module("kafka.protocol.api_message").ApiMessage
     return {
@@ -70,6 +71,17 @@ def kafka_python_classes() -> dict[str, Any]:
 
 
 KAFKA_PYTHON = kafka_python_classes()
+UNKNOWN_TO_KAFKA_PYTHON = {
+    f"{name}{kind}"
+    for name in (
+        "CreateDelegationToken",
+        "RenewDelegationToken",
+        "ExpireDelegationToken",
+        "DescribeDelegationToken",
+        "UnregisterBroker",
+    )
+    for kind in ("Request", "Response")
+}
 
 
 def assert_same(ours: Any, theirs: Any, version: int, their_names: Callable[[str], list[str]], path: str = "") -> None:
@@ -157,7 +169,10 @@ def assert_kio_agrees(oracle: Any, message: Message, version: int, ours: bytes) 
 
 
 def assert_kafka_python_agrees(message: Message, version: int, ours: bytes) -> None:
-    oracle = KAFKA_PYTHON[type(message).__name__]
+    name = type(message).__name__
+    if name in UNKNOWN_TO_KAFKA_PYTHON:
+        return
+    oracle = KAFKA_PYTHON[name]
     # Its own ApiVersionsResponse.decode takes any answer with an error for version 0, so call the inherited one.
     decoded = super(oracle, oracle).decode(ours, version=version)
     decoded._header = None  # without this a decoded message cannot be encoded

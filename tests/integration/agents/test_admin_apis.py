@@ -297,10 +297,8 @@ async def test_an_agent_that_starts_later_knows_the_cluster_wide_configs(start_a
 
 WRONG_FOR_BROKERS: list[tuple[str, int, str | None, ErrorCode]] = [
     ("no.such.config", SET, "1", ErrorCode.INVALID_CONFIG),
-    ("no.such.config", DELETE, None, ErrorCode.INVALID_CONFIG),
     ("retention.ms", SET, "1", ErrorCode.INVALID_CONFIG),
     ("num.partitions", SET, "5", ErrorCode.INVALID_REQUEST),
-    ("auto.create.topics.enable", DELETE, None, ErrorCode.INVALID_REQUEST),
     ("remote.log.storage.system.enable", SET, "true", ErrorCode.INVALID_REQUEST),
     ("log.retention.ms", SET, "soon", ErrorCode.INVALID_REQUEST),
     ("log.retention.ms", SET, None, ErrorCode.INVALID_REQUEST),

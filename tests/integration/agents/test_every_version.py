@@ -14,17 +14,38 @@ from wire.api import APIS
 from wire.compiler.compile import decode, encode
 from wire.error_codes import ErrorCode
 from wire.messages import alter_configs
+from wire.messages.acls import AclCreation, CreateAclsRequest, DeleteAclsFilter, DeleteAclsRequest, DescribeAclsRequest
+from wire.messages.alter_client_quotas import AlterClientQuotasRequest, EntityData, EntryData, OpData
+from wire.messages.alter_partition_reassignments import (
+    AlterPartitionReassignmentsRequest,
+    ReassignablePartition,
+    ReassignableTopic,
+)
+from wire.messages.alter_replica_log_dirs import (
+    AlterReplicaLogDir,
+    AlterReplicaLogDirsRequest,
+    AlterReplicaLogDirTopic,
+)
 from wire.messages.api_versions import ApiVersionsRequest
 from wire.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
 from wire.messages.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
+from wire.messages.delegation_tokens import (
+    CreatableRenewers,
+    CreateDelegationTokenRequest,
+    DescribeDelegationTokenRequest,
+    ExpireDelegationTokenRequest,
+    RenewDelegationTokenRequest,
+)
 from wire.messages.delete_groups import DeleteGroupsRequest
 from wire.messages.delete_records import DeleteRecordsPartition, DeleteRecordsRequest, DeleteRecordsTopic
 from wire.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
+from wire.messages.describe_client_quotas import ComponentData, DescribeClientQuotasRequest
 from wire.messages.describe_cluster import DescribeClusterRequest
 from wire.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
 from wire.messages.describe_groups import DescribeGroupsRequest
 from wire.messages.describe_log_dirs import DescribableLogDirTopic, DescribeLogDirsRequest
 from wire.messages.describe_producers import DescribeProducersRequest, TopicRequest
+from wire.messages.describe_transactions import DescribeTransactionsRequest
 from wire.messages.elect_leaders import ElectLeadersRequest, TopicPartitions
 from wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from wire.messages.find_coordinator import FindCoordinatorRequest
@@ -37,12 +58,14 @@ from wire.messages.incremental_alter_configs import (
 from wire.messages.init_producer_id import InitProducerIdRequest
 from wire.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
 from wire.messages.leave_group import LeaveGroupRequest, MemberIdentity
+from wire.messages.list_config_resources import ListConfigResourcesRequest
 from wire.messages.list_groups import ListGroupsRequest
 from wire.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from wire.messages.list_partition_reassignments import (
     ListPartitionReassignmentsRequest,
     ListPartitionReassignmentsTopics,
 )
+from wire.messages.list_transactions import ListTransactionsRequest
 from wire.messages.metadata import MetadataRequest, MetadataRequestTopic
 from wire.messages.offset_commit import OffsetCommitRequest, OffsetCommitRequestPartition, OffsetCommitRequestTopic
 from wire.messages.offset_delete import OffsetDeleteRequest, OffsetDeleteRequestPartition, OffsetDeleteRequestTopic
@@ -58,7 +81,17 @@ from wire.messages.offset_for_leader_epoch import (
     OffsetForLeaderTopic,
 )
 from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from wire.messages.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
+from wire.messages.scram_credentials import (
+    AlterUserScramCredentialsRequest,
+    DescribeUserScramCredentialsRequest,
+    ScramCredentialDeletion,
+    ScramCredentialUpsertion,
+    UserName,
+)
 from wire.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
+from wire.messages.unregister_broker import UnregisterBrokerRequest
+from wire.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest
 from wire.records import NewRecord, build_batch
 from wire.schema import Message, message_table
 
@@ -155,7 +188,16 @@ def _find_coordinator(version: int) -> Message:
 def _describe_configs(version: int) -> Message:
     resources = [
         DescribeConfigsResource(resource_type=kind, resource_name=name, configuration_keys=None)
-        for kind, name in ((2, "t"), (2, "nope"), (4, "1"), (4, ""), (77, "x"))
+        for kind, name in (
+            (2, "t"),
+            (2, "nope"),
+            (4, "1"),
+            (4, ""),
+            (8, "1"),
+            (16, "s"),
+            (32, "g"),
+            (77, "x"),
+        )
     ]
     return DescribeConfigsRequest(
         resources=resources, include_synonyms=version >= 1, include_documentation=version >= 3
@@ -274,6 +316,58 @@ def _describe_producers(version: int) -> Message:
     )
 
 
+def _create_acls(version: int) -> Message:
+    acl = AclCreation(resource_type=2, resource_name="t", principal="User:a", host="*", operation=3, permission_type=3)
+    return CreateAclsRequest(creations=[acl, acl])
+
+
+def _delete_acls(version: int) -> Message:
+    every = DeleteAclsFilter(resource_name_filter=None, principal_filter=None, host_filter=None)
+    return DeleteAclsRequest(filters=[every])
+
+
+def _describe_acls(version: int) -> Message:
+    return DescribeAclsRequest(resource_name_filter=None, principal_filter=None, host_filter="*")
+
+
+def _alter_quotas(version: int) -> Message:
+    entity = [EntityData(entity_type="user", entity_name=None)]
+    ops = [OpData(key="producer_byte_rate", value=7.0), OpData(key="consumer_byte_rate", remove=True)]
+    return AlterClientQuotasRequest(entries=[EntryData(entity=entity, ops=[op]) for op in ops])
+
+
+def _alter_credentials(version: int) -> Message:
+    return AlterUserScramCredentialsRequest(
+        deletions=[ScramCredentialDeletion(name="a", mechanism=1)],
+        upsertions=[ScramCredentialUpsertion(name="b", mechanism=2, iterations=4096, salt=b"s", salted_password=b"p")],
+    )
+
+
+def _reassign(version: int) -> Message:
+    parts = [ReassignablePartition(partition_index=index, replicas=nodes) for index, nodes in ((0, [1]), (1, [9]))]
+    parts += [ReassignablePartition(partition_index=0, replicas=None), ReassignablePartition(partition_index=7)]
+    return AlterPartitionReassignmentsRequest(
+        topics=[ReassignableTopic(name=name, partitions=parts) for name in ("t", "nope")]
+    )
+
+
+def _move_log_dirs(version: int) -> Message:
+    topics = [AlterReplicaLogDirTopic(name=name, partitions=[0, 7]) for name in ("t", "nope")]
+    return AlterReplicaLogDirsRequest(
+        dirs=[AlterReplicaLogDir(path=path, topics=topics) for path in ("object-store", "/var")]
+    )
+
+
+def _create_token(version: int) -> Message:
+    renewers = [CreatableRenewers(principal_type="User", principal_name="a")]
+    return CreateDelegationTokenRequest(
+        owner_principal_type=None if version >= 3 else "",
+        owner_principal_name=None if version >= 3 else "",
+        renewers=renewers,
+        max_lifetime_ms=1000,
+    )
+
+
 REQUESTS: dict[int, Callable[[int], Message]] = {
     0: _produce,
     1: _fetch,
@@ -288,6 +382,7 @@ REQUESTS: dict[int, Callable[[int], Message]] = {
     14: _sync_group,
     15: lambda version: DescribeGroupsRequest(groups=["g", ""], include_authorized_operations=version >= 3),
     16: _list_groups,
+    17: lambda version: SaslHandshakeRequest(mechanism="PLAIN"),
     18: lambda version: (
         ApiVersionsRequest(client_software_name="x", client_software_version="1")
         if version >= 3
@@ -298,17 +393,40 @@ REQUESTS: dict[int, Callable[[int], Message]] = {
     21: _delete_records,
     22: lambda version: InitProducerIdRequest(transactional_id="tx" if version % 2 else None),
     23: _offset_for_leader_epoch,
+    29: _describe_acls,
+    30: _create_acls,
+    31: _delete_acls,
     32: _describe_configs,
     33: _alter_all_configs,
+    34: _move_log_dirs,
     35: _describe_log_dirs,
+    36: lambda version: SaslAuthenticateRequest(auth_bytes=b"\0a\0b"),
     37: _create_partitions,
+    38: _create_token,
+    39: lambda version: RenewDelegationTokenRequest(hmac=b"h", renew_period_ms=1),
+    40: lambda version: ExpireDelegationTokenRequest(hmac=b"h", expiry_time_period_ms=1),
+    41: lambda version: DescribeDelegationTokenRequest(owners=None),
     42: lambda version: DeleteGroupsRequest(groups_names=["g", "nope", ""]),
     43: _elect_leaders,
     44: _alter_configs,
+    45: _reassign,
     46: _list_partition_reassignments,
     47: _offset_delete,
+    48: lambda version: DescribeClientQuotasRequest(
+        components=[ComponentData(entity_type="user", match_type=2, match=None)]
+    ),
+    49: _alter_quotas,
+    50: lambda version: DescribeUserScramCredentialsRequest(users=[UserName(name=name) for name in "aab"]),
+    51: _alter_credentials,
+    57: lambda version: UpdateFeaturesRequest(
+        feature_updates=[FeatureUpdateKey(feature="metadata.version", max_version_level=7)]
+    ),
     60: lambda version: DescribeClusterRequest(endpoint_type=2 if version else 1),
     61: _describe_producers,
+    64: lambda version: UnregisterBrokerRequest(broker_id=1),
+    65: lambda version: DescribeTransactionsRequest(transactional_ids=["tx"]),
+    66: lambda version: ListTransactionsRequest(state_filters=["Ongoing", "nonsense"]),
+    74: lambda version: ListConfigResourcesRequest(resource_types=[2, 4, 8, 16, 32] if version else []),
 }
 
 

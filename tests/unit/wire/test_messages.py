@@ -65,6 +65,12 @@ from wire.messages.produce import (
 )
 from wire.schema import Array, FieldTable, Fixed, Message, Nested, Struct, Variable, VersionRange, message_table
 
+RENAMED = {"AlteredEntryData": "EntryData"}
+"""Our name of a struct, where Kafka's is taken by another struct of the same module."""
+UNKNOWN_TO_KAFKA_PYTHON = re.compile(r"(\w+DelegationToken|UnregisterBroker)(Request|Response)")
+"""Messages that kafka-python ships no definition of; kio's bytes judge them (`test_messages_against_oracles.py`)."""
+DEFINED = [found for found in MESSAGES if not UNKNOWN_TO_KAFKA_PYTHON.fullmatch(found.__name__)]
+
 
 def kafka_definition(name: str) -> dict[str, Any]:
     """Kafka's own definition of a message, which kafka-python ships as a resource."""
@@ -84,7 +90,7 @@ def type_name(row: FieldTable) -> str:
     prefix = "[]" if isinstance(row.type, Array) else ""
     match element:
         case Nested(struct_class):
-            return prefix + struct_class.__name__
+            return prefix + RENAMED.get(struct_class.__name__, struct_class.__name__)
         case Fixed(name=name) | Variable(name=name):
             return prefix + name
         case _:
@@ -111,7 +117,7 @@ def default_of(definition: dict[str, Any]) -> object:
             return int(str(default or 0), 0)
 
 
-@pytest.mark.parametrize("message_class", MESSAGES, ids=lambda found: found.__name__)
+@pytest.mark.parametrize("message_class", DEFINED, ids=lambda found: found.__name__)
 def test_the_tables_are_kafkas_in_every_version_we_declare(message_class: type[Message]) -> None:
     table = message_table(message_class)
     definition = kafka_definition(message_class.__name__)

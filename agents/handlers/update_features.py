@@ -1,0 +1,35 @@
+"""UpdateFeatures 0-2 (KIP-584): agents have no features with levels, so none can be raised or lowered.
+
+ApiVersions lists no features either. In particular no `transaction.version` and no `group.version` is finalized:
+clients take these as leave to use transactions of KIP-890 and groups of KIP-848. An agent's abilities follow from its
+release and from the schema, which `siltstone migrate` raises.
+"""
+
+from __future__ import annotations
+
+from agents.broker import Broker
+from agents.yielding import LoopYielder
+from wire.api import RequestHeader
+from wire.error_codes import ErrorCode
+from wire.messages.update_features import (
+    UpdatableFeatureResult,
+    UpdateFeaturesRequest,
+    UpdateFeaturesResponse,
+)
+
+NO_FEATURES = "agents have no features with levels; `siltstone migrate` upgrades a cluster"
+
+
+async def handle(broker: Broker, header: RequestHeader, request: UpdateFeaturesRequest) -> UpdateFeaturesResponse:
+    if not request.feature_updates:
+        return UpdateFeaturesResponse(error_message=None)
+    error = ErrorCode.INVALID_UPDATE_VERSION
+    if header.api_version >= 2:
+        return UpdateFeaturesResponse(error_code=error, error_message=NO_FEATURES)
+    return UpdateFeaturesResponse(
+        error_message=None,
+        results=[
+            UpdatableFeatureResult(feature=each.feature, error_code=error, error_message=NO_FEATURES)
+            async for each in LoopYielder().through(request.feature_updates)
+        ],
+    )
