@@ -7,12 +7,11 @@ no data would move. So an assignment succeeds if it names, in any order, the age
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 
 from agents.broker import Broker
 from agents.placement import eligible, replicas, zone_of
+from agents.topics.present import has_partition, look_for, not_there
 from agents.yielding import LoopYielder
-from runtime.errors import SiltstoneError
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
 from wire.messages.alter_partition_reassignments import (
@@ -29,14 +28,13 @@ Refusal = tuple[ErrorCode, str]
 async def handle(
     broker: Broker, header: RequestHeader, request: AlterPartitionReassignmentsRequest
 ) -> AlterPartitionReassignmentsResponse:
-    if any(broker.topic_cache.topic(each.name) is None for each in request.topics):
-        with suppress(SiltstoneError):  # without the store, answer with what we know
-            await broker.follower.catch_up()
+    asked = ((topic.name, each.partition_index) for topic in request.topics for each in topic.partitions)
+    seen = await look_for(broker, asked)
     answers: list[ReassignableTopicResponse] = []
     yielder = LoopYielder()
     async for topic in yielder.through(request.topics):
         partitions = [
-            _answer(each.partition_index, _refusal(broker, header, topic.name, each))
+            _answer(each.partition_index, _refusal(broker, header, topic.name, each, seen=seen))
             async for each in yielder.through(topic.partitions)
         ]
         answers.append(ReassignableTopicResponse(name=topic.name, partitions=partitions))
@@ -50,10 +48,13 @@ def _answer(number: int, refusal: Refusal | None) -> ReassignablePartitionRespon
     return ReassignablePartitionResponse(partition_index=number, error_code=error, error_message=said)
 
 
-def _refusal(broker: Broker, header: RequestHeader, name: str, asked: ReassignablePartition) -> Refusal | None:
+def _refusal(
+    broker: Broker, header: RequestHeader, name: str, asked: ReassignablePartition, *, seen: bool
+) -> Refusal | None:
     topic, number = broker.topic_cache.topic(name), asked.partition_index
-    if topic is None or not 0 <= number < len(topic.partition_ids):
-        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"no partition {number} of a topic {name!r}"
+    if topic is None or not has_partition(broker.topic_cache, name, number):
+        error = not_there(f"partition {number} of a topic {name!r}", seen=seen)
+        return error.code, str(error)
     if asked.replicas is None:
         return ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, "no partition is ever being reassigned"
     live = broker.membership.agents

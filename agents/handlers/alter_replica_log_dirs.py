@@ -3,12 +3,10 @@ names it changes nothing and succeeds; there is no other."""
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 from agents.broker import Broker
 from agents.handlers.describe_log_dirs import LOG_DIR
+from agents.topics.present import has_partition, look_for, not_there
 from agents.yielding import LoopYielder
-from runtime.errors import SiltstoneError
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
 from wire.messages.alter_replica_log_dirs import (
@@ -23,15 +21,13 @@ async def handle(
     broker: Broker, header: RequestHeader, request: AlterReplicaLogDirsRequest
 ) -> AlterReplicaLogDirsResponse:
     asked = [(each.path, topic) for each in request.dirs for topic in each.topics]
-    if any(broker.topic_cache.topic(topic.name) is None for _, topic in asked):
-        with suppress(SiltstoneError):  # without the store, answer with what we know
-            await broker.follower.catch_up()
+    seen = await look_for(broker, ((topic.name, number) for _, topic in asked for number in topic.partitions))
     results: list[AlterReplicaLogDirTopicResult] = []
     yielder = LoopYielder()
     async for path, topic in yielder.through(asked):
         partitions = [
             AlterReplicaLogDirPartitionResult(
-                partition_index=number, error_code=_code(broker, path, topic.name, number)
+                partition_index=number, error_code=_code(broker, path, topic.name, number, seen=seen)
             )
             async for number in yielder.through(topic.partitions)
         ]
@@ -39,8 +35,7 @@ async def handle(
     return AlterReplicaLogDirsResponse(results=results)
 
 
-def _code(broker: Broker, path: str, name: str, number: int) -> ErrorCode:
-    topic = broker.topic_cache.topic(name)
-    if topic is None or not 0 <= number < len(topic.partition_ids):
-        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+def _code(broker: Broker, path: str, name: str, number: int, *, seen: bool) -> ErrorCode:
+    if not has_partition(broker.topic_cache, name, number):
+        return not_there(f"partition {number} of a topic {name!r}", seen=seen).code
     return ErrorCode.NONE if path == LOG_DIR else ErrorCode.LOG_DIR_NOT_FOUND

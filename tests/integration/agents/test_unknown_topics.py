@@ -16,6 +16,18 @@ from metadata.contract.tail import Cursor, Tail
 from tests.fixtures.agents import Dial, RawConnection, StartAgent
 from tests.fixtures.fleet import Counted, Fleet, fleet
 from wire.error_codes import ErrorCode
+from wire.messages.alter_partition_reassignments import (
+    AlterPartitionReassignmentsRequest,
+    AlterPartitionReassignmentsResponse,
+    ReassignablePartition,
+    ReassignableTopic,
+)
+from wire.messages.alter_replica_log_dirs import (
+    AlterReplicaLogDir,
+    AlterReplicaLogDirsRequest,
+    AlterReplicaLogDirsResponse,
+    AlterReplicaLogDirTopic,
+)
 from wire.messages.delete_records import (
     DeleteRecordsPartition,
     DeleteRecordsRequest,
@@ -137,6 +149,19 @@ async def elect_leaders(raw: RawConnection, name: str, topic_id: UUID, part: int
     return 0 if code == ErrorCode.ELECTION_NOT_NEEDED else code
 
 
+async def reassign(raw: RawConnection, name: str, topic_id: UUID, part: int) -> int:
+    topic = ReassignableTopic(name=name, partitions=[ReassignablePartition(partition_index=part)])
+    answer = await raw.call(AlterPartitionReassignmentsRequest(topics=[topic]), AlterPartitionReassignmentsResponse, 1)
+    code = answer.responses[0].partitions[0].error_code
+    return 0 if code == ErrorCode.NO_REASSIGNMENT_IN_PROGRESS else code
+
+
+async def move_log_dirs(raw: RawConnection, name: str, topic_id: UUID, part: int) -> int:
+    topic = AlterReplicaLogDirTopic(name=name, partitions=[part])
+    request = AlterReplicaLogDirsRequest(dirs=[AlterReplicaLogDir(path="object-store", topics=[topic])])
+    return (await raw.call(request, AlterReplicaLogDirsResponse, 2)).results[0].partitions[0].error_code
+
+
 async def describe_configs(raw: RawConnection, name: str, topic_id: UUID, part: int) -> int:
     resource = DescribeConfigsResource(resource_type=2, resource_name=name, configuration_keys=None)
     return (
@@ -155,6 +180,8 @@ OF_PARTITIONS: tuple[Ask, ...] = (
     delete_records,
     describe_producers,
     elect_leaders,
+    reassign,
+    move_log_dirs,
 )
 OF_TOPICS: tuple[Ask, ...] = (metadata_by_name, metadata_by_id, describe_configs)
 
