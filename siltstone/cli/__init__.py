@@ -21,7 +21,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     # name: (module:attribute, one line of help)
     "dev": ("siltstone.cli.dev:dev", "Run a whole stack on this machine: Postgres, object store, agents, a compactor."),
     "demo": ("siltstone.cli.demo:demo", "Send 336,776 flights through an agent and compare what comes back."),
-    "topics": ("siltstone.cli.topics.commands:topics", "Create, list, describe, explain, alter and delete topics."),
+    "topics": (
+        "siltstone.cli.topics.commands:topics",
+        "Create, list, describe, explain, alter, trim and delete topics.",
+    ),
     "produce": ("siltstone.cli.records.produce:produce", "Write records to a topic, from stdin or a file."),
     "consume": ("siltstone.cli.records.consume:consume", "Print the records of topics, from any offset or time."),
     "get": ("siltstone.cli.records.get:get", "Print the newest value of a key."),
@@ -29,6 +32,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "siltstone.cli.groups.commands:groups",
         "List consumer groups, show their lag, reset their offsets, delete them.",
     ),
+    "cluster": ("siltstone.cli.cluster.commands:cluster", "Show the agents, show and set cluster-wide configs."),
     "producers": ("siltstone.cli.producers:producers", "Show which producers wait for the agents, and what to set."),
     "tables": ("siltstone.cli.tables.commands:tables", "Export topics to Parquet files and Iceberg tables."),
     "record": ("siltstone.cli.record:record", "Show where one record is stored, or why it is not there."),

@@ -59,7 +59,7 @@ _HUNG_REMEDY = (
     "the process accepts connections and does not answer: look at its log and `siltstone doctor`, restart it, or name"
     " another agent with --bootstrap"
 )
-_CONFIG_SOURCES = {1: "topic", 2: "broker", 3: "default broker", 4: "static broker", 5: "default", 6: "logger"}
+CONFIG_SOURCES = {1: "topic", 2: "broker", 3: "default broker", 4: "static broker", 5: "default", 6: "logger"}
 
 _REMEDIES: Mapping[str, str] = {
     "UNKNOWN_TOPIC_OR_PARTITION": "`siltstone topics list` shows the topics",
@@ -336,7 +336,7 @@ class KafkaClient:
         for result in answer.results:
             _check(result.error_code, f"configs of topic {name!r}", result.error_message)
             for config in result.configs:
-                source = _CONFIG_SOURCES.get(config.config_source, "unknown")
+                source = CONFIG_SOURCES.get(config.config_source, "unknown")
                 entries.append(ConfigEntry(name=config.name, value=config.value, source=source))
         return sorted(entries, key=lambda entry: entry.name)
 

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 import click
 
+from siltstone.cli.options.usage import WrongUsageError
 from siltstone.kafka.client import EARLIEST, LATEST, KafkaClient, KafkaError, connected
 from siltstone.kafka.groups import all_groups
 from siltstone.kafka.records import TopicPartition, offsets_at
@@ -64,8 +65,9 @@ def confirm(yes: bool, question: str) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise click.UsageError(
-            "stdin is not a terminal, so this command cannot ask: add --yes to delete without asking"
+        raise WrongUsageError(
+            "stdin is not a terminal, so this command cannot ask; nothing was done",
+            remedy="add --yes to go on without a question",
         )
     click.confirm(question, abort=True)
 

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 import click
 
 from metadata.configs.topic import resolve
+from metadata.configs.values import LONG_MAX
 from runtime.text import plural
 from siltstone.cli.options.agent_options import acts, bootstrap_option, name_hints, running_bootstrap
 from siltstone.cli.options.system_options import SystemOptions, resolved, system_options
@@ -144,14 +145,26 @@ def _print_json(name: str, described: Described, explained: Explained | None) ->
     print_json(answer)
 
 
+def shown_value(config: str, value: str) -> str:
+    """The value for people: "never" for a time that does not come, "no limit" for the largest number of anything else.
+
+    Kafka's largest 64-bit number of ms is 292 million years; -1 is Kafka's word for no limit of retention.
+    """
+    if value == str(LONG_MAX):
+        return f"never ({value})" if config.endswith(".ms") else f"no limit ({value})"
+    if value == "-1" and config in ("retention.ms", "retention.bytes"):
+        return f"{'never' if config.endswith('.ms') else 'no limit'} ({value})"
+    return value
+
+
 def _print(name: str, described: Described, explained: Explained | None, *, all_configs: bool) -> None:
     """Print the most important part last, so that it stays on the screen."""
     print_pairs({"topic": name, "id": described.topic_id, "partitions": str(len(described.partitions))})
     click.echo()
     shown = [each for each in described.configs if all_configs or acts(each.name) or each.source == SET_ON_TOPIC]
     rows = [
-        [each.name, each.value or "", each.source, "acts" if acts(each.name) else "no effect"]
-        for each in sorted(shown, key=lambda each: (each.source == SET_ON_TOPIC, each.name))
+        [each.name, shown_value(each.name, each.value or ""), each.source, "acts" if acts(each.name) else "no effect"]
+        for each in sorted(shown, key=lambda each: (each.source != SET_ON_TOPIC, each.name))
     ]
     print_table(["config", "value", "from", "effect"], rows)
     left_out = len(described.configs) - len(shown)

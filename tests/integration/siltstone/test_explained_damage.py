@@ -172,7 +172,7 @@ def test_unreadable_batches_are_told_with_the_job_that_met_them(damaged: Damaged
     # given a plain topic with an unreadable batch, which becomes a compacted topic
     batches = [values("a", "b"), same_delta_twice(), values("a", "c")]
     asyncio.run(produce(damaged.stack.bootstrap, ODD, "delete", batches))
-    run_ok("topics", "alter", ODD, "--config", "cleanup.policy=compact", "--data", damaged.data)
+    run_ok("topics", "alter", ODD, "--config", "cleanup.policy=compact", "--yes", "--data", damaged.data)
     # when it is compacted
     done = run_json("compact", ODD, "--now", "--timeout", "100", "--data", damaged.data)
     # then explain says where the batch is, since when, and what to do

@@ -1,0 +1,177 @@
+"""`siltstone cluster`: the agents as a client sees them, and the cluster-wide configs."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import TypeVar
+
+import click
+
+from metadata.configs.broker import BROKER_CONFIGS
+from runtime.errors import BadInputError
+from siltstone.cli.options.agent_options import agent_options
+from siltstone.cli.topics.set_configs import parse_configs
+from siltstone.kafka.admin import BROKER, alter_cluster_configs, configs_of
+from siltstone.kafka.client import ConfigEntry, KafkaClient, connected
+from siltstone.kafka.retrying import address_of
+from siltstone.terminal.output import json_option, print_json, print_pairs, print_table
+from wire.messages.metadata import MetadataResponse
+
+T = TypeVar("T")
+
+
+class NoSuchConfigError(BadInputError):
+    """No broker config has this name."""
+
+
+@click.group()
+def cluster() -> None:
+    """Show the agents of a cluster, and show or set the configs that hold for all of it.
+
+    \b
+    Examples:
+      siltstone cluster info
+      siltstone cluster config set log.retention.ms=86400000
+    """
+
+
+@cluster.command()
+@agent_options
+@json_option
+def info(bootstrap: str, as_json: bool) -> None:
+    """Show the id of the cluster, its agents, and the number of topics and partitions.
+
+    \b
+    Example:
+      siltstone cluster info --json
+    """
+
+    async def work(client: KafkaClient) -> MetadataResponse:
+        return await client.metadata()
+
+    answer = _run(bootstrap, work)
+    agents = [
+        {"id": each.node_id, "address": address_of(each.host, each.port), "zone": each.rack or None}
+        for each in sorted(answer.brokers, key=lambda each: each.node_id)
+    ]
+    partitions = sum(len(topic.partitions) for topic in answer.topics)
+    if as_json:
+        print_json(
+            {
+                "cluster_id": answer.cluster_id,
+                "controller": answer.controller_id,
+                "topics": len(answer.topics),
+                "partitions": partitions,
+                "agents": agents,
+            }
+        )
+        return
+    print_pairs(
+        {
+            "cluster": answer.cluster_id or "-",
+            "controller": str(answer.controller_id),
+            "topics": str(len(answer.topics)),
+            "partitions": str(partitions),
+        }
+    )
+    click.echo()
+    cells = [[str(each["id"]), str(each["address"]), str(each["zone"] or "-")] for each in agents]
+    print_table(["agent", "address", "zone"], cells, right=["agent"])
+
+
+@cluster.group()
+def config() -> None:
+    """Show or set cluster-wide configs, the defaults of all topics that do not set their own.
+
+    \b
+    Example:
+      siltstone cluster config get
+    """
+
+
+@config.command("get")
+@click.argument("names", nargs=-1, metavar="[NAME...]")
+@click.option("--all", "show_all", is_flag=True, help="Also show configs that are not set cluster-wide.")
+@agent_options
+@json_option
+def get_config(names: Sequence[str], show_all: bool, bootstrap: str, as_json: bool) -> None:
+    """Show the cluster-wide configs that are set, those in NAME..., or with --all every one.
+
+    \b
+    Examples:
+      siltstone cluster config get
+      siltstone cluster config get log.retention.ms
+    """
+    for name in names:
+        if name not in BROKER_CONFIGS:
+            raise NoSuchConfigError(f"there is no cluster config {name!r}", remedy=_near(name))
+
+    async def work(client: KafkaClient) -> Sequence[ConfigEntry]:
+        if not names and not show_all:
+            return (await configs_of(client, BROKER, [""])).get("", ())
+        return await _of_agent(client, names)
+
+    entries = _run(bootstrap, work)
+    if as_json:
+        print_json([asdict(each) for each in entries])
+    elif entries:
+        print_table(["config", "value", "from"], [[each.name, each.value or "", _from(each)] for each in entries])
+    else:
+        click.echo("no cluster-wide config is set; --all shows the values in force")
+
+
+@config.command("set")
+@click.argument("pairs", nargs=-1, metavar="[NAME=VALUE...]")
+@click.option("--delete", "deleted", multiple=True, metavar="NAME", help="Reset a config to its default. Repeatable.")
+@agent_options
+def set_config(pairs: Sequence[str], deleted: Sequence[str], bootstrap: str) -> None:
+    """Set cluster-wide configs, at once and without a restart. All of them are set, or none.
+
+    They hold for every topic without a value of its own. A shorter retention removes records of all these topics.
+
+    \b
+    Examples:
+      siltstone cluster config set log.retention.ms=86400000
+      siltstone cluster config set --delete log.retention.ms
+    """
+    changes: Mapping[str, str | None] = {**parse_configs(pairs), **dict.fromkeys(deleted)}
+    if not changes:
+        raise click.UsageError("no change was asked for: give NAME=VALUE or --delete NAME")
+    if len(changes) < len(pairs) + len(deleted):
+        raise click.UsageError("a config is given twice")
+
+    async def work(client: KafkaClient) -> None:
+        await alter_cluster_configs(client, changes)
+
+    _run(bootstrap, work)
+    for name, value in changes.items():
+        click.echo(f"reset {name}" if value is None else f"set {name}={value}")
+
+
+async def _of_agent(client: KafkaClient, names: Sequence[str]) -> Sequence[ConfigEntry]:
+    """The values in force on one agent. An agent answers only for itself, so the client must be connected to it."""
+    for broker in (await client.metadata([])).brokers:
+        async with connected(address_of(broker.host, broker.port)) as agent:
+            number = str(broker.node_id)
+            return (await configs_of(agent, BROKER, [number], names or None)).get(number, ())
+    return ()
+
+
+def _from(entry: ConfigEntry) -> str:
+    return {"default broker": "cluster", "static broker": "agent"}.get(entry.source, entry.source)
+
+
+def _near(name: str) -> str:
+    near = difflib.get_close_matches(name, BROKER_CONFIGS, n=1)
+    return f"did you mean {near[0]!r}?" if near else "`siltstone cluster config get --all` lists all"
+
+
+def _run(bootstrap: str, work: Callable[[KafkaClient], Awaitable[T]]) -> T:
+    async def main() -> T:
+        async with connected(bootstrap) as client:
+            return await work(client)
+
+    return asyncio.run(main())
