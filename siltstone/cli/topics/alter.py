@@ -113,9 +113,8 @@ async def _losses(bootstrap: str, hints: HintOptions, name: str, changes: Mappin
             going = sum((ends[each] if kept[each] < 0 else kept[each]) - starts[each] for each in numbers)
             if going > 0:
                 offsets = plural(sum(ends.values()) - sum(starts.values()), "offset")
-                lines.append(
-                    f"the new retention.ms, {age_text(new.retention_ms)}, removes {plural(going, 'record')} of {offsets}"
-                )
+                age = age_text(new.retention_ms)
+                lines.append(f"the new retention.ms, {age}, removes {plural(going, 'record')} of {offsets}")
         if is_shorter(new.retention_bytes, old.retention_bytes):
             sizes = await stored_bytes(await client.metadata([name]), [name])
             over = sum(max(0, size - new.retention_bytes) for (each, _), size in sizes.items() if each == name)
