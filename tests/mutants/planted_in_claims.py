@@ -78,4 +78,18 @@ GONE = (
             "tests/unit/compactor/planning/test_options.py::test_an_l0_file_is_leveled_in_time_for_the_purge_deadline",
         ),
     ),
+    Mutant(
+        name="dead-bytes-stay-in-l1",
+        file="compactor/planning/purge.py",
+        text="PURGED_LEVELS = (1, 2)",
+        replacement="PURGED_LEVELS = (2,)",
+        tests=(f"{CLAIMS}::test_what_is_said_to_be_gone_is_in_no_object",),
+    ),
+    Mutant(
+        name="passes-take-turns-at-a-file-that-must-be-rewritten",
+        file="compactor/planning/purge.py",
+        text="                    draft.reserve([file])\n",
+        replacement="",
+        tests=("tests/unit/compactor/planning/test_plan_golden.py::test_a_view_is_planned_as_its_table_says",),
+    ),
 )
