@@ -74,8 +74,33 @@ def largest_topics(partitions: Iterable[PartitionView], topics_max: int) -> tupl
     return {name: sizes[name] for name in names[:topics_max]}, sum(sizes[name] for name in names[topics_max:])
 
 
-def show_view(metrics: Metrics, view: CompactionView, *, topics_max: int = 50) -> None:
-    """Sets the gauges of the compactor that plans. The largest topics get a series each, up to `topics_max`."""
+def shown_partitions(
+    dirt: Iterable[tuple[PartitionView, Dirtiness]], partitions_max: int
+) -> Sequence[tuple[PartitionView, Dirtiness]]:
+    """The partitions of topics that ask for series of each, the dirtiest first."""
+    asked = [each for each in dirt if each[0].configs.get("siltstone.metrics.partitions", "").strip().lower() == "true"]
+    asked.sort(key=lambda each: (-each[1].ratio, each[0].topic_name, each[0].partition))
+    return asked[:partitions_max]
+
+
+def _show_partitions(
+    metrics: Metrics, shown: Sequence[tuple[PartitionView, Dirtiness]], created_ms: Mapping[int, int], now_ms: int
+) -> None:
+    ratios: dict[tuple[str, ...], float] = {}
+    extents: dict[tuple[str, ...], float] = {}
+    ages: dict[tuple[str, ...], float] = {}
+    for partition, dirtiness in shown:
+        labels = partition.topic_name, str(partition.partition)
+        ratios[labels], extents[labels] = dirtiness.ratio, len(partition.extents)
+        ages[labels] = waiting_ms(partition, created_ms, now_ms) / 1000
+    show_series(metrics.partition_dirty_ratio, ratios)
+    show_series(metrics.partition_extents, extents)
+    show_series(metrics.partition_seconds_since_clean, ages)
+
+
+def show_view(metrics: Metrics, view: CompactionView, *, topics_max: int = 50, partitions_max: int = 1_000) -> None:
+    """Sets the gauges of the compactor that plans. The largest topics get a series each, up to `topics_max`; so do the
+    partitions of topics that ask for it, up to `partitions_max`."""
     for level in LEVELS:
         files: Sequence[FileView] = [file for file in view.files if file.level == level]
         metrics.level_files.labels(level=str(level)).set(len(files))
@@ -90,6 +115,7 @@ def show_view(metrics: Metrics, view: CompactionView, *, topics_max: int = 50) -
     metrics.seconds_since_clean_max.set(
         max((waiting_ms(one, created_ms, view.now_ms) for one, each in dirt if each.dirty_bytes), default=0) / 1000
     )
+    _show_partitions(metrics, shown_partitions(dirt, partitions_max), created_ms, view.now_ms)
     partitions, flagged_bytes = uncleanable(view.partitions)
     metrics.uncleanable_partitions.set(partitions)
     metrics.uncleanable_bytes.set(flagged_bytes)
@@ -146,6 +172,7 @@ def show_nothing(metrics: Metrics) -> None:
         metrics.level_bytes.labels(level=str(level)).set(0)
     show_jobs(metrics, ())
     show_series(metrics.compacted_topic_bytes, {})
+    _show_partitions(metrics, (), {}, 0)
     for gauge in (
         metrics.compacted_topics_rest_bytes,
         metrics.l0_oldest_seconds,

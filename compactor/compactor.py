@@ -228,7 +228,9 @@ class Compactor:
         return created > 0
 
     def _planned(self, view: CompactionView) -> Sequence[MergeSpec]:
-        show_view(self._metrics, view, topics_max=self._settings.metrics_topics_max)
+        settings = self._settings
+        partitions_max = settings.metrics_partitions_max
+        show_view(self._metrics, view, topics_max=settings.metrics_topics_max, partitions_max=partitions_max)
         return plan_merges(view, self._options)
 
     async def _show_jobs(self) -> None:

@@ -280,6 +280,23 @@ class Metrics:
             "Time since the last pass from the log start over the dirty partition that waits longest; without a pass:"
             " since its oldest file was written.",
         )
+        self.partition_dirty_ratio = self._gauge(
+            "partition_dirty_ratio",
+            "Dirty bytes over all bytes of a partition, L1 and up; only for topics with `siltstone.metrics.partitions`,"
+            " up to `metrics.partitions.max` partitions, the dirtiest first.",
+            "topic",
+            "partition",
+        )
+        self.partition_extents = self._gauge(
+            "partition_extents", "Live extents (Kafka's segments) of the same partitions.", "topic", "partition"
+        )
+        self.partition_seconds_since_clean = self._gauge(
+            "partition_seconds_since_clean",
+            "Time since the last pass from the log start over the same partitions; without a pass: since the oldest"
+            " file was written.",
+            "topic",
+            "partition",
+        )
         self.uncleanable_partitions = self._gauge(
             "uncleanable_partitions", "Compacted partitions with unreadable bytes, which merges copy as they are."
         )

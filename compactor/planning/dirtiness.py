@@ -279,9 +279,8 @@ def due(
     if asked is not None:
         return asked
     if min(reached_offset, dirtiness.first_uncleanable_offset) > dirtiness.cleaned_through_offset:
-        if dirtiness.is_over_lag(now_ms) and is_over(
-            partition.last_forced_ms, lag_pause_ms(partition, dirtiness, options), now_ms
-        ):
+        pause_ms = lag_pause_ms(partition, dirtiness, options)
+        if dirtiness.is_over_lag(now_ms) and is_over(partition.last_forced_ms, pause_ms, now_ms):
             return Due(requested=False, because="past max.compaction.lag.ms", is_late=True)
         if is_over(partition.last_forced_ms, options.forced_interval_ms, now_ms):
             because = _dirty_because(partition, dirtiness, options, now_ms, reached_offset)

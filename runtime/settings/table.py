@@ -329,6 +329,13 @@ class Settings:
         minimum=0,
         maximum=10_000,
     )
+    metrics_partitions_max: int = count(
+        1_000,
+        _WATCHING,
+        "Partitions of topics with `siltstone.metrics.partitions` that get series of their own.",
+        minimum=0,
+        maximum=10_000,
+    )
     metrics_topics_max: int = count(
         50,
         _WATCHING,

@@ -242,4 +242,104 @@ ZONES = (
     ),
 )
 
-MUTANTS = (*ANSWERS, *WIRE, *METADATA, *WRITING, *COMPACTOR, *STORES, *READING, *ZONES, *GONE)
+GOLDEN_PLANS = "tests/unit/compactor/planning/test_plan_golden.py::test_a_view_is_planned_as_its_table_says"
+EXTENT_FACTS = "tests/integration/merging/test_extent_facts.py"
+
+CLOCKWORK = (
+    Mutant(
+        name="asks-the-interval-before-the-lag",
+        file="compactor/planning/dirtiness.py",
+        text="is_over(partition.last_forced_ms, pause_ms, now_ms)",
+        replacement="is_over(partition.last_forced_ms, options.forced_interval_ms, now_ms)",
+        tests=(GOLDEN_PLANS,),
+    ),
+    Mutant(
+        name="lets-passes-over-a-late-partition-follow-each-other",
+        file="compactor/planning/dirtiness.py",
+        text="    return max(took_ms, min(",
+        replacement="    return max(0, min(",
+        tests=(GOLDEN_PLANS,),
+    ),
+    Mutant(
+        name="judges-age-by-timestamps-of-records",
+        file="compactor/planning/dirtiness.py",
+        text="        each.committed_ms\n        if each.committed_ms is not None\n",
+        replacement="        each.committed_ms\n        if False and each.committed_ms is not None\n",
+        tests=(GOLDEN_PLANS,),
+    ),
+    Mutant(
+        name="counts-the-dirty-hour-from-the-last-pass-alone",
+        file="compactor/planning/dirtiness.py",
+        text="if is_over(max(known, default=None),",
+        replacement="if is_over(min(known, default=None),",
+        tests=(GOLDEN_PLANS,),
+    ),
+    Mutant(
+        name="late-partitions-take-every-place",
+        file="compactor/planning/forced.py",
+        text="    pairs = zip_longest(*((others, late) if late_had_last else (late, others)))",
+        replacement="    pairs = ((each,) for each in [*late, *others])",
+        tests=(GOLDEN_PLANS,),
+    ),
+    Mutant(
+        name="an-idle-partition-keeps-its-tombstones",
+        file="compactor/planning/dirtiness.py",
+        text="at_ms is None or horizon is None or now_ms < at_ms or",
+        replacement="True or at_ms is None or horizon is None or now_ms < at_ms or",
+        tests=(GOLDEN_PLANS,),
+    ),
+    Mutant(
+        name="tombstones-rewrite-a-partition-whenever-one-is-due",
+        file="compactor/planning/dirtiness.py",
+        text="max(known) + options.horizon_interval_ms if known else 0",
+        replacement="0",
+        tests=(GOLDEN_PLANS,),
+    ),
+    Mutant(
+        name="the-cap-counts-stored-bytes",
+        file="compactor/planning/forced.py",
+        text="full = sum(each.cap_bytes for each in candidate.stretch)",
+        replacement="full = size",
+        tests=(GOLDEN_PLANS,),
+    ),
+    Mutant(
+        name="l0-waits-past-the-lag",
+        file="compactor/planning/l0.py",
+        text="        wait_ms_max=lag_wait_ms,\n",
+        replacement="        wait_ms_max=None,\n",
+        tests=(GOLDEN_PLANS,),
+    ),
+    Mutant(
+        name="a-merge-forgets-the-commit-of-its-oldest-input",
+        file="compactor/merging/extent_facts.py",
+        text="min(known) if known and len(known) == len(committed) else None",
+        replacement="max(known) if known and len(known) == len(committed) else None",
+        tests=(
+            f"{EXTENT_FACTS}::test_an_output_is_as_old_as_its_oldest_input_and_erased_as_far_as_the_least",
+            f"{EXTENT_FACTS}::test_records_of_l0_were_committed_with_their_file_and_the_earliest_counts",
+        ),
+    ),
+    Mutant(
+        name="a-copy-counts-compressed-bytes",
+        file="compactor/merging/partition_merge.py",
+        text="                with_known_sizes(window),\n",
+        replacement="                window.table,\n",
+        tests=(f"{EXTENT_FACTS}::test_a_dedupe_knows_the_uncompressed_size_and_copies_carry_it",),
+    ),
+    Mutant(
+        name="an-output-is-erased-as-far-as-the-best-input",
+        file="compactor/merging/extent_facts.py",
+        text="min(erased, default=0)",
+        replacement="max(erased, default=0)",
+        tests=(f"{EXTENT_FACTS}::test_an_output_is_as_old_as_its_oldest_input_and_erased_as_far_as_the_least",),
+    ),
+    Mutant(
+        name="four-million-keys-share-entries",
+        file="compactor/cleaning/dedupe_buffer.py",
+        text="_ENTRY_BITS = 24\n_ENTRY_MASK, _TAG_MASK = (1 << 24) - 1, (1 << 8) - 1",
+        replacement="_ENTRY_BITS = 22\n_ENTRY_MASK, _TAG_MASK = (1 << 24) - 1, (1 << 8) - 1",
+        tests=("tests/unit/compactor/cleaning/test_dedupe_buffer.py::test_more_than_four_million_keys_are_told_apart",),
+    ),
+)
+
+MUTANTS = (*ANSWERS, *WIRE, *METADATA, *WRITING, *COMPACTOR, *STORES, *READING, *ZONES, *GONE, *CLOCKWORK)

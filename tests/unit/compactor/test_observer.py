@@ -157,6 +157,31 @@ def test_the_largest_topics_are_shown_and_the_rest_summed() -> None:
     assert samples(metrics, "siltstone_compacted_topics_rest_bytes") == {(): 0}
 
 
+def test_partitions_are_shown_for_topics_that_ask_and_the_dirtiest_first() -> None:
+    asks = {"cleanup.policy": "compact", "siltstone.metrics.partitions": "true"}
+    view = a_view(
+        now_ms=60_000,
+        partitions=[
+            a_partition(
+                1, extents(100, 100), topic_name="a", configs=asks, cleaned_through_offset=20, last_cleaned_ms=0
+            ),
+            a_partition(
+                2, extents(100, 300), topic_name="a", configs=asks, cleaned_through_offset=10, last_cleaned_ms=0
+            ),
+            a_partition(3, extents(100), topic_name="quiet"),
+        ],
+    )
+    metrics = Metrics()
+    show_view(metrics, view)
+    assert samples(metrics, "siltstone_partition_dirty_ratio") == {("1", "a"): 0.0, ("2", "a"): 0.75}
+    assert samples(metrics, "siltstone_partition_extents") == {("1", "a"): 2, ("2", "a"): 2}
+    assert samples(metrics, "siltstone_partition_seconds_since_clean") == {("1", "a"): 60, ("2", "a"): 60}
+    show_view(metrics, view, partitions_max=1)
+    assert samples(metrics, "siltstone_partition_extents") == {("2", "a"): 2}
+    show_nothing(metrics)
+    assert samples(metrics, "siltstone_partition_extents") == {}
+
+
 def test_a_janitor_that_hands_over_shows_none_of_what_it_found() -> None:
     metrics = Metrics()
     gauges = ("dead_files_waiting", "dead_bytes_waiting", "orphans", "orphans_spared", "foreign_objects")
