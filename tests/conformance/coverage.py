@@ -11,6 +11,7 @@ from pathlib import Path
 from tests.conformance.clients import CLIENTS
 from tests.conformance.contract import Client
 from tests.conformance.scenarios import SCENARIOS
+from tests.conformance.tool_rows import TOOL_ROWS
 from wire.api import APIS
 
 ROOT = Path(__file__).parents[2]
@@ -76,6 +77,13 @@ def render_coverage_markdown() -> str:
             "",
             *_table(("missing", "Kafka's APIs", "effect"), [list(row) for row in ABSENT]),
             "",
+            "## Kafka's tools",
+            "",
+            "Exit codes of Kafka 4.1's tools, and words of their output. A test runs each row where the jars are",
+            "at hand. SAME and OTHER are files with the present replicas of a topic and with others.",
+            "",
+            *_table(("tool", "command", "exit code", "says"), _tools()),
+            "",
             "## Clients",
             "",
             "Each ✓ is a test against two agents in two zones, as processes on a real Postgres. A number is a note:",
@@ -85,6 +93,10 @@ def render_coverage_markdown() -> str:
             "",
         ]
     )
+
+
+def _tools() -> list[list[str]]:
+    return [[row.tool, f"`{row.words}`", str(row.code), row.says] for row in TOOL_ROWS]
 
 
 def _apis() -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from bench.servers.kafka import find_jars
 from tests.conformance.cluster import Cluster
+from tests.conformance.tool_rows import TOOL_ROWS
 from tests.fixtures.waiting import wait_until
 
 TIMEOUT_S = 60
@@ -75,3 +77,27 @@ def test_an_operator_finds_kafkas_tools_working(run: Run, cluster: Cluster, tmp_
     assert f"{topic}:0:" in run(OFFSETS, "--topic", topic, "--time", "earliest")
     run(TOPICS, "--delete", "--topic", topic)
     assert topic not in run(TOPICS, "--list").split()
+
+
+@pytest.mark.timeout(300)
+def test_tools_whose_subject_is_not_there_exit_with_words(cluster: Cluster, run: Run, tmp_path: Path) -> None:
+    jars = find_jars()
+    assert jars is not None
+    topic = cluster.name()
+    run(TOPICS, "--create", "--topic", topic, "--partitions", "1", "--replication-factor", "2")
+    shown = re.search(r"Replicas: (\d+),(\d+)", run(TOPICS, "--describe", "--topic", topic))
+    assert shown is not None
+    given = {"NODE": shown[1]}
+    for name, replicas in (("SAME", [int(shown[1]), int(shown[2])]), ("OTHER", [int(shown[1])])):
+        plan = {"version": 1, "partitions": [{"topic": topic, "partition": 0, "replicas": replicas}]}
+        (tmp_path / name).write_text(json.dumps(plan))
+        given[name] = str(tmp_path / name)
+    wrong: list[tuple[object, int, str]] = []
+    for row in TOOL_ROWS:
+        words = [given.get(word, word) for word in row.words.split()]
+        command = jars.command(row.main, ["--bootstrap-server", cluster.bootstrap, *words], JVM)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+        output = done.stdout + done.stderr
+        if done.returncode != row.code or row.says not in output:
+            wrong.append((row, done.returncode, output[-1_000:]))
+    assert wrong == []
