@@ -45,3 +45,15 @@ def numbers_text(numbers: Iterable[int]) -> str:
     shown = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs[:RANGES_SHOWN_MAX]]
     left = sum(map(len, runs[RANGES_SHOWN_MAX:]))
     return ", ".join(shown) + (f" and {left:,} more" if left else "")
+
+
+def printable(text: str, *, keep: str = "\n") -> str:
+    """The text with every character escaped that is not printable, except those in `keep`.
+
+    Names of groups, clients and hosts are other people's text: an escape sequence in one would steer the terminal.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each in keep or each.isprintable() else each.encode("unicode_escape").decode() for each in text
+    )

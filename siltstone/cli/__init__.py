@@ -99,6 +99,8 @@ class LazyGroup(click.Group):
 
 def fail(error: Exception) -> NoReturn:
     """Print an error and its remedy to stderr; exit with code 1."""
+    from runtime.text import printable
+
     if isinstance(error, SiltstoneError):
         from siltstone.cli.postgres_remedies import remedy_of
 
@@ -109,9 +111,9 @@ def fail(error: Exception) -> NoReturn:
         message = f"{type(error).__name__}: {error}"
         # Nothing raised this on purpose, so it is a bug in Siltstone and not a mistake of the user.
         remedy = f"this is a bug in Siltstone: run again with {TRACEBACK_VARIABLE}=1 and report the traceback"
-    click.echo(f"error: {message}", err=True)
+    click.echo(f"error: {printable(message)}", err=True)
     if remedy:
-        click.echo(f"remedy: {remedy}", err=True)
+        click.echo(f"remedy: {printable(remedy)}", err=True)
     sys.exit(1)
 
 

@@ -146,7 +146,9 @@ def parse_bootstrap(text: str) -> list[tuple[str, int]]:
         port = int(found["port"] or DEFAULT_PORT) if found else 0
         if found is None or not 0 < port < 65_536:
             raise BadInputError(
-                f"bootstrap address {part!r} is not HOST:PORT", remedy="give, for example, 127.0.0.1:9092 or [::1]:9092"
+                # Text before an "@" may hold a password.
+                f"bootstrap address {part.rpartition('@')[2]!r} is not HOST:PORT",
+                remedy="give, for example, 127.0.0.1:9092 or [::1]:9092",
             )
         addresses.append((found["ipv6"] or found["host"], port))
     return addresses

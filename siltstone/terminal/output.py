@@ -18,6 +18,8 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
+from runtime.text import printable
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 PIPED_WIDTH = 200
@@ -39,7 +41,18 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def print_json(value: Any) -> None:
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    if not text.isprintable():
+        # JSON leaves DEL and the control characters from U+0080 on as they are, and terminals obey some of them.
+        text = "".join(
+            each
+            if each == "\n" or each.isprintable()
+            else f"\\u{ord(each):04x}"
+            if each < "\U00010000"
+            else json.dumps(each)[1:-1]
+            for each in text
+        )
+    click.echo(text)
 
 
 def print_bytes(data: bytes) -> None:
@@ -108,6 +121,7 @@ def print_table(
     is shortened and ends in "…"; otherwise cells are folded.
     """
     target = console()
+    rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(cell_len, each)) for each in zip(columns, *rows, strict=True)]
     headings = list(columns)
     if _table_width(widths) > target.width:
@@ -141,7 +155,7 @@ def print_table(
     for number, line in enumerate(lines):
         click.echo(line.rstrip())
         if number >= heads:
-            click.echo(f"{'':{GAP}}{below[number - heads]}")
+            click.echo(f"{'':{GAP}}{printable(below[number - heads])}")
 
 
 def _table_width(widths: Sequence[int]) -> int:
@@ -154,7 +168,7 @@ def print_pairs(pairs: Mapping[str, str], *, title: str | None = None) -> None:
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in pairs.items():
-        table.add_row(name, value)
+        table.add_row(printable(name), printable(value))
     print_title(title)
     console().print(table, markup=False)
 
@@ -162,4 +176,4 @@ def print_pairs(pairs: Mapping[str, str], *, title: str | None = None) -> None:
 def print_title(title: str | None) -> None:
     """Print a title above a table. The title may be as wide as the terminal, not only as wide as the table."""
     if title:
-        console().print(title, style="italic", markup=False)
+        console().print(printable(title), style="italic", markup=False)

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 import click
 
+from runtime.text import printable
 from siltstone.cli.options.usage import WrongUsageError
 from siltstone.kafka.client import EARLIEST, LATEST, KafkaClient, KafkaError, connected
 from siltstone.kafka.groups import all_groups
@@ -69,9 +70,9 @@ def confirm(yes: bool, question: str) -> None:
             "stdin is not a terminal, so this command cannot ask; nothing was done",
             remedy="add --yes to go on without a question",
         )
-    click.confirm(question, abort=True)
+    click.confirm(printable(question), abort=True)
 
 
 def tell(line: str) -> None:
     """Print a line to stderr."""
-    click.echo(line, err=True)
+    click.echo(printable(line), err=True)

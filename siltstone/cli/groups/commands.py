@@ -10,7 +10,7 @@ from dataclasses import asdict
 import click
 
 from runtime.clock import SystemClock
-from runtime.text import plural
+from runtime.text import plural, printable
 from siltstone.cli.groups.asking import confirm, group_hints, log_ends, partition_counts, tell
 from siltstone.cli.groups.offsets import delete_offsets_command, reset_command
 from siltstone.cli.options.agent_options import agent_options, given_agents
@@ -147,7 +147,8 @@ def _print_group(group: GroupDescription, rows: Sequence[PartitionLag]) -> None:
             click.echo(f"{row.topic} partition {row.partition}: {row.note}")
     idle = [each for each in group.members if each.assignment == {}]
     for member in idle:
-        click.echo(f"nothing assigned to {member.instance_id or member.member_id} ({member.client_id} {member.host})")
+        who = printable(f"{member.instance_id or member.member_id} ({member.client_id} {member.host})", keep="")
+        click.echo(f"nothing assigned to {who}")
 
 
 @groups.command()
@@ -167,7 +168,7 @@ def delete(names: Sequence[str], yes: bool, bootstrap: str) -> None:
         for name in dict.fromkeys(names):
             async with group_hints(bootstrap, name, given):
                 await GroupClient(bootstrap, name, SystemClock(), told=tell).delete()
-            click.echo(f"deleted {name}")
+            click.echo(f"deleted {printable(name)}")
 
     given = given_agents()
     asyncio.run(work())

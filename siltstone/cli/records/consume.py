@@ -14,6 +14,7 @@ from typing import NamedTuple
 import click
 
 from runtime.clock import Clock, SystemClock
+from runtime.text import printable
 from siltstone.cli.groups.asking import partition_counts
 from siltstone.cli.options.agent_options import agent_options, given_agents, name_hints
 from siltstone.cli.options.usage import as_usage
@@ -145,7 +146,7 @@ def _writer(text: str | None, *, as_json: bool, many: bool) -> Written:
 
 
 def _tell(line: str) -> None:
-    click.echo(line, err=True)
+    click.echo(printable(line), err=True)
 
 
 async def _consume(

@@ -143,6 +143,7 @@ def test_a_host_without_a_port_has_kafkas_port() -> None:
 
 def test_a_url_as_bootstrap_address_gets_its_remedy_and_no_password_is_printed() -> None:
     code, _, errors = run("topics", "list", "--bootstrap", "http://me:geheim@agents.example:8080/metrics")
+    assert "geheim" not in run("topics", "list", "--bootstrap", "me:geheim@agents.example:9092")[2]
     assert code == 1 and "not a URL (http://...)" in errors and "geheim" not in errors
     assert "remedy: give the address without http://: agents.example:8080." in errors
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -10,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from runtime.errors import BadInputError
 from runtime.text import age_text, plural, size_text
+from siltstone.cli import fail
 from siltstone.ops.hint_options import HintOptions, hint_options_for, option
 from siltstone.terminal import output
 from siltstone.terminal.output import print_pairs, print_table, print_when_taken
@@ -173,3 +176,22 @@ async def test_while_a_pipe_takes_nothing_the_event_loop_goes_on(monkeypatch: py
         printing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await printing
+
+
+def test_escape_sequences_in_names_never_reach_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    evil = "x\x1b]0;owned\x07\x9b31m\x7f"
+    output.print_table(["group"], [[evil]], title=evil)
+    output.print_pairs({evil: evil})
+    output.print_json({"name": evil})
+    output.print_table(["group"], [["a"]], below=[evil])
+    with pytest.raises(SystemExit):
+        fail(BadInputError(evil, remedy=evil))
+    said = "".join(capsys.readouterr())
+    assert not [each for each in said if each != "\n" and not each.isprintable()]
+    assert "\\x1b]0;owned" in said
+
+
+def test_json_with_control_characters_reads_back_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    value = {"a": "\x9b \u202e \U000e0001 é ∅ 😀"}
+    output.print_json(value)
+    assert json.loads(capsys.readouterr().out) == value
