@@ -52,9 +52,22 @@ LINK_TRIES = 100
 KNOWN_DIRECTORIES_MAX = 10_000
 _WRITE_BYTES_MAX = 2**30
 """The most bytes per pwritev(2), which takes at most 2 GiB less a page."""
+RESERVE_BYTES_MAX = 512 << 20
+"""As much as the write-ahead log of the embedded Postgres may take (its `max_wal_size`). A Postgres without space
+stops, and often lies on the same file system."""
+RESERVE_PARTS = 20
+"""A small file system keeps one part in so many."""
+_OF_RECORDS = ("l0/", "l1/", "l2/")
+"""Only these objects are refused for the reserve: the catalogue and the notes of jobs are small, and deletion, which
+makes space, needs them."""
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTSUP, errno.EMLINK, errno.EXDEV, errno.ELOOP}
 _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+
+
+def reserve_bytes(size_bytes: int) -> int:
+    """The space that is kept free on a file system of this size."""
+    return min(RESERVE_BYTES_MAX, size_bytes // RESERVE_PARTS)
 
 
 class LocalStore:
@@ -160,12 +173,25 @@ class LocalStore:
             raise ObjectNotFoundError(key)
         return ObjectStat(key=key, size_bytes=status.st_size, last_modified_ms=status.st_mtime_ns // 1_000_000)
 
+    def check_room(self, key: str, size_bytes: int) -> None:
+        """Raises StoreFullError if an object of records would take the space that is kept free."""
+        if not key.startswith(_OF_RECORDS):
+            return
+        system = os.statvfs(self._root)
+        free, reserve = system.f_bavail * system.f_frsize, reserve_bytes(system.f_blocks * system.f_frsize)
+        if free - size_bytes < reserve:
+            raise StoreFullError(
+                f"{free >> 20} MiB are free at {self._root}: {reserve >> 20} MiB are kept for Postgres and deletion",
+                remedy="free or add disk space",
+            )
+
     def _put(self, key: str, body: Body, crc32c: int) -> None:
         self._path(key)
         if crc32c_of(body) != crc32c:
             raise ChecksumMismatchError(key)
         temporary = self._start_temporary()
         try:
+            self.check_room(key, len(body))
             temporary.append(body)
             self.publish(temporary, key)
         finally:
@@ -348,13 +374,17 @@ class LocalMultipart:
         self._temporary = temporary
 
     async def write(self, part: Body) -> None:
-        await self._store._run(self._temporary.append, part)  # pyright: ignore[reportPrivateUsage]  # same module
+        await self._store._run(self._append, part)  # pyright: ignore[reportPrivateUsage]  # same module
 
     async def complete(self) -> None:
         await self._store._run(self._complete)  # pyright: ignore[reportPrivateUsage]  # same module
 
     async def abort(self) -> None:
         await self._store._run(self._temporary.discard)  # pyright: ignore[reportPrivateUsage]  # same module
+
+    def _append(self, part: Body) -> None:
+        self._store.check_room(self._key, len(part))
+        self._temporary.append(part)
 
     def _complete(self) -> None:
         try:

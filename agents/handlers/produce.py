@@ -125,6 +125,7 @@ def _take(
         response,
         timeout_ms=request.timeout_ms,
         stall=broker.stall,
+        full=broker.write_path.full,
         runtime=broker.runtime,
         timers=broker.timers,
         gone=_gone(header),
@@ -185,6 +186,8 @@ def _refusal_of_all(broker: Broker, request: ProduceRequest) -> Refusal | None:
         )
     if (stalled := broker.stall.refusal) is not None:
         return Refusal(error=ErrorCode.KAFKA_STORAGE_ERROR, message=stalled)
+    if (full := broker.write_path.full.refusal) is not None:
+        return Refusal(error=ErrorCode.KAFKA_STORAGE_ERROR, message=full)
     return None
 
 

@@ -22,6 +22,7 @@ from typing import Protocol
 
 from agents.write.buffer import SealOptions, SealReason, WriteBuffer
 from agents.write.file_log import about_file, begin_commit, begin_span, note_sealed, requests_named
+from agents.write.full_store import FullStore
 from agents.write.seal import SealedL0, seal
 from agents.write.submission import Submission
 from agents.write.waits import RunningMean, Waits, WaitsReport
@@ -33,7 +34,7 @@ from runtime.logging import LOG_CONTEXT, get_logger, log_context
 from runtime.runtime import Runtime
 from runtime.tracing import CURRENT_SPAN, Span
 from storage.keys import file_key
-from storage.objects import ObjectStore, ObjectStoreError
+from storage.objects import ObjectStore, ObjectStoreError, StoreFullError
 from wire.error_codes import ErrorCode
 
 _log = get_logger(__name__)
@@ -122,6 +123,7 @@ class WritePath:
         self._duplicates = outcomes.labels(outcome="duplicate")
         self._refusals = outcomes.labels(outcome="refused")
         self.bytes = 0
+        self.full = FullStore(runtime.clock)
 
     # ---- life
 
@@ -239,7 +241,12 @@ class WritePath:
         LOG_CONTEXT.set(about_file(key))
         CURRENT_SPAN.set(span)
         started_ms = self._clock.monotonic_ms()
-        await self._store.put_if_absent(key, sealed.file.parts, crc32c=sealed.file.crc32c)
+        try:
+            await self._store.put_if_absent(key, sealed.file.parts, crc32c=sealed.file.crc32c)
+        except StoreFullError as error:
+            self.full.refused(error)
+            raise
+        self.full.stored()
         put_ms = self._clock.monotonic_ms() - started_ms
         self._metrics.l0_put_seconds.observe(put_ms / 1000)
         self._put_ms.add(put_ms)

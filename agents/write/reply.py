@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Sequence
 from contextvars import Context
 
+from agents.write.full_store import FullStore
 from agents.write.stall import WriteStall, patience_ms
 from metadata.contract.l0_commit import BatchResult
 from runtime.runtime import Runtime
@@ -29,6 +30,7 @@ class ProduceReply:
         *,
         timeout_ms: int,
         stall: WriteStall,
+        full: FullStore,
         runtime: Runtime,
         timers: Context | None = None,
         gone: ErrorCode = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
@@ -40,6 +42,7 @@ class ProduceReply:
         self.gone = gone
         self._timeout_ms = timeout_ms
         self._stall = stall
+        self.full = full
         self._clock = runtime.clock
         self._metrics = runtime.metrics
         self._shares: list[Share] = []
@@ -112,6 +115,8 @@ class Share:
 
     def set_result(self, result: Sequence[BatchResult], /) -> None:
         for answer, each in zip(self.answers, result, strict=True):
+            if each.error == int(ErrorCode.KAFKA_STORAGE_ERROR):
+                answer.error_message = self._reply.full.reason
             is_gone = each.error == int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
             answer.error_code = self._reply.gone if is_gone else each.error
             answer.base_offset = each.base_offset

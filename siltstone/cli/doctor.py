@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -35,6 +36,7 @@ from siltstone.ops.doctor import (
     judge_postgres,
     judge_producers,
     judge_python,
+    judge_room,
     judge_store,
     passed,
     warning,
@@ -42,6 +44,7 @@ from siltstone.ops.doctor import (
 from siltstone.ops.producers import producers_of
 from siltstone.terminal.output import console, json_option, print_json
 from storage.cluster import Action
+from storage.local import reserve_bytes
 from storage.probe import probe_conditional_create
 from storage.urls import ObjectStoreUrl, parse_store_url
 
@@ -124,6 +127,10 @@ async def _store_checks(url: str) -> Sequence[Check]:
 async def _checks_of(place: ObjectStoreUrl, name: str) -> list[Check]:
     async with opened_store(str(place)) as store:
         checks = list(judge_store(await probe_conditional_create(store, SystemIds(), SystemClock()), name))
+    if place.scheme == "file":
+        system = os.statvfs(place.directory)
+        reserve = reserve_bytes(system.f_blocks * system.f_frsize)
+        checks.append(judge_room(str(place.directory), system.f_bavail * system.f_frsize, reserve, name))
     if place.scheme == "s3":
         from storage.s3.bucket import probe_bucket  # loads the S3 client, which other stores do not need
         from storage.s3.store import DIRECTORY_SUFFIX

@@ -17,6 +17,7 @@ ends it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import shutil
@@ -45,6 +46,8 @@ IMMEDIATE_STOP_MS = 5_000
 LOG_BYTES_MAX = 16 * 1024 * 1024
 LOG_LINES_SHOWN = 12
 PORT_TRIES = 5
+WAL_SEGMENT_BYTES = 16 << 20
+"""Postgres makes its write-ahead log in files of this size, and stops when it cannot make the next one."""
 _POLL_S = 0.01
 
 DYNAMIC_SHARED_MEMORY = "mmap"
@@ -138,6 +141,12 @@ class EmbeddedPostgres:
     @property
     def is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
+
+    @property
+    def had_no_space(self) -> bool:
+        """Postgres ended for want of disk space, by the last lines of its log or by the space that is left."""
+        system = os.statvfs(self.data_dir)
+        return is_disk_full("\n".join(self._last_lines())) or system.f_bavail * system.f_frsize < WAL_SEGMENT_BYTES
 
     def __enter__(self) -> EmbeddedPostgres:
         self.start()
@@ -304,6 +313,8 @@ class EmbeddedPostgres:
         # single-user Postgres exits with 0 after a failed statement
         if done.returncode != 0 or "ERROR:" in output or "FATAL:" in output:
             last = "\n".join(output.strip().splitlines()[-LOG_LINES_SHOWN:])
+            if is_disk_full(output):
+                raise disk_full(self.data_dir, f"{Path(argv[0]).name} failed:\n{last}")
             raise EmbeddedPostgresError(f"{Path(argv[0]).name} failed with status {done.returncode}:\n{last}")
 
     # ---- running it ------------------------------------------------------------------------------------------------
@@ -318,6 +329,8 @@ class EmbeddedPostgres:
             if not (taken and self._asked_port == 0 and attempt + 1 < PORT_TRIES):
                 break
         lines = "\n".join(self._last_lines())
+        if self.had_no_space:
+            raise disk_full(self.data_dir, f"Postgres did not start:\n{lines}")
         raise EmbeddedPostgresError(f"Postgres on {self._data} did not start; {self._log} ends with:\n{lines}")
 
     def _ready(self, binaries: PostgresBinaries, run_as: RunAs, port: int) -> bool:
@@ -361,6 +374,19 @@ class EmbeddedPostgres:
     def _child_environ(self) -> dict[str, str]:
         kept = {name: value for name, value in self._environ.items() if not name.startswith(("PG", "LC_", "LANG"))}
         return {**kept, "LC_ALL": "C"}
+
+
+def is_disk_full(said: str) -> bool:
+    """Postgres and libc say it in these words; LC_ALL is C."""
+    return os.strerror(errno.ENOSPC) in said
+
+
+def disk_full(folder: Path, said: str) -> EmbeddedPostgresError:
+    """Said in place of Postgres's own hint to restore a backup, which would lose records."""
+    return EmbeddedPostgresError(
+        f"disk full at {folder}: {said}",
+        remedy="free space and start again; acknowledged records are safe, nothing needs to be restored",
+    )
 
 
 def postgres_processes(data: Path) -> list[int]:

@@ -332,6 +332,11 @@ async def _death_of(postgres: EmbeddedPostgres, data: Path, stopping: asyncio.Ev
     _log.error("postgres died", data=str(data / POSTGRES))
     stopping.set()
     impatient.set()
+    if postgres.had_no_space:
+        raise PostgresDiedError(
+            "disk full: Postgres ended by itself; everything was stopped, and all acknowledged records are safe",
+            remedy="free space, then start again; nothing needs to be restored",
+        )
     raise PostgresDiedError(
         "Postgres ended by itself; everything was stopped, and all acknowledged records are safe",
         remedy=f"look for the reason in {data / POSTGRES / 'postgres.log'}, then start again",

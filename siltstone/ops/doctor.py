@@ -104,6 +104,21 @@ def judge_store(facts: ProbeResult, store: str = "store") -> Sequence[Check]:
     return [create, checksum, clock]
 
 
+def judge_room(path: str, free_bytes: int, reserve_bytes: int, store: str = "store") -> Check:
+    """The space of a store in a directory, and of the embedded Postgres beside it."""
+    name = f"{store} space"
+    detail = f"{free_bytes >> 20:,} MiB are free at {path}, {reserve_bytes >> 20:,} MiB are kept free"
+    if free_bytes <= reserve_bytes:
+        return failure(
+            name,
+            f"disk full: {detail}, so agents refuse produce and compactors write nothing",
+            "free space, or add some; acknowledged records are safe, nothing needs to be restored",
+        )
+    if free_bytes <= 2 * reserve_bytes:
+        return warning(name, f"{detail}: below that, produce is refused", "free space soon, or add some")
+    return passed(name, detail)
+
+
 def judge_bucket(facts: BucketFacts, store: str = "store") -> Check:
     """Whether deleted objects are really gone."""
     name = f"{store} versioning"

@@ -1,9 +1,10 @@
-"""Mutants in what an agent tells clients about topics."""
+"""Mutants in what clients are told about topics, transactions and a full disk."""
 
 from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
+FULL_DISK = "tests/integration/faults/test_full_disk.py"
 UNKNOWN_TOPICS = "tests/integration/agents/test_unknown_topics.py"
 SEVERAL_AGENTS = "tests/integration/agents/test_several_agents.py"
 ANSWERS = (
@@ -106,5 +107,33 @@ ANSWERS = (
             "tests/unit/agents/tail/test_follower.py"
             "::test_an_answer_that_was_taken_in_in_part_and_comes_again_takes_no_name_from_a_topic",
         ),
+    ),
+    Mutant(
+        name="a-full-disk-is-asked-for-every-request",
+        file="agents/write/full_store.py",
+        text="return None if asks_again else self.reason",
+        replacement="return None",
+        tests=(f"{FULL_DISK}::test_producers_are_told_that_the_disk_is_full_and_writing_resumes",),
+    ),
+    Mutant(
+        name="a-full-disk-is-for-ever",
+        file="agents/write/full_store.py",
+        text="return None if asks_again else self.reason",
+        replacement="return self.reason",
+        tests=(f"{FULL_DISK}::test_producers_are_told_that_the_disk_is_full_and_writing_resumes",),
+    ),
+    Mutant(
+        name="records-take-the-space-of-postgres",
+        file="storage/local.py",
+        text="if free - size_bytes < reserve:",
+        replacement="if free - size_bytes < 0:",
+        tests=(f"{FULL_DISK}::test_a_directory_keeps_space_for_postgres_and_for_deletion",),
+    ),
+    Mutant(
+        name="a-full-disk-stops-deletion",
+        file="storage/local.py",
+        text="if not key.startswith(_OF_RECORDS):",
+        replacement="if False:",
+        tests=(f"{FULL_DISK}::test_a_directory_keeps_space_for_postgres_and_for_deletion",),
     ),
 )
