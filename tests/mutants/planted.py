@@ -337,7 +337,7 @@ CLOCKWORK = (
         name="four-million-keys-share-entries",
         file="compactor/cleaning/dedupe_buffer.py",
         text="_ENTRY_BITS = 24\n_ENTRY_MASK, _TAG_MASK = (1 << 24) - 1, (1 << 8) - 1",
-        replacement="_ENTRY_BITS = 22\n_ENTRY_MASK, _TAG_MASK = (1 << 24) - 1, (1 << 8) - 1",
+        replacement="_ENTRY_BITS = 22\n_ENTRY_MASK, _TAG_MASK = (1 << 22) - 1, (1 << 10) - 1",
         tests=("tests/unit/compactor/cleaning/test_dedupe_buffer.py::test_more_than_four_million_keys_are_told_apart",),
     ),
 )
