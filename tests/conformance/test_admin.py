@@ -249,3 +249,24 @@ def test_confluent_understands_what_is_refused(confluent: Any, wrong: dict[str, 
 
     [answer] = confluent.create_topics([NewTopic(**{"topic": new_name(), "num_partitions": 1, **wrong})]).values()
     assert _code(lambda: answer.result(TIMEOUT_S)) == getattr(KafkaError, name)
+
+
+def test_confluent_is_told_that_there_is_no_security(dev: Dev) -> None:
+    from confluent_kafka import KafkaError, KafkaException
+    from confluent_kafka.admin import (
+        AclBinding,
+        AclOperation,
+        AclPermissionType,
+        AdminClient,
+        ResourcePatternType,
+        ResourceType,
+    )
+
+    admin: Any = AdminClient({"bootstrap.servers": dev.bootstrap})
+    acl = AclBinding(
+        ResourceType.TOPIC, "t", ResourcePatternType.LITERAL, "User:a", "*", AclOperation.READ, AclPermissionType.ALLOW
+    )
+    [created] = admin.create_acls([acl]).values()
+    with pytest.raises(KafkaException) as caught:
+        created.result(TIMEOUT_S)
+    assert caught.value.args[0].code() == KafkaError.SECURITY_DISABLED
