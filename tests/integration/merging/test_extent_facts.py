@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from compactor.planning.spec import MIB, MergeKind
+from compactor.planning.dirtiness import due_reason, measure
+from compactor.planning.spec import MIB, MergeKind, PlanOptions
 from metadata.contract.jobs import CommitMerge
 from tests.fixtures.merge_inputs import MergeWorld, Sent, a_batch, extents_of, keyed
+from tests.fixtures.plan_views import a_partition
 from tests.fixtures.record_batches import NOW_MS
 from wire.batch import iter_headers
 from wire.codecs import Codec
@@ -85,6 +87,30 @@ async def test_the_earliest_horizon_is_that_of_the_batches_that_stay() -> None:
     last = await world.engine().run(replace(planned, job=replace(planned.job, spec=spec), now_ms=later_ms))
     (gone,) = extents_of(last, 1)
     assert (gone.record_count, gone.earliest_horizon_ms) == (1, None)
+
+
+async def test_the_tombstones_of_an_idle_partition_make_one_pass_due_and_no_other() -> None:
+    world = MergeWorld()
+    world.add_partition(1, cleanup_policy="compact")
+    for batch in (values(("a", b"1")), values(("a", None)), values(("c", b"1"))):
+        await world.add_leveled({1: [batch]})
+    world.adopt(await deduped(world))
+
+    def reason(now_ms: int, last_cleaned_ms: int) -> str:
+        partition = a_partition(1, world.extents, cleaned_through_offset=3, last_cleaned_ms=last_cleaned_ms)
+        return due_reason(partition, measure(partition, now_ms=now_ms), PlanOptions(), now_ms=now_ms)
+
+    # given a horizon a day after the pass: due then, and not before
+    later_ms = NOW_MS + DAY_MS
+    assert reason(later_ms - 1, NOW_MS) == ""
+    assert "tombstones" in reason(later_ms, NOW_MS)
+    # when that pass runs
+    planned = world.claim(kind=MergeKind.MERGE, level=2, output_bytes=64 * MIB, dedupe={1: world.dedupe_spec(1)})
+    spec = {**planned.job.spec, "now_ms": later_ms}
+    world.adopt(await world.engine().run(replace(planned, job=replace(planned.job, spec=spec), now_ms=later_ms)))
+    # then the tombstone is gone, and nothing is due ever again
+    assert [each.record_count for each in world.extents] == [1]
+    assert reason(later_ms + 90 * DAY_MS, later_ms) == ""
 
 
 @pytest.mark.parametrize("codec", [Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD])
