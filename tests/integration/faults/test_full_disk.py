@@ -87,8 +87,9 @@ async def test_producers_are_told_that_the_disk_is_full_and_writing_resumes(
         stored.append(await produce(raw, b"again"))
         return stored[-1].error_code == 0
 
-    while not await is_taken():
-        await asyncio.sleep(0.05)
+    async with asyncio.timeout(10):
+        while not await is_taken():
+            await asyncio.sleep(0.05)
     assert stored[-1].base_offset == 1
 
 
