@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
@@ -30,7 +29,6 @@ import siltstone
 from runtime.clock import SystemClock
 from runtime.errors import BadInputError, SiltstoneError
 from runtime.logging import get_logger
-from runtime.settings.addresses import AddressInUseError, format_address, parse_address
 from runtime.settings.checks import is_memory
 from runtime.settings.loading import (
     DATA_VARIABLE,
@@ -41,6 +39,7 @@ from runtime.settings.loading import (
 from runtime.settings.table import Settings
 from runtime.settings.values import SettingsError
 from siltstone.embedded.attach import OBJECTS, POSTGRES, data_directory, objects_url
+from siltstone.embedded.children import await_ports, child_settings, is_free, with_metrics_ports
 from siltstone.embedded.directory_lock import DirectoryLock
 from siltstone.embedded.postgres import EmbeddedPostgres
 from siltstone.embedded.run_file import RunFile, remove_run_file, run_file_exists, started_ticks, write_run_file
@@ -56,11 +55,6 @@ KILL_AFTER_DRAIN_MS = 10_000
 
 PREDECESSOR_MS = 10_000
 """The agents of a killed predecessor have this long to release their ports."""
-PORT_POLL_MS = 50
-METRICS_PORT_ABOVE = 1_000
-"""The metrics port of an agent, above its own port: 9092 gives 10092. So a scraper finds it again after a restart."""
-COMPACTOR_METRICS_PORT_ABOVE = 2_000
-"""The metrics port of the first compactor, above the port of the first agent: 9092 gives 11092."""
 POSTGRES_POLL_MS = 250
 """Time between two looks whether Postgres still runs."""
 
@@ -124,83 +118,18 @@ async def run_stack(
             data = _take_directory(data, stack)
             each = child_settings(settings, size.agents, size.compactors, size.zones)
             # A `run.json` under our lock was left by a killed predecessor, whose agents may still hold the ports.
-            await _await_ports(each, stopping, wait_ms=PREDECESSOR_MS if run_file_exists(data) else 0)
+            await await_ports(each, stopping, wait_ms=PREDECESSOR_MS if run_file_exists(data) else 0)
             if not stopping.is_set():
                 settings = await _places(settings, data, stack, stopping, impatient)
             if stopping.is_set():
                 return
             each = child_settings(settings, size.agents, size.compactors, size.zones)
-            each = with_metrics_ports(each, size.agents, is_free=_is_free)
+            each = with_metrics_ports(each, size.agents, is_free=is_free)
             telling = _Telling(settings, data, on_ready, on_compactors, stack)
             if memory:
                 await _run_here(each[0], telling.agents_ready, stopping, compact=size.compactors > 0)
             else:
                 await _run_children(each[: size.agents], each[size.agents :], telling, stopping, impatient)
-
-
-def agent_settings(settings: Settings, agents: int, zones: Sequence[str] = ()) -> Sequence[Settings]:
-    """The settings of each agent: ports count up from the given ones, port 0 stays 0, zones are assigned in turn."""
-    host, port = parse_address(settings.listen)
-    metrics_host, metrics_port = parse_address(settings.metrics_listen or "127.0.0.1:0", name="metrics.listen")
-    for name, first in (("listen", port), ("metrics.listen", metrics_port)):
-        if first and first + agents - 1 > 65535:
-            raise BadInputError(
-                f"{name}: {agents} agents need the ports from {first} up, and ports end at 65535; nothing was started",
-                remedy="choose a lower port",
-            )
-    return [
-        replace(
-            settings,
-            listen=format_address(host, port and port + number),
-            metrics_listen=settings.metrics_listen
-            and format_address(metrics_host, metrics_port and metrics_port + number),
-            agent_zone=zones[number % len(zones)] if zones else settings.agent_zone,
-        )
-        for number in range(agents)
-    ]
-
-
-def child_settings(settings: Settings, agents: int, compactors: int, zones: Sequence[str] = ()) -> Sequence[Settings]:
-    """The settings of the agents, then of the compactors. The metrics ports of compactors follow those of the agents.
-
-    Compactors listen on no other port; settings that they do not use stay as they are.
-    """
-    each = agent_settings(settings, agents, zones)
-    host, port = parse_address(settings.metrics_listen or "127.0.0.1:0", name="metrics.listen")
-    if port and port + agents + compactors - 1 > 65535:
-        raise BadInputError(
-            f"metrics.listen: {agents + compactors} agents and compactors need the ports from {port} up, and ports end"
-            " at 65535; nothing was started",
-            remedy="choose a lower port",
-        )
-    more = [
-        replace(
-            settings,
-            listen=format_address(parse_address(settings.listen)[0], 0),
-            metrics_listen=settings.metrics_listen and format_address(host, port and port + agents + number),
-        )
-        for number in range(compactors)
-    ]
-    return [*each, *more]
-
-
-def with_metrics_ports(
-    each: Sequence[Settings], agents: int, *, is_free: Callable[[str, int], bool]
-) -> Sequence[Settings]:
-    """The settings of the children, with a metrics port that stays the same from run to run where `metrics.listen`
-    names none and `listen` has a fixed port. A port that is taken stays 0, any free one."""
-    first = parse_address(each[0].listen)[1]
-    if first == 0:
-        return each
-    found: list[Settings] = []
-    for number, settings in enumerate(each):
-        host, port = parse_address(settings.metrics_listen or "127.0.0.1:1", name="metrics.listen")
-        is_agent = number < agents
-        wanted = first + (METRICS_PORT_ABOVE + number if is_agent else COMPACTOR_METRICS_PORT_ABOVE + number - agents)
-        if port == 0 and wanted <= 65535 and is_free(host, wanted):
-            settings = replace(settings, metrics_listen=format_address(host, wanted))
-        found.append(settings)
-    return found
 
 
 async def _run_here(settings: Settings, ready: Ready, stopping: asyncio.Event, *, compact: bool) -> None:
@@ -255,50 +184,6 @@ def _take_directory(data: Path, stack: AsyncExitStack) -> Path:
     lock.acquire()
     stack.callback(lock.release)
     return data
-
-
-async def _await_ports(each: Sequence[Settings], stopping: asyncio.Event, *, wait_ms: float) -> None:
-    """Check that all ports are free, before anything is started. An agent would notice only at the end of its start.
-
-    If the predecessor was killed, its agents may still be draining, with its Postgres: wait up to `wait_ms` for them.
-    """
-    clock = SystemClock()
-    deadline_ms = clock.monotonic_ms() + wait_ms
-    while not stopping.is_set():
-        try:
-            _check_ports_free(each)
-        except AddressInUseError:
-            if clock.monotonic_ms() >= deadline_ms:
-                raise
-        else:
-            return
-        await clock.sleep_ms(PORT_POLL_MS)
-
-
-def _check_ports_free(each: Sequence[Settings]) -> None:
-    for settings in each:
-        for name, address in (("listen", settings.listen), ("metrics.listen", settings.metrics_listen)):
-            host, port = parse_address(address or "127.0.0.1:0", name=name)
-            if port == 0:
-                continue
-            try:
-                _try_port(host, port)
-            except OSError as error:
-                raise AddressInUseError(name, address, error) from error
-
-
-def _is_free(host: str, port: int) -> bool:
-    try:
-        _try_port(host, port)
-    except OSError:
-        return False
-    return True
-
-
-def _try_port(host: str, port: int) -> None:
-    """Raises OSError when nobody could listen there now."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    socket.create_server((host, port), family=family).close()
 
 
 async def _places(

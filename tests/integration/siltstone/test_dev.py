@@ -26,9 +26,10 @@ from runtime.settings.addresses import AddressInUseError
 from runtime.settings.table import Settings
 from siltstone.cli import main
 from siltstone.embedded.attach import NothingHereError, attach
+from siltstone.embedded.children import agent_settings, child_settings, with_metrics_ports
 from siltstone.embedded.postgres import postgres_processes
 from siltstone.embedded.run_file import RunFile, RunFileError, read_run_file, started_ticks, write_run_file
-from siltstone.embedded.stack import StackSize, agent_settings, child_settings, run_stack, with_metrics_ports
+from siltstone.embedded.stack import StackSize, run_stack
 from siltstone.kafka.client import KafkaClient
 from tests.fixtures.waiting import wait_until
 from wire.records import NewRecord, build_batch

@@ -10,7 +10,8 @@ import pytest
 
 from runtime.errors import BadInputError
 from runtime.settings.table import Settings
-from siltstone.embedded.stack import StackSize, child_settings, run_stack
+from siltstone.embedded.children import child_settings
+from siltstone.embedded.stack import StackSize, run_stack
 from tests.fixtures.waiting import wait_until
 from tests.integration.siltstone.test_dev import alive, children_in, descendants, dev, get, read, write
 
