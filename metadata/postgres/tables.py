@@ -319,26 +319,3 @@ CHANGES = sa.Table(
     sa.Column("detail", pg.JSONB, nullable=False),
     sa.Column("created_ms", sa.BigInteger, nullable=False),
 )
-
-ERASURES = sa.Table(
-    "erasures",
-    METADATA,
-    sa.Column("erasure_id", sa.BigInteger, primary_key=True, autoincrement=False),
-    sa.Column("topic_id", sa.Uuid, nullable=False),
-    sa.Column("topic_name", sa.Text, nullable=False),
-    sa.Column("created_ms", sa.BigInteger, nullable=False),
-    sa.Column("deadline_ms", sa.BigInteger, nullable=False),
-    sa.Column("before_ms", sa.BigInteger),
-    sa.Column("finished_ms", sa.BigInteger),
-    sa.Column("report", pg.JSONB, nullable=False, server_default=sa.text("'{}'")),
-)
-
-ERASURE_KEYS = sa.Table(
-    "erasure_keys",
-    METADATA,
-    sa.Column("erasure_id", sa.BigInteger, primary_key=True, autoincrement=False),
-    sa.Column("partition_id", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("key_hash", sa.LargeBinary, primary_key=True),
-    sa.Column("before_offset", sa.BigInteger, nullable=False),
-    sa.Column("tombstone_offset", sa.BigInteger),
-)

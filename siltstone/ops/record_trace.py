@@ -268,9 +268,8 @@ class _Trace:
         if not remnants:
             why = "No object of the bucket holds it any more"
         else:
-            sooner = f"siltstone erase {known.topic} --key KEY{self._hints.places}"
             lies = remnants_text(remnants, await self._metadata.now_ms())
-            why = f"Its bytes still lie in the bucket: {lies}. `{sooner}` makes them go sooner"
+            why = f"Its bytes still lie in the bucket: {lies}. A shorter purge.deadline.ms makes them go sooner"
         return replace(known, remnants=remnants, why=". ".join(each for each in (known.why, why) if each))
 
     async def _record_in(self, known: Diagnosis, held: HeldBytes) -> tuple[bool, OutputRecord | None]:

@@ -160,7 +160,7 @@ CLAIMS: Mapping[str, Callable[[World, random.Random], AsyncIterator[Claim]]] = {
     "explain": explain_claims,
     "diagnose": diagnose_claims,
 }
-"""By command. `siltstone erase` belongs here with the values below its offset that its report says are erased."""
+"""By command."""
 
 
 async def run_claims(world: World, habits: Mapping[str, float], *, periods: int = PERIODS) -> Claims:

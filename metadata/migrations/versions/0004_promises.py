@@ -1,4 +1,4 @@
-"""Columns for compaction by its promises, topics as they were asked for, and erasures by key.
+"""Columns for compaction by its promises and topics as they were asked for.
 
 Expands only. Programs of schema 0001 work on with it.
 """

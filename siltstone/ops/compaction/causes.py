@@ -144,7 +144,7 @@ class Cause(Enum):
     )
     REMAINS = (
         "has removed records in {count:# file} of the bucket still: {files}.",
-        "wait, or `siltstone erase {topic} --key KEY{hints.places}`, which makes the old records of a key go sooner",
+        "wait; a shorter purge.deadline.ms of the compactors makes them go sooner, and has more files rewritten",
     )
     MAY_REMAIN = (
         "may hold old values below offset {view.cleaned_through_offset} still, in live files too: {why}. A tombstone "
