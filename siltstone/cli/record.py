@@ -8,6 +8,7 @@ import sys
 import click
 
 from compactor.planning.options import plan_options
+from siltstone.cli.options.completion import TOPIC
 from siltstone.cli.options.system_options import SystemOptions, Urls, opened, resolved, system_options
 from siltstone.ops.record_report import STEP_COLUMNS, Diagnosis, diagnosis_json, pairs_of, step_cells
 from siltstone.ops.record_trace import diagnose
@@ -25,7 +26,7 @@ def record() -> None:
 
 
 @record.command("diagnose")
-@click.argument("topic")
+@click.argument("topic", type=TOPIC)
 @click.argument("partition", type=click.IntRange(min=0))
 @click.argument("offset", type=click.IntRange(min=0))
 @system_options

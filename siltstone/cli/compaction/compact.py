@@ -24,6 +24,7 @@ from siltstone.cli.compaction.run_here import (
     stopped_here,
     worker_here,
 )
+from siltstone.cli.options.completion import TOPIC
 from siltstone.cli.options.system_options import SystemOptions, Urls, opened_metadata, resolved, system_options
 from siltstone.cli.options.usage import WrongUsageError
 from siltstone.cli.topics.explain import print_states, read_explained
@@ -44,7 +45,7 @@ INTERRUPTED = 130
 
 
 @click.command()
-@click.argument("topic")
+@click.argument("topic", type=TOPIC)
 @click.option("--now", is_flag=True, help="Compact the topic now and wait for the end.")
 @click.option(
     "--timeout",

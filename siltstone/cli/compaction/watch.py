@@ -14,6 +14,7 @@ from metadata.contract.compactors import PartitionView
 from metadata.contract.store import MetadataStore
 from runtime.errors import BadInputError
 from siltstone.cli.options.agent_options import bootstrap_of, bootstrap_option
+from siltstone.cli.options.completion import TOPIC
 from siltstone.cli.options.system_options import SystemOptions, opened_metadata, resolved, system_options
 from siltstone.kafka.client import KafkaClient, connected
 from siltstone.ops.compaction.compact_now import configs_in_force, find_topic, require_compacted
@@ -41,7 +42,7 @@ def compaction() -> None:
 
 
 @compaction.command()
-@click.argument("topic")
+@click.argument("topic", type=TOPIC)
 @click.option("--partition", type=click.IntRange(min=0), default=0, show_default=True, help="The partition to watch.")
 @click.option("--once", is_flag=True, help="Print one frame, then exit.")
 @click.option(

@@ -17,6 +17,7 @@ from runtime.clock import Clock, SystemClock
 from runtime.text import printable
 from siltstone.cli.groups.asking import partition_counts
 from siltstone.cli.options.agent_options import agent_options, given_agents, name_hints
+from siltstone.cli.options.completion import TOPIC
 from siltstone.cli.options.usage import as_usage
 from siltstone.cli.records.get import read_key
 from siltstone.kafka.client import KafkaClient
@@ -46,7 +47,7 @@ class _Asked(NamedTuple):
 
 
 @click.command()
-@click.argument("topics", nargs=-1, required=True, metavar="TOPIC...")
+@click.argument("topics", nargs=-1, required=True, type=TOPIC, metavar="TOPIC...")
 @click.option(
     *("-o", "--offset", "offsets"),
     default="start",

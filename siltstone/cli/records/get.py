@@ -11,6 +11,7 @@ import click
 from runtime.clock import SystemClock
 from runtime.errors import BadInputError
 from siltstone.cli.options.agent_options import agent_options, given_agents, name_hints
+from siltstone.cli.options.completion import TOPIC
 from siltstone.kafka.client import KafkaClient
 from siltstone.kafka.consuming import partitions_of
 from siltstone.kafka.key_lookup import newest_record
@@ -32,7 +33,7 @@ def read_key(_ctx: click.Context, _param: click.Parameter, value: str | None) ->
 
 
 @click.command()
-@click.argument("topic")
+@click.argument("topic", type=TOPIC)
 @click.argument("key", callback=read_key)
 @click.option(
     "--all-partitions",

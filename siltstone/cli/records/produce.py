@@ -21,6 +21,7 @@ from runtime.errors import SiltstoneError
 from runtime.ids import SystemIds
 from runtime.text import plural, size_text
 from siltstone.cli.options.agent_options import agent_options, given_agents, name_hints
+from siltstone.cli.options.completion import TOPIC
 from siltstone.cli.options.usage import WrongUsageError, as_usage
 from siltstone.kafka.client import KafkaClient
 from siltstone.kafka.producing import (
@@ -117,7 +118,7 @@ def _read_headers(_ctx: click.Context, _param: click.Parameter, values: Sequence
 
 
 @click.command()
-@click.argument("topic")
+@click.argument("topic", type=TOPIC)
 @click.option(
     "--file",
     "path",

@@ -17,6 +17,7 @@ import click
 from runtime.clock import SystemClock
 from runtime.errors import BadInputError, SiltstoneError
 from runtime.text import size_text
+from siltstone.cli.options.completion import TOPIC
 from siltstone.cli.options.system_options import SystemOptions, Urls, resolved, system_options
 from siltstone.cli.options.usage import WrongUsageError, as_usage
 from siltstone.cli.tables.report import Rounds, print_report, report_json, shown_progress
@@ -74,7 +75,7 @@ def _catalog_options(command: Callable[..., T]) -> Callable[..., T]:
 
 
 @tables.command()
-@click.argument("topic")
+@click.argument("topic", type=TOPIC)
 @click.option(
     "--to",
     "destination",

@@ -15,6 +15,7 @@ from runtime.clock import SystemClock
 from runtime.text import age_text, plural, size_text
 from siltstone.cli.groups.asking import confirm
 from siltstone.cli.options.agent_options import agent_options, given_agents, name_hints
+from siltstone.cli.options.completion import TOPIC
 from siltstone.cli.topics.set_configs import GREW, note_without_effect, parse_configs
 from siltstone.kafka.admin import BROKER, configs_of, stored_bytes
 from siltstone.kafka.client import EARLIEST, LATEST, KafkaClient, connected
@@ -36,7 +37,7 @@ class Policy:
 
 
 @click.command("alter")
-@click.argument("name")
+@click.argument("name", type=TOPIC)
 @click.option("--config", "configs", multiple=True, metavar="NAME=VALUE", help="Set a topic config. Repeatable.")
 @click.option(
     "--delete-config", "deleted", multiple=True, metavar="NAME", help="Reset a config to its default. Repeatable."

@@ -12,6 +12,7 @@ import click
 from runtime.settings.table import Settings
 from runtime.text import age_text, plural
 from siltstone.cli.options.agent_options import agent_options, given_agents, name_hints
+from siltstone.cli.options.completion import TOPIC
 from siltstone.cli.topics.alter import alter_command
 from siltstone.cli.topics.describe import describe_command
 from siltstone.cli.topics.explain import explain_command
@@ -72,7 +73,7 @@ def create(names: Sequence[str], partitions: int | None, configs: Sequence[str],
 
 
 @topics.command()
-@click.argument("name")
+@click.argument("name", type=TOPIC)
 @click.option("--yes", is_flag=True, help="Delete without asking.")
 @agent_options
 def delete(name: str, yes: bool, bootstrap: str) -> None:

@@ -15,6 +15,7 @@ from metadata.configs.topic import resolve
 from metadata.configs.values import LONG_MAX
 from runtime.text import plural
 from siltstone.cli.options.agent_options import acts, bootstrap_option, name_hints, running_bootstrap
+from siltstone.cli.options.completion import TOPIC
 from siltstone.cli.options.system_options import SystemOptions, resolved, system_options
 from siltstone.cli.topics.explain import Explained, print_states, read_explained
 from siltstone.kafka.client import EARLIEST, LATEST, ConfigEntry, connected
@@ -48,7 +49,7 @@ class Described:
 
 
 @click.command("describe")
-@click.argument("name")
+@click.argument("name", type=TOPIC)
 @click.option("--all", "all_configs", is_flag=True, help="Also show configs that have no effect and are not set.")
 @bootstrap_option
 @system_options

@@ -23,6 +23,7 @@ from metadata.contract.topics import Topic
 from metadata.rules.jobs import UNREADABLE
 from metadata.rules.packed_index import iter_index
 from runtime.text import age_text, size_text
+from siltstone.cli.options.completion import TOPIC
 from siltstone.cli.options.system_options import SystemOptions, opened_metadata, opened_store, resolved, system_options
 from siltstone.ops.compaction.compact_now import JOBS_READ, find_topic
 from siltstone.ops.compaction.evidence import (
@@ -53,7 +54,7 @@ class Explained:
 
 
 @click.command("explain")
-@click.argument("topic")
+@click.argument("topic", type=TOPIC)
 @system_options
 @json_option
 def explain_command(topic: str, given: SystemOptions, as_json: bool) -> None:

@@ -11,6 +11,7 @@ from runtime.clock import SystemClock
 from runtime.text import plural
 from siltstone.cli.groups.asking import confirm, log_ends
 from siltstone.cli.options.agent_options import agent_options, given_agents, name_hints
+from siltstone.cli.options.completion import TOPIC
 from siltstone.cli.options.usage import as_usage
 from siltstone.kafka.admin import delete_records_before
 from siltstone.kafka.client import connected
@@ -22,7 +23,7 @@ from siltstone.terminal.output import print_table
 
 
 @click.command("trim")
-@click.argument("name")
+@click.argument("name", type=TOPIC)
 @click.option(
     "--before",
     required=True,

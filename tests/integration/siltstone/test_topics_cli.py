@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 
 from runtime.clock import SystemClock
@@ -53,6 +55,26 @@ def test_several_topics_are_created_at_once_and_listed_with_records_sizes_and_po
     shown = run("topics", "list").stdout
     assert "<= 1" in shown and "policy" in shown
     assert set(names) <= set(run("topics", "list", "--names").stdout.split())
+
+
+def test_a_shell_completes_the_names_of_topics(
+    stack: Stack, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def offered(*words: str, incomplete: str = topic[:8]) -> list[str]:
+        complete = ShellComplete(main, {}, "siltstone", "_SILTSTONE_COMPLETE")
+        return [item.value for item in complete.get_completions(list(words), incomplete)]
+
+    monkeypatch.setenv("SILTSTONE_BOOTSTRAP", "127.0.0.1:1")
+    assert offered("topics", "describe") == []  # no agent is there
+    monkeypatch.setenv("SILTSTONE_BOOTSTRAP", stack.bootstrap)
+    assert topic in offered("topics", "describe") and topic in offered("consume", "--json")
+    assert topic in offered("produce", "--bootstrap", stack.bootstrap)
+    assert offered("get", incomplete="no-such-") == []
+    assert offered("topics", incomplete="de") == ["delete", "describe"]
+    # --data names the agents, also of commands that read the metadata; where nothing runs there are no names
+    monkeypatch.delenv("SILTSTONE_BOOTSTRAP")
+    assert topic in offered("record", "diagnose", "--data", str(stack.data))
+    assert offered("record", "diagnose", "--data", str(tmp_path)) == []
 
 
 def test_a_change_to_compaction_says_what_goes_and_asks(run: Any, topic: str) -> None:

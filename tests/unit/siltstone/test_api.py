@@ -29,3 +29,13 @@ def test_columns_that_are_no_names_in_a_list_are_refused_with_what_to_write(colu
 def test_numbers_of_numpy_are_partitions() -> None:
     with pytest.raises(SiltstoneError, match="nowhere"):  # the arguments pass; only the place fails
         siltstone.read_topic("t", data="nowhere", partitions=numpy.array([0, 1]))  # type: ignore[arg-type]
+
+
+def test_the_package_has_the_errors_that_a_reader_of_topics_meets() -> None:
+    for name in siltstone.__all__:
+        found = getattr(siltstone, name)
+        assert name == "read_topic" or issubclass(found, siltstone.SiltstoneError), name
+    with pytest.raises(siltstone.BadScanError):
+        siltstone.read_topic("t", data="nowhere", batch_rows=0)
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        siltstone.nothing  # type: ignore[attr-defined]  # noqa: B018
