@@ -26,6 +26,8 @@ PIPED_WIDTH = 200
 """Columns when the output is not a terminal: enough for an object key without a line break."""
 GAP = 2
 """Spaces between two columns."""
+WORD_CELLS = 16
+"""A longer word of a cell may be torn apart: names, keys, ids."""
 CUT_CELLS_MIN = 8
 """The least width of the column that `print_table` cuts."""
 
@@ -118,10 +120,14 @@ def print_table(
     """Print a table with plain text cells. `right` names the right-aligned columns; `below` has one line for each row.
 
     A table that is wider than the terminal first breaks headings between words. Then the column `cut`, if one is named,
-    is shortened and ends in "…"; otherwise cells are folded.
+    is shortened and ends in "…"; otherwise cells are folded. If words would be torn apart even so, each row becomes
+    lines of its own, a column on a line.
     """
     target = console()
     rows = [[printable(cell) for cell in row] for row in rows]
+    if _least_width(columns, rows, cut) > target.width:
+        _print_rows_as_lines(columns, rows, title=title, below=below)
+        return
     widths = [max(map(cell_len, each)) for each in zip(columns, *rows, strict=True)]
     headings = list(columns)
     if _table_width(widths) > target.width:
@@ -156,6 +162,25 @@ def print_table(
         click.echo(line.rstrip())
         if number >= heads:
             click.echo(f"{'':{GAP}}{printable(below[number - heads])}")
+
+
+def _least_width(columns: Sequence[str], rows: Sequence[Sequence[str]], cut: str) -> int:
+    """The width in which a table can be read: no word up to WORD_CELLS is torn apart."""
+    cells = zip(columns, *rows, strict=True)
+    longest = ((max(map(cell_len, " ".join(each).split()), default=0), each[0]) for each in cells)
+    return _table_width([min(CUT_CELLS_MIN if name == cut else WORD_CELLS, word) for word, name in longest])
+
+
+def _print_rows_as_lines(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str | None, below: Sequence[str]
+) -> None:
+    print_title(title)
+    for number, row in enumerate(rows):
+        if number:
+            click.echo()
+        print_pairs(dict(zip(columns, row, strict=True)))
+        if below and below[number]:
+            click.echo(f"{'':{GAP}}{printable(below[number])}")
 
 
 def _table_width(widths: Sequence[int]) -> int:

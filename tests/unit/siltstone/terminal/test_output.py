@@ -71,6 +71,21 @@ def test_a_table_that_is_too_wide_breaks_headings_and_cuts_the_column_that_is_na
 
 
 @pytest.mark.usefixtures("narrow")
+def test_a_table_that_cannot_be_read_in_the_width_has_a_column_on_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    columns = ["partition", "dirty ratio", "cleaned through", "high watermark", "last pass"]
+    row = ["0", "0.41", "1234567890", "1234567999", "9s ago"]
+    print_table(columns, [row, row], title="orders", right=["partition"], below=["held by job 7", ""])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 40 and lines[0].split() == ["orders"]
+    assert [line.split(maxsplit=1)[0] for line in lines[1:6]] == ["partition", "dirty", "cleaned", "high", "last"]
+    assert lines[3].split() == ["cleaned", "through", "1234567890"]
+    assert lines[6:8] == ["  held by job 7", ""]  # a blank line between two rows
+    # a little more room, and it is a table again
+    print_table(columns[:3], [row[:3]])
+    assert len(capsys.readouterr().out.splitlines()) == 3
+
+
+@pytest.mark.usefixtures("narrow")
 def test_lines_below_rows_are_never_cut(capsys: pytest.CaptureFixture[str]) -> None:
     print_table(["id"], [["1"], ["2"]], below=["k" * 60, "l" * 60])
     assert capsys.readouterr().out.splitlines()[2:] == ["1", "  " + "k" * 60, "2", "  " + "l" * 60]
