@@ -159,6 +159,10 @@ class ReaderMetadata(Protocol):
         """The live L1+ extent with the largest timestamp; if several have it, the one with the lowest offsets."""
         ...
 
+    async def topics(self) -> Sequence[Topic]:
+        """All topics by name. Their replication factor is 1, here and in `topic_snapshot`: a reader may not see it."""
+        ...
+
     async def topic_snapshot(self, name: str) -> TopicSnapshot:
         """One topic at one instant, with all its extents. Raises UnknownTopicError, which suggests similar names, and
         MetadataUnavailableError."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from metadata.contract.leveled import LeveledExtent
 from metadata.contract.readers import PIN_MS_MAX, L0FileRow, TopicSnapshot, partition_snapshots, unknown_topic
+from metadata.contract.topics import Topic
 from metadata.memory.tables import MemoryDatabase, Pin
 from metadata.memory.views import watermarks_of
 from runtime.clock import Clock
@@ -31,6 +33,10 @@ class MemoryReaders:
         rows = (_shown(row) for row in self.database.leveled(partition_id) if row.record_count)
         return max(rows, key=lambda row: row.max_timestamp_ms, default=None)
 
+    async def topics(self) -> Sequence[Topic]:
+        topics = sorted(self.database.topics.values(), key=lambda each: each.name)
+        return [replace(each, replication_factor=1) for each in topics]
+
     async def topic_snapshot(self, name: str) -> TopicSnapshot:
         db = self.database
         topic = next((each for each in db.topics.values() if each.name == name), None)
@@ -38,7 +44,7 @@ class MemoryReaders:
             raise unknown_topic(name, (each.name for each in db.topics.values()))
         live = (file.info for _, file in sorted(db.files.items()) if file.is_live and file.info.level == 0)
         return TopicSnapshot(
-            topic=topic,
+            topic=replace(topic, replication_factor=1),
             taken_ms=self._clock.wall_ms(),
             partitions=partition_snapshots(
                 [watermarks_of(id_, db.partitions[id_]) for id_ in topic.partition_ids],

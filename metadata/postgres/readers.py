@@ -23,6 +23,7 @@ from metadata.contract.topics import (
 )
 from metadata.postgres.connection import Database
 from metadata.postgres.log.log import WATERMARKS_QUERY, watermarks_of
+from metadata.postgres.log.topics import TOPICS_BEFORE_REPLICAS, read_topics
 from metadata.postgres.rows import (
     INTS,
     LEVELED,
@@ -101,6 +102,12 @@ class PostgresReaders:
     async def largest_leveled_timestamp(self, partition_id: int) -> LeveledExtent | None:
         return next(iter(await self._leveled(_LARGEST_TIMESTAMP, partition_id=partition_id)), None)
 
+    async def topics(self) -> Sequence[Topic]:
+        async def work(connection: AsyncConnection) -> Sequence[Topic]:
+            return await read_topics(connection, TOPICS_BEFORE_REPLICAS)
+
+        return await self._database.read(work)
+
     async def topic_snapshot(self, name: str) -> TopicSnapshot:
         async def work(connection: AsyncConnection) -> _Rows:
             return await _rows(connection, name)
@@ -145,7 +152,7 @@ class _Rows(NamedTuple):
 
 async def _rows(connection: AsyncConnection, name: str) -> _Rows:
     """The rows of one topic's snapshot. Raises UnknownTopicError."""
-    columns = (TOPICS.c.topic_id, TOPICS.c.configs, TOPICS.c.created_ms, TOPICS.c.replication_factor)
+    columns = (TOPICS.c.topic_id, TOPICS.c.configs, TOPICS.c.created_ms)
     topic = (await connection.execute(sa.select(*columns).where(TOPICS.c.name == name))).one_or_none()
     if topic is None:
         names = await connection.execute(sa.select(TOPICS.c.name).order_by(TOPICS.c.name))
@@ -163,7 +170,6 @@ async def _rows(connection: AsyncConnection, name: str) -> _Rows:
             partition_ids=tuple(partition_ids),
             configs=topic.configs,
             created_ms=topic.created_ms,
-            replication_factor=topic.replication_factor,
         ),
         taken_ms=await now_ms(connection),
         watermarks=[marks[partition_id] for partition_id in partition_ids],

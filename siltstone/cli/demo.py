@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import sys
+import warnings
 from pathlib import Path
 from types import FrameType
 
@@ -46,4 +48,8 @@ def demo(rows: int | None, data: Path | None) -> None:
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    # The interrupt may hit asyncio between two lines of making its loop. Python would print a traceback of the half of
+    # it that is thrown away.
+    sys.unraisablehook = lambda _: None
+    warnings.simplefilter("ignore", RuntimeWarning)
     raise KeyboardInterrupt

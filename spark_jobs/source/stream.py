@@ -173,7 +173,7 @@ class TopicStream:
         name = self._scan.topic
 
         async def look(metadata: MetadataStore) -> tuple[Topic, Mapping[int, Watermarks]]:
-            topics = await metadata.agents.list_topics()
+            topics = await metadata.readers.topics()
             found = next((topic for topic in topics if topic.name == name), None)
             if found is None:
                 raise unknown_topic(name, [topic.name for topic in topics])

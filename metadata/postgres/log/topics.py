@@ -158,10 +158,19 @@ class Topics:
         return await self._database.read(read_topics)
 
 
-async def read_topics(connection: AsyncConnection, topic_id: uuid.UUID | None = None) -> Sequence[Topic]:
+TOPICS_BEFORE_REPLICAS = tuple(column for column in TOPICS.c if column is not TOPICS.c.replication_factor)
+"""The columns that a reader's role may see, although an older release granted it its rights."""
+
+
+async def read_topics(
+    connection: AsyncConnection,
+    columns: Sequence[sa.Column[Any]] = tuple(TOPICS.c),
+    *,
+    topic_id: uuid.UUID | None = None,
+) -> Sequence[Topic]:
     """All topics by name, or the one with `topic_id`, in one statement."""
     in_order = aggregate_order_by(PARTITIONS.c.partition_id, PARTITIONS.c.partition)
-    query = sa.select(TOPICS, sa.func.array_agg(in_order).label("partition_ids"))
+    query = sa.select(*columns, sa.func.array_agg(in_order).label("partition_ids"))
     query = query.join(PARTITIONS, PARTITIONS.c.topic_id == TOPICS.c.topic_id).group_by(TOPICS.c.topic_id)
     if topic_id is not None:
         query = query.where(TOPICS.c.topic_id == topic_id)
@@ -173,7 +182,7 @@ async def read_topics(connection: AsyncConnection, topic_id: uuid.UUID | None = 
             partition_ids=tuple(row.partition_ids),
             configs=row.configs,
             created_ms=row.created_ms,
-            replication_factor=row.replication_factor,
+            replication_factor=getattr(row, "replication_factor", 1),
         )
         for row in rows
     ]
@@ -184,7 +193,7 @@ async def _locked(connection: AsyncConnection, topic_id: uuid.UUID) -> Topic:
     lock = sa.select(TOPICS.c.topic_id).where(TOPICS.c.topic_id == topic_id).with_for_update()
     await connection.execute(lock)
     # A second statement, because the locking one does not see what committed while it waited.
-    found = await read_topics(connection, topic_id)
+    found = await read_topics(connection, topic_id=topic_id)
     if not found:
         raise unknown_topic_id(topic_id)
     return found[0]

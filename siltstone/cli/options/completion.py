@@ -15,7 +15,7 @@ TIMEOUT_MS = 1_000
 """Nobody waits longer for a TAB."""
 
 
-class TopicName(click.ParamType):
+class TopicName(click.ParamType[str]):
     """The name of a topic. Any text is one; a shell completes those that exist."""
 
     name = "text"
