@@ -7,6 +7,7 @@ are the ones that get cheaper from time to time, and each has to go on finding t
 from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
+from tests.mutants.planted_at_borders import BORDERS
 from tests.mutants.planted_in_answers import ANSWERS
 from tests.mutants.planted_in_claims import GONE
 
@@ -342,4 +343,4 @@ CLOCKWORK = (
     ),
 )
 
-MUTANTS = (*ANSWERS, *WIRE, *METADATA, *WRITING, *COMPACTOR, *STORES, *READING, *ZONES, *GONE, *CLOCKWORK)
+MUTANTS = (*ANSWERS, *BORDERS, *WIRE, *METADATA, *WRITING, *COMPACTOR, *STORES, *READING, *ZONES, *GONE, *CLOCKWORK)
