@@ -1,10 +1,11 @@
-"""Bugs at the borders of the metadata's contract. All of them lose or double acknowledged records in the end."""
+"""Bugs at borders: the last record of an extent, the older of two pins, the fifth batch, the very age of retention."""
 
 from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
 _BORDERS = "tests/contract/test_borders.py"
+_SEAL = "tests/unit/agents/write/test_seal.py"
 _SPARES = (f"{_BORDERS}::test_delete_records_spares_the_extent_of_the_first_record_that_stays",)
 _PINS = (f"{_BORDERS}::test_of_two_pins_the_older_protects_what_died_between_them",)
 _SEEN = (f"{_BORDERS}::test_every_commit_of_a_producer_shows_that_it_is_not_silent",)
@@ -58,5 +59,38 @@ BORDERS = (
         text="a.from_end <= 5",
         replacement="a.from_end <= 4",
         tests=(f"{_BORDERS}::test_all_of_the_last_five_batches_of_one_file_are_known_as_duplicates",),
+    ),
+    Mutant(
+        name="records-as-old-as-the-retention-go",
+        file="metadata/rules/retention.py",
+        text="now_ms - extent.max_timestamp_ms > policy.retention_ms",
+        replacement="now_ms - extent.max_timestamp_ms >= policy.retention_ms",
+        tests=(
+            "tests/unit/metadata/test_retention_rules.py::test_records_as_old_as_the_retention_stay_and_older_ones_go",
+        ),
+    ),
+    Mutant(
+        name="a-pass-that-was-asked-for-comes-last",
+        file="compactor/planning/forced.py",
+        text="    yield from (each for each in in_order if each.due.requested)\n",
+        replacement="",
+        tests=(
+            "tests/unit/compactor/planning/test_plan.py"
+            "::test_the_pass_that_somebody_asked_for_is_planned_before_dirtier_partitions",
+        ),
+    ),
+    Mutant(
+        name="the-least-time-of-a-batch-is-its-greatest",
+        file="agents/write/seal.py",
+        text="min_timestamp_ms = min(header.base_timestamp_ms, max_timestamp_ms)",
+        replacement="min_timestamp_ms = max(header.base_timestamp_ms, max_timestamp_ms)",
+        tests=(f"{_SEAL}::test_rows_and_extents_have_the_least_and_the_greatest_time_of_their_batches",),
+    ),
+    Mutant(
+        name="the-least-time-of-an-extent-is-its-greatest",
+        file="agents/write/seal.py",
+        text="min_timestamp_ms=min([row.min_timestamp_ms for row in rows])",
+        replacement="min_timestamp_ms=max([row.min_timestamp_ms for row in rows])",
+        tests=(f"{_SEAL}::test_rows_and_extents_have_the_least_and_the_greatest_time_of_their_batches",),
     ),
 )

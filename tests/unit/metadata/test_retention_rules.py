@@ -26,5 +26,13 @@ def test_retention_begins_at_the_extent_that_holds_the_log_start(log_start: int,
     assert [each.extent_id for each in expired] == taken
 
 
+@pytest.mark.parametrize(("age_ms", "taken"), [(LAG_MS + 1, [1]), (LAG_MS, []), (LAG_MS - 1, [])])
+def test_records_as_old_as_the_retention_stay_and_older_ones_go(age_ms: int, taken: list[int]) -> None:
+    extents = [AgedExtent(1, 0, 9, 100, NOW_MS - age_ms)]
+    policy = retention_policy({"retention.ms": str(LAG_MS)})
+    expired = expired_extents(extents, policy, log_start_offset=0, now_ms=NOW_MS)
+    assert [each.extent_id for each in expired] == taken
+
+
 def test_no_sum_of_times_leaves_64_bits() -> None:
     assert 2**62 < (expiry_ms([(2**63 - 1, 2**63 - 1)]) or 0) < 2**63

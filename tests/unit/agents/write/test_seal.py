@@ -85,6 +85,19 @@ def test_log_append_time_is_stamped_into_the_bytes_and_the_row() -> None:
     assert crc_matches(written, 0, header)
 
 
+def test_rows_and_extents_have_the_least_and_the_greatest_time_of_their_batches() -> None:
+    def timed(*timestamps_ms: int) -> PendingBatch:
+        records = memoryview(build_batch([NewRecord(each, None, b"v") for each in timestamps_ms]))
+        return PendingBatch(1, UUID(int=9), 1, records, read_header(records), False)
+
+    sealed = seal([Submission([timed(50, 70), timed(20, 40, 30), timed(60)], Promise())], now_ms=NOW_MS)
+
+    rows = [(row.min_timestamp_ms, row.max_timestamp_ms) for row in sealed.batches]
+    assert rows == [(50, 70), (20, 40), (60, 60)]
+    [extent] = read_file(sealed.file.body).extents
+    assert (extent.min_timestamp_ms, extent.max_timestamp_ms) == (20, 70)
+
+
 @pytest.mark.parametrize("log_append_time", [False, True])
 def test_the_sums_of_long_batches_are_those_of_the_bytes_written(log_append_time: bool) -> None:
     # given long and short batches of two partitions, some so long that their own sums are used

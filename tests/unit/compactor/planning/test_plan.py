@@ -179,6 +179,21 @@ def test_live_jobs_count_against_every_limit() -> None:
         assert (kinds.count(MergeKind.MERGE), kinds.count(MergeKind.LEVEL)) == (merges, l0)
 
 
+def test_the_pass_that_somebody_asked_for_is_planned_before_dirtier_partitions() -> None:
+    view, options = view_of(
+        """
+        now 10h
+        run 1 L2 compacted size=200MiB
+        partition users-0 id=1 hw=100
+          extent 0..99 run=1 size=100MiB
+        partition users-1 id=2 hw=100 cleaned=90 requested=100
+          extent 0..99 run=1 size=100MiB
+        """
+    )
+    [spec] = plan_merges(view, replace(options, forced_jobs_max=1))
+    assert new_job(spec).forced_partition_ids == (2,)
+
+
 def test_merges_that_wait_for_spark_keep_others_from_nothing() -> None:
     # given the maximum of live jobs, all for a cluster that is away, and much to be leveled
     view, options = view_of(
