@@ -15,7 +15,9 @@ ROOT = Path(__file__).resolve().parents[3]
 
 def test_every_mutant_changes_its_file_and_leaves_python_behind() -> None:
     for mutant in MUTANTS:
-        compile(mutant.planted(ROOT), mutant.file, "exec")
+        planted = mutant.planted(ROOT)
+        if mutant.file.endswith(".py"):
+            compile(planted, mutant.file, "exec")
         assert mutant.text != mutant.replacement, mutant.name
 
 
