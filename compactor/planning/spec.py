@@ -42,6 +42,8 @@ class MergeKind(StrEnum):
     """One partition alone, from its log start on."""
     PURGE = "purge"
     """Files rewritten without their dead bytes: mostly dead ones, and those with a purge deadline to meet."""
+    ERASE = "erase"
+    """Files rewritten at their level without the records of erased keys and without their dead bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -93,6 +93,9 @@ class CompactionView:
     """The planned input bytes of each ready or running job, by kind."""
     last_daily_ms: int | None = None
     """When the newest `daily` job that did not fail was created; None = no such job is known."""
+    erasing_files: Mapping[int, int] = field(default_factory=dict[int, int])
+    """Live L1+ files that erasures in the stage `erasing` have to rewrite -> when the first of them begins (ms). A file
+    whose pending extents are all live and flagged is left out, because no merge can erase anything from these."""
 
 
 class CompactorMetadata(Protocol):

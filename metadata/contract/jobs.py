@@ -23,6 +23,7 @@ from enum import StrEnum
 from typing import Any
 
 from metadata.contract.leveled import FileClass, LeveledExtent
+from metadata.erasures.contract import ErasedKeys
 from runtime.errors import FencedError, SiltstoneError
 
 JOB_ATTEMPTS_MAX = 5
@@ -67,7 +68,7 @@ class JobState(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewJob:
     kind: str
-    """The planner's name for it: level | merge | daily | forced | purge."""
+    """The planner's name for it: level | merge | daily | forced | purge | erase."""
     spec: Mapping[str, Any]
     """JSON-able. Only the compactor reads it (`compactor/planning/spec.py`)."""
     l0_file_ids: Sequence[int] = ()
@@ -122,6 +123,8 @@ class ClaimedJob:
     """Live inputs by (partition, base offset), without those that died since the job was created."""
     partitions: Mapping[int, InputPartition]
     """The partitions of all inputs, by id; absent = the topic was deleted."""
+    erased_keys: Mapping[int, ErasedKeys] = field(default_factory=dict[int, ErasedKeys])
+    """By partition id. Only a merge of the kind `erase` has them; its worker asks for them after the claim."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from metadata.contract.deletion import DeletionMetadata
 from metadata.contract.groups import GroupMetadata
 from metadata.contract.operators import OperatorMetadata
 from metadata.contract.readers import ReaderMetadata
+from metadata.erasures.contract import ErasureMetadata
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +41,9 @@ class MetadataStore(Protocol):
 
     @property
     def deletion(self) -> DeletionMetadata: ...
+
+    @property
+    def erasures(self) -> ErasureMetadata: ...
 
     @property
     def readers(self) -> ReaderMetadata: ...
