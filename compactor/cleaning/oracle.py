@@ -169,10 +169,10 @@ def _opened(batches: Sequence[bytes], bounds: CleanBounds, decompressed_bytes_ma
         elif header.is_transactional:
             transactions.data(header.producer_id)
             is_aborted = aborted.holds(header.producer_id, header.base_offset)
-        yield Batch(whole, header, is_aborted, outlived, list(_entries(whole, header, decompressed_bytes_max)))
+        yield Batch(whole, header, is_aborted, outlived, list(entries_of(whole, header, decompressed_bytes_max)))
 
 
-def _entries(whole: bytes, header: BatchHeader, decompressed_bytes_max: int) -> Iterator[Entry]:
+def entries_of(whole: bytes, header: BatchHeader, decompressed_bytes_max: int) -> Iterator[Entry]:
     payload, count = read_payload(memoryview(whole), bytes_max=decompressed_bytes_max)
     position, delta_before = 0, -1
     for index, record in enumerate(iter_records(payload, count)):
@@ -250,9 +250,9 @@ def _clean(
         if len(kept) == len(batch.entries) and not stamp:
             cleaned = batch.whole
         elif kept:
-            cleaned = _rebuilt(batch.header, kept, bounds.delete_horizon_ms if stamp else None)
+            cleaned = rebuilt(batch.header, kept, bounds.delete_horizon_ms if stamp else None)
         else:
-            cleaned = _emptied(batch.header) if stays_when_emptied(batch.header.last_offset, bounds) else None
+            cleaned = emptied(batch.header) if stays_when_emptied(batch.header.last_offset, bounds) else None
     else:  # emptied by an earlier pass
         cleaned = batch.whole if stays_when_emptied(batch.header.last_offset, bounds) else None
 
@@ -295,7 +295,7 @@ def _stamps(
     return sum(len(_restamped(entry, bounds.delete_horizon_ms)) for entry in kept) <= decompressed_bytes_max
 
 
-def _rebuilt(header: BatchHeader, kept: Sequence[Entry], stamped_horizon_ms: int | None) -> bytes:
+def rebuilt(header: BatchHeader, kept: Sequence[Entry], stamped_horizon_ms: int | None) -> bytes:
     """The batch with only these records, at the same offsets. Timestamp deltas count from a stamped horizon."""
     attributes, base_timestamp_ms = header.attributes, header.base_timestamp_ms
     if stamped_horizon_ms is None:
@@ -318,7 +318,7 @@ def _rebuilt(header: BatchHeader, kept: Sequence[Entry], stamped_horizon_ms: int
     )
 
 
-def _emptied(header: BatchHeader) -> bytes:
+def emptied(header: BatchHeader) -> bytes:
     """61 bytes that keep the batch's offsets and the state of its producer."""
     return _assembled(
         header._replace(

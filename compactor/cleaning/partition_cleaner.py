@@ -26,7 +26,15 @@ from numpy.typing import NDArray
 from compactor.cleaning.bounds import CleanBounds, CleanedStats, ScanResult
 from compactor.cleaning.dedupe_buffer import DedupeBuffer
 from compactor.cleaning.kernels import ABORTED, KEPT, OUTLIVED, Limits, judge, pick_rows
-from compactor.cleaning.payloads import Chunk, CodecAtError, CorruptRecordAtError, Payloads, corrupt_record
+from compactor.cleaning.payloads import (
+    Chunk,
+    CodecAtError,
+    CorruptRecordAtError,
+    Payloads,
+    corrupt_record,
+    first_rows_of,
+    joined,
+)
 from compactor.cleaning.rules import AbortedBatches, OpenTransactions, horizons_end_offset
 from compactor.cleaning.unreadable import FAILED_READS_MAX, RECORDS_MAX, UnreadableBatches
 from runtime.errors import BadInputError, BugError
@@ -187,7 +195,7 @@ class PartitionCleaner:
         """Finds unreadable batches before it enters any key of the chunk, so that a failed chunk leaves no trace."""
         first_uncleanable = min(self._bounds.first_uncleanable_offset, _OFFSET_MAX)
         part = chunk.of(table)
-        columns, first_rows = chunk.columns(table), _first_rows(part)
+        columns, first_rows = chunk.columns(table), first_rows_of(part)
         picked = pick_rows(part, self._modes(part, None), first_rows, columns, first_uncleanable)
         if picked.broken_row >= 0:
             batch = int(np.searchsorted(first_rows, picked.broken_row, side="right")) - 1
@@ -340,7 +348,7 @@ class PartitionCleaner:
         self, data: Body, table: BatchTable, chunk: Chunk, first_ordinal: int, limits: Limits
     ) -> CleanedWindow:
         part = chunk.of(table)._replace(uncompressed_sizes=chunk.ends - chunk.starts + BATCH_HEADER_BYTES)
-        columns, first_rows = chunk.columns(table), _first_rows(part)
+        columns, first_rows = chunk.columns(table), first_rows_of(part)
         if first_ordinal + len(columns.key_lengths) > self._pass.ordinal:
             raise BugError("more records are rewritten than were scanned")
         modes = self._modes(part, self._transactions)
@@ -441,13 +449,6 @@ def _check_order(table: BatchTable, done: ScanPass) -> None:
         )
 
 
-def _first_rows(part: BatchTable) -> NDArray[np.int64]:
-    """The index of each batch's first record in the chunk, and the number of records at the end."""
-    rows = np.zeros(len(part.positions) + 1, dtype=np.int64)
-    np.cumsum(part.record_counts, out=rows[1:])
-    return rows
-
-
 def _true_sizes(parts: list[CleanedWindow]) -> NDArray[np.int64]:
     """The uncompressed sizes of all batches, as the rewrite found them."""
     return np.concatenate([part.table.uncompressed_sizes for part in parts]) if parts else np.zeros(0, dtype=np.int64)
@@ -456,10 +457,5 @@ def _true_sizes(parts: list[CleanedWindow]) -> NDArray[np.int64]:
 def _joined(parts: list[CleanedWindow], tombstones: int) -> CleanedWindow:
     if len(parts) == 1:
         return parts[0]
-    tables: list[BatchTable] = []
-    position = 0
-    for part in parts:
-        tables.append(part.table._replace(positions=part.table.positions + position))
-        position += len(part.data)
-    table = BatchTable._make(np.concatenate(columns) for columns in zip(*tables, strict=True))
-    return CleanedWindow(b"".join(part.data for part in parts), table, tombstones)
+    data, table = joined([(part.data, part.table) for part in parts])
+    return CleanedWindow(data, table, tombstones)

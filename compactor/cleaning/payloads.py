@@ -8,7 +8,7 @@ are kept for the next pass up to a bound; the others are decompressed again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -84,6 +84,24 @@ def corrupt_record(table: BatchTable, batch: int, record_index: int, message: st
     return CorruptRecordAtError(int(table.positions[batch]), int(table.base_offsets[batch]), record_index, message)
 
 
+def first_rows_of(part: BatchTable) -> NDArray[np.int64]:
+    """The index of each batch's first record in a chunk of these batches, and the number of records at the end."""
+    rows = np.zeros(len(part.positions) + 1, dtype=np.int64)
+    np.cumsum(part.record_counts, out=rows[1:])
+    return rows
+
+
+def joined(parts: Sequence[tuple[Body, BatchTable]]) -> tuple[Body, BatchTable]:
+    """Pieces of a window, each with its table, as one piece with one table."""
+    tables: list[BatchTable] = []
+    position = 0
+    for data, table in parts:
+        tables.append(table._replace(positions=table.positions + position))
+        position += len(data)
+    table = BatchTable._make(np.concatenate(columns) for columns in zip(*tables, strict=True))
+    return b"".join(data for data, _ in parts), table
+
+
 class Payloads:
     """The payloads of one partition, pass after pass."""
 
@@ -142,13 +160,13 @@ class Payloads:
                 payload = self._payload(_CODECS[codec], payload, first_batch + index, table, index, last_pass)
             size_bytes = len(payload)
             if parts and (chunk_bytes + size_bytes > CHUNK_BYTES or records + count > CHUNK_RECORDS):
-                yield _joined(first, parts)
+                yield _in_one_arena(first, parts)
                 parts, first, chunk_bytes, records = [], index, 0, 0
             parts.append(payload)
             chunk_bytes += size_bytes
             records += count
         if parts:
-            yield _joined(first, parts)
+            yield _in_one_arena(first, parts)
 
     def _payload(
         self, codec: Codec, payload: Body, number: int, table: BatchTable, index: int, last_pass: bool
@@ -167,7 +185,7 @@ class Payloads:
         return plain
 
 
-def _joined(first: int, parts: list[Body]) -> Chunk:
+def _in_one_arena(first: int, parts: list[Body]) -> Chunk:
     ends = np.cumsum(np.array([len(part) for part in parts], dtype=np.int64))
     starts = np.concatenate((np.zeros(1, dtype=np.int64), ends[:-1]))
     arena = np.frombuffer(parts[0] if len(parts) == 1 else b"".join(parts), dtype=np.uint8)
