@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from storage.keys import L0_PREFIX
 from storage.objects import (
+    BegunUpload,
     Body,
     Deleted,
     MultipartUpload,
@@ -76,6 +77,11 @@ class ByLevel:
     async def abort_multiparts(self, *, older_than_ms: int) -> int:
         aborted = await self.second.abort_multiparts(older_than_ms=older_than_ms)
         return aborted + await self.first.abort_multiparts(older_than_ms=older_than_ms)
+
+    async def begun_uploads(self) -> AsyncIterator[BegunUpload]:
+        for store in (self.second, self.first):
+            async for upload in store.begun_uploads():
+                yield upload
 
     async def delete_many(self, keys: Sequence[str]) -> Deleted:
         """A key counts as deleted when every store that may hold it says so."""

@@ -25,6 +25,7 @@ from typing import TypeVar
 
 from storage.keys import BadKeyError, check_key
 from storage.objects import (
+    BegunUpload,
     Body,
     ChecksumMismatchError,
     Deleted,
@@ -120,6 +121,11 @@ class LocalStore:
     async def abort_multiparts(self, *, older_than_ms: int) -> int:
         """Remove also the files that crashed PUTs left. Age counts from the last write."""
         return await self._run(self._sweep_temporary, older_than_ms)
+
+    async def begun_uploads(self) -> AsyncIterator[BegunUpload]:
+        """PUTs that crashed or are at work too. The time is that of the last write."""
+        for begun_ms in await self._run(self._temporary_times):
+            yield BegunUpload(key="", begun_ms=begun_ms)
 
     async def close(self) -> None:
         self._threads.shutdown(wait=False)
@@ -321,18 +327,27 @@ class LocalStore:
 
     def _sweep_temporary(self, older_than_ms: int) -> int:
         removed = 0
+        for path, written_ms in self._temporary_files():
+            if written_ms < older_than_ms:
+                with contextlib.suppress(FileNotFoundError):  # its writer has finished
+                    path.unlink()
+                    removed += 1
+        return removed
+
+    def _temporary_times(self) -> Sequence[int]:
+        return [written_ms for _, written_ms in self._temporary_files()]
+
+    def _temporary_files(self) -> Iterator[tuple[Path, int]]:
+        """Each with the time of its last write in ms."""
         try:
             leftovers = [Path(entry.path) for entry in os.scandir(self._temporary)]
         except FileNotFoundError:
-            return 0
+            return
         for path in leftovers:
             try:
-                if path.stat().st_mtime_ns // 1_000_000 < older_than_ms:
-                    path.unlink()
-                    removed += 1
+                yield path, path.stat().st_mtime_ns // 1_000_000
             except FileNotFoundError:
                 continue  # its writer has finished
-        return removed
 
 
 class TemporaryFile:

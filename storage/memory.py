@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 from runtime.clock import Clock, SystemClock
 from storage.keys import check_key
 from storage.objects import (
+    BegunUpload,
     Body,
     ChecksumMismatchError,
     Deleted,
@@ -95,6 +96,11 @@ class MemoryStore:
             await upload.abort()
         return len(stale)
 
+    async def begun_uploads(self) -> AsyncIterator[BegunUpload]:
+        for upload, begun_ms in list(self._uploads.items()):
+            await asyncio.sleep(0)
+            yield BegunUpload(key=upload.key, begun_ms=begun_ms)
+
     async def close(self) -> None:
         """Objects stay: a test may look at what a stopped process left."""
 
@@ -113,7 +119,7 @@ class MemoryStore:
 class MemoryMultipart:
     def __init__(self, store: MemoryStore, key: str) -> None:
         self._store = store
-        self._key = key
+        self.key = key
         self._parts: list[bytes] = []
 
     async def write(self, part: Body) -> None:
@@ -123,7 +129,7 @@ class MemoryMultipart:
     async def complete(self) -> None:
         body = b"".join(self._parts)
         await asyncio.sleep(0)
-        self._store.publish(self._key, body, compute_crc32c(body))
+        self._store.publish(self.key, body, compute_crc32c(body))
         self._store.forget_upload(self)
 
     async def abort(self) -> None:

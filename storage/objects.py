@@ -95,6 +95,17 @@ class Deleted:
     """Key -> the store's reason."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BegunUpload:
+    """A large object on its way, or one whose writer never ended it: it has bytes in the store, which no listing of
+    objects shows."""
+
+    key: str
+    """"" if the store does not know it."""
+    begun_ms: int
+    """By the store's clock."""
+
+
 class MultipartUpload(Protocol):
     """A large object in parts (at least 5 MiB each but the last). Invisible until `complete`."""
 
@@ -147,6 +158,10 @@ class ObjectStore(Protocol):
 
     async def abort_multiparts(self, *, older_than_ms: int) -> int:
         """Abort uploads under our prefix that began before `older_than_ms` (wall clock); returns their number."""
+        ...
+
+    def begun_uploads(self) -> AsyncIterator[BegunUpload]:
+        """The uploads that `abort_multiparts` would look at, in no order."""
         ...
 
     async def close(self) -> None: ...

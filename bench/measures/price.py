@@ -22,7 +22,15 @@ from storage.format.file_writer import PART_BYTES
 
 GIB, MIB = 1 << 30, 1 << 20
 
-PUT_OPS = ("put", "list", "multipart_start", "multipart_write", "multipart_complete", "multipart_sweep")
+PUT_OPS = (
+    "put",
+    "list",
+    "multipart_start",
+    "multipart_write",
+    "multipart_complete",
+    "multipart_sweep",
+    "multipart_list",
+)
 """Operations of `object_requests_total` that S3 bills as a PUT."""
 GET_OPS = ("get", "get_range", "head")
 """Those that it bills as a GET. Deletions and aborts are free."""

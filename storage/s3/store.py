@@ -26,6 +26,7 @@ from runtime.clock import SystemClock
 from runtime.errors import BugError
 from storage.keys import check_key
 from storage.objects import (
+    BegunUpload,
     Body,
     Deleted,
     ObjectExistsError,
@@ -212,18 +213,30 @@ class S3Store:
     async def abort_multiparts(self, *, older_than_ms: int) -> int:
         """MinIO lists an upload only for its exact key: there this finds none and aborts none."""
         aborted = 0
+        async for begun, upload_id in self._uploads():
+            if begun.begun_ms < older_than_ms:
+                await self.abort_upload(begun.key, upload_id)
+                aborted += 1
+        return aborted
+
+    async def begun_uploads(self) -> AsyncIterator[BegunUpload]:
+        async for begun, _ in self._uploads():
+            yield begun
+
+    async def _uploads(self) -> AsyncIterator[tuple[BegunUpload, str]]:
+        """Each with its upload id."""
         place: dict[str, Any] = {}
         while True:
             page = await self._ask(
                 "list uploads", self._s3.list_multipart_uploads(Bucket=self._bucket, Prefix=self._prefix, **place)
             )
             for upload in page.get("Uploads", []):
-                if "Initiated" in upload and upload["Initiated"].timestamp() * 1000 < older_than_ms:
+                if "Initiated" in upload:
                     key = upload.get("Key", "").removeprefix(self._prefix)
-                    await self.abort_upload(key, upload.get("UploadId", ""))
-                    aborted += 1
+                    begun = BegunUpload(key=key, begun_ms=int(upload["Initiated"].timestamp() * 1000))
+                    yield begun, upload.get("UploadId", "")
             if not page.get("IsTruncated"):
-                return aborted
+                return
             place = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
 
     # ---- requests

@@ -14,6 +14,7 @@ from runtime.clock import Clock
 from runtime.metrics import Metrics
 from storage.keys import BadKeyError
 from storage.objects import (
+    BegunUpload,
     Body,
     ChecksumMismatchError,
     Deleted,
@@ -84,6 +85,11 @@ class Metered(WrappedStore):
     async def abort_multiparts(self, *, older_than_ms: int) -> int:
         with self.measured("multipart_sweep"):
             return await self._inner.abort_multiparts(older_than_ms=older_than_ms)
+
+    async def begun_uploads(self) -> AsyncIterator[BegunUpload]:
+        with self.measured("multipart_list"):
+            async for upload in self._inner.begun_uploads():
+                yield upload
 
     @contextmanager
     def measured(self, op: str) -> Generator[None]:

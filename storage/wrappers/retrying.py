@@ -21,6 +21,7 @@ from runtime.clock import Clock
 from runtime.ids import IdSource
 from runtime.logging import get_logger
 from storage.objects import (
+    BegunUpload,
     Body,
     Deleted,
     MultipartUpload,
@@ -102,6 +103,13 @@ class Retrying(WrappedStore):
 
     async def abort_multiparts(self, *, older_than_ms: int) -> int:
         return await self.retry(lambda: self._inner.abort_multiparts(older_than_ms=older_than_ms))
+
+    async def begun_uploads(self) -> AsyncIterator[BegunUpload]:
+        for upload in await self.retry(self._all_uploads):
+            yield upload
+
+    async def _all_uploads(self) -> Sequence[BegunUpload]:
+        return [upload async for upload in self._inner.begun_uploads()]
 
     async def retry(self, call: Callable[[], Awaitable[T]], tries: _Tries | None = None) -> T:
         """Retry a call that may be repeated unchanged."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 
-from storage.objects import Body, Deleted, MultipartUpload, ObjectStat, ObjectStore, SupportsOpen
+from storage.objects import BegunUpload, Body, Deleted, MultipartUpload, ObjectStat, ObjectStore, SupportsOpen
 
 
 class WrappedStore:
@@ -49,6 +49,10 @@ class WrappedStore:
 
     async def abort_multiparts(self, *, older_than_ms: int) -> int:
         return await self._inner.abort_multiparts(older_than_ms=older_than_ms)
+
+    async def begun_uploads(self) -> AsyncIterator[BegunUpload]:
+        async for upload in self._inner.begun_uploads():
+            yield upload
 
     async def close(self) -> None:
         await self._inner.close()

@@ -282,14 +282,17 @@ async def test_an_aborted_upload_leaves_nothing(store: ObjectStore) -> None:
     assert await store.abort_multiparts(older_than_ms=2**42) == 0
 
 
-async def test_forgotten_uploads_are_aborted_by_age(store: ObjectStore) -> None:
+async def test_forgotten_uploads_are_listed_and_aborted_by_age(store: ObjectStore) -> None:
+    assert [each async for each in store.begun_uploads()] == []
     upload = await store.start_multipart("k")
     await upload.write(b"x")
+    [begun] = [each async for each in store.begun_uploads()]
+    assert begun.key in ("k", "") and 1_000_000_000_000 < begun.begun_ms < 2**42
     # moto reports that every upload began in 2010.
     assert await store.abort_multiparts(older_than_ms=1_000_000_000_000) == 0
     assert await store.abort_multiparts(older_than_ms=2**42) == 1
     assert await store.abort_multiparts(older_than_ms=2**42) == 0
-    assert await keys_of(store) == []
+    assert await keys_of(store) == [] and [each async for each in store.begun_uploads()] == []
 
 
 @pytest.mark.parametrize("store", ["memory", "local", "strict"], indirect=True)

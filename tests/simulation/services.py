@@ -27,6 +27,7 @@ from metadata.contract.topics import Topic, Watermarks
 from metadata.memory.store import MemoryMetadata
 from storage.memory import MemoryStore
 from storage.objects import (
+    BegunUpload,
     Body,
     Deleted,
     MultipartUpload,
@@ -434,6 +435,9 @@ class SimulatedStore(FarSide):
         raise AssertionError("agents do not use multipart uploads")
 
     async def abort_multiparts(self, *, older_than_ms: int) -> int:
+        raise AssertionError("agents do not use multipart uploads")
+
+    def begun_uploads(self) -> AsyncIterator[BegunUpload]:
         raise AssertionError("agents do not use multipart uploads")
 
     async def close(self) -> None:
