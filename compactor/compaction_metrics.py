@@ -147,6 +147,7 @@ def count_merge(
     metrics.merge_input_bytes_total.labels(kind=kind).inc(input_bytes)
     metrics.merge_output_bytes_total.labels(kind=kind).inc(sum(file.size_bytes for file in commit.outputs))
     metrics.merge_trimmed_extents_total.inc(committed.trimmed_extents)
+    metrics.erased_records_total.inc(_number(summary, "records_erased"))
     if not commit.cleaned:
         return
     bytes_in, bytes_out = _number(summary, "bytes_in"), _number(summary, "bytes_out")

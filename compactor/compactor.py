@@ -41,7 +41,7 @@ from compactor.merging.memory_gate import MemoryGate
 from compactor.observer import OBSERVE_INTERVAL_MS, Observer
 from compactor.planning.options import MergeMemory, plan_options
 from compactor.planning.plan import new_job, plan_merges
-from compactor.planning.spec import MergeKind, MergeSpec
+from compactor.planning.spec import RUN_HERE, MergeKind, MergeSpec
 from compactor.worker import Engine, Engines, Worker, WorkerMemory
 from metadata.contract.compactors import CompactionView
 from metadata.contract.errors import MetadataUnavailableError
@@ -56,6 +56,7 @@ from storage.objects import ObjectStore
 _log = get_logger(__name__)
 
 LEVEL_KINDS = (MergeKind.LEVEL.value,)
+SPARK_KINDS = tuple(kind.value for kind in MergeKind if kind not in RUN_HERE)
 MERGE_KINDS = tuple(kind.value for kind in MergeKind if kind is not MergeKind.LEVEL)
 DUTIES = ("plan", "retain", "sweep", "observe", "catalog")
 DUTY_SLACK_MS = 10_000
@@ -148,11 +149,11 @@ class Compactor:
         level, merge = self._worker(lease, plan), self._worker(lease, plan)
         lanes: dict[str, tuple[Worker, Callable[[], Awaitable[bool]]]] = {
             "level": (level, lambda: level.work(LEVEL_KINDS)),
-            "merge": (merge, lambda: merge.work(MERGE_KINDS, bytes_below=heavy_min)),
+            "merge": (merge, lambda: _work_here(merge, heavy_min)),
         }
         if heavy_min is not None:
             heavy = self._worker(lease, plan, on_cluster=True)
-            lanes["heavy"] = (heavy, lambda: heavy.work(MERGE_KINDS, bytes_min=heavy_min))
+            lanes["heavy"] = (heavy, lambda: heavy.work(SPARK_KINDS, bytes_min=heavy_min))
         self._workers = tuple(worker for worker, _ in lanes.values())
         lane_pace = Pace(interval_ms=plan_interval_ms, patient=True, eager=True)
         self._lanes = tuple(self._loop(name, body, lane_pace) for name, (_, body) in lanes.items())
@@ -311,3 +312,10 @@ class Compactor:
     def _fail(self, error: BaseException) -> None:
         if not self.failed.done():
             self.failed.set_exception(error)
+
+
+async def _work_here(worker: Worker, heavy_min: int | None) -> bool:
+    """Runs a job of the lane for merges in this process: those below `heavy_min`, and of erase jobs all."""
+    if await worker.work(MERGE_KINDS, bytes_below=heavy_min):
+        return True
+    return heavy_min is not None and await worker.work((MergeKind.ERASE.value,), bytes_min=heavy_min)

@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from compactor.cleaning.bounds import DEDUPE_KEYS_MAX
@@ -31,6 +31,7 @@ from compactor.merging.kway_merge import InputUnavailableError, MergeInputError
 from compactor.merging.memory_gate import WAITS_FOR_MEMORY, MemoryGate, TurnGivenUpError
 from compactor.merging.spans import merge_span, note_outputs
 from compactor.planning.options import job_memory_bytes
+from compactor.planning.spec import MergeKind
 from metadata.contract.errors import MetadataUnavailableError, SchemaMismatchError, WentBackError
 from metadata.contract.jobs import ClaimedJob, CommitMerge, JobLostError, MergeCommitted, MergeRefusedError
 from metadata.contract.leases import JOB_BEAT_MS, WriterLease
@@ -196,12 +197,22 @@ class Worker:
                 run.progress = step
 
             with child_span("merge"):
-                commit = await self._engine.run(run.claimed, progress=progress, keep_going=keep_going)
+                claimed = await self._with_erased_keys(run.claimed)
+                commit = await self._engine.run(claimed, progress=progress, keep_going=keep_going)
             keep_going()
             run.committing = True
             note_outputs(commit)
             with child_span("commit", kind=SpanKind.CLIENT, attributes={"db.system.name": "postgresql"}):
                 return await self._commit(commit), commit
+
+    async def _with_erased_keys(self, claimed: ClaimedJob) -> ClaimedJob:
+        """Raises MetadataUnavailableError."""
+        if claimed.job.kind != MergeKind.ERASE:
+            return claimed
+        # Asked as late as this, so that erasures which began since the planning are carried out too. Later ones find
+        # the outputs pending.
+        keys = await self._metadata.erasures.erased_keys(sorted(claimed.partitions))
+        return replace(claimed, erased_keys=keys)
 
     @asynccontextmanager
     async def _memory(self, run: _Run, size_bytes: int) -> AsyncGenerator[None]:

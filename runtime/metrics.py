@@ -216,8 +216,8 @@ class Metrics:
     def _declare_merges(self) -> None:
         self.merges_total = self._counter(
             "merges_total",
-            "Merges this compactor ended, by kind (`level`, `merge`, `daily`, `forced`, `purge`): `done`, `failed`,"
-            " `lost` (its lease or its time ran out) or `given_back`.",
+            "Merges this compactor ended, by kind (`level`, `merge`, `daily`, `forced`, `purge`, `erase`): `done`,"
+            " `failed`, `lost` (its lease or its time ran out) or `given_back`.",
             "kind",
             "outcome",
         )
@@ -263,6 +263,10 @@ class Metrics:
     def _declare_dedupe(self) -> None:
         self.cleaned_bytes_total = self._counter("cleaned_bytes_total", "Bytes that dedupe removed.")
         self.cleaned_records_total = self._counter("cleaned_records_total", "Records that dedupe removed.")
+        self.erased_records_total = self._counter(
+            "erased_records_total",
+            "Records of erased keys that merges done took out of their files (`siltstone erase`).",
+        )
         self.recopy_percent = self._gauge("recopy_percent", "Bytes written per 100 read by the last dedupe.")
         self.dedupe_buffer_percent = self._gauge(
             "dedupe_buffer_percent", "Fill of the dedupe buffer at the largest partition of the last dedupe."

@@ -34,7 +34,7 @@ from compactor.heavy.stored import store_plan, stored_plans
 from compactor.heavy.submitter import Phase, Submission, SubmissionState, Submitter, SubmitUnavailableError
 from compactor.heavy.units import HeavyPlan
 from compactor.merging.execute import Progress, Watch, ignore_progress, never_stop
-from compactor.planning.spec import GIB, MergeKind, MergeSpec
+from compactor.planning.spec import GIB, RUN_HERE, MergeSpec
 from compactor.worker import Engine
 from metadata.contract.jobs import ClaimedJob, CommitMerge, JobLostError
 from metadata.contract.leases import WriterLease
@@ -120,12 +120,12 @@ class HeavyEngine:
         self._options = options
 
     def takes(self, claimed: ClaimedJob) -> bool:
-        """Whether the job runs on the cluster. L0 jobs never do: they are small, and consumers wait for them.
+        """Whether the job runs on the cluster. L0 jobs and erase jobs never do.
 
         The planned size decides, even if some inputs have died since, because the planned size gave the job its time
         limit and its lane.
         """
-        if claimed.l0_files or claimed.job.kind == MergeKind.LEVEL:
+        if claimed.l0_files or claimed.job.kind in RUN_HERE:
             return False
         wanted = self._options.is_heavy(claimed)
         return claimed.job.input_bytes >= self._options.bytes_min if wanted is None else wanted

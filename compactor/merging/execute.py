@@ -1,8 +1,9 @@
-"""Runs one merge: reads its inputs, merges, dedupes, writes and completes the outputs. The caller commits.
+"""Runs one merge: reads its inputs, merges, dedupes or erases, writes and completes the outputs. The caller commits.
 
 Order: inputs in merge order (`compactor/merging/kway_merge.py`) -> per partition the windows of its inputs
-(`compactor/merging/windows.py`) -> copied or deduped (`compactor/merging/partition_merge.py`) -> cut into extents and
-files (`compactor/merging/outputs.py`). The result is a `CommitMerge`, which the caller passes to the metadata store.
+(`compactor/merging/windows.py`) -> copied or deduped (`compactor/merging/partition_merge.py`), or copied without the
+records of erased keys (`compactor/merging/erase_partition.py`) -> cut into extents and files
+(`compactor/merging/outputs.py`). The result is a `CommitMerge`, which the caller passes to the metadata store.
 A run that ends early aborts its open uploads, unless the process crashes. Files that were complete by then (after a
 crash, all of them) are orphans that no metadata names. So a run may end anywhere and may be repeated.
 
@@ -28,6 +29,7 @@ from numpy.typing import NDArray
 from compactor.cleaning.dedupe_buffer import DedupeBuffer, bytes_of_keys
 from compactor.heavy.rewrite_slice import SliceRewrite, SliceSurvivors
 from compactor.merging.cursors import Cursors, check_format, unknown_format
+from compactor.merging.erase_partition import erase_partition
 from compactor.merging.kway_merge import MergeInputError as MergeInputError
 from compactor.merging.kway_merge import MergeInputs, PartitionInputs, order_inputs
 from compactor.merging.outputs import ClassFiles, JobFacts, PartitionOutput
@@ -40,10 +42,11 @@ from compactor.merging.partition_merge import (
 from compactor.merging.segments import joined_ranges
 from compactor.merging.windows import Flags, KernelCaller, LateCorruptionError
 from compactor.planning.options import MergeMemory
-from compactor.planning.spec import MergeSpec
+from compactor.planning.spec import MergeKind, MergeSpec
 from metadata.contract.jobs import ClaimedJob, CleanedPartition, CommitMerge
 from metadata.contract.leases import WriterLease
 from metadata.contract.leveled import FileClass
+from metadata.erasures.contract import ErasedKeys
 from metadata.rules.jobs import UNREADABLE
 from runtime.errors import BugError
 from runtime.logging import get_logger
@@ -279,7 +282,9 @@ class _Run:
         )
 
     async def _merge_partition(self, inputs: PartitionInputs) -> CleanedPartition | None:
-        output = PartitionOutput(self._outputs[inputs.file_class], inputs)
+        keys = self._erased_keys_of(inputs)
+        stamp = 0 if keys is None else keys.stamp
+        output = PartitionOutput(self._outputs[inputs.file_class], inputs, erased_through=stamp)
         cleaned: CleanedPartition | None = None
         in_slice = self._slice_of(inputs)
         if in_slice is not None:
@@ -293,12 +298,19 @@ class _Run:
                 dedupe = PartitionDedupe(self._context, inputs, spec, buffer, self._engine.memory.keys_max)
                 second = self._second if self._is_read_twice(inputs) else None
                 cleaned = await dedupe.run(self._first, second, output)
+        elif keys is not None:
+            await erase_partition(self._context, inputs, keys, self._first, output)
         else:
             await copy_partition(self._context, inputs, self._first, output)
         self._totals.bytes_in += inputs.input_bytes
         self._totals.bytes_out += output.bytes
         self._totals.records_out += output.records
         return cleaned
+
+    def _erased_keys_of(self, inputs: PartitionInputs) -> ErasedKeys | None:
+        if self._spec.kind is not MergeKind.ERASE:
+            return None
+        return self._claimed.erased_keys.get(inputs.partition.partition_id)
 
     def _is_read_twice(self, inputs: PartitionInputs) -> bool:
         in_parts = inputs.dedupe and self._slice_of(inputs) is None
@@ -328,6 +340,7 @@ class _Run:
             "tombstones_kept": totals.tombstones_kept,
             "tombstones_dropped": totals.tombstones_dropped,
             "keyless_dropped": totals.keyless_dropped,
+            "records_erased": totals.records_erased,
             "keys": totals.keys,
             "partition_keys_max": totals.partition_keys_max,
             "clears": totals.clears,

@@ -30,9 +30,10 @@ class ExtentFacts(NamedTuple):
 class FactsOfInputs:
     """The facts of one partition's outputs, as far as they follow from its inputs."""
 
-    def __init__(self, inputs: Sequence[InputExtent]) -> None:
-        """`inputs`: in offset order and disjoint."""
+    def __init__(self, inputs: Sequence[InputExtent], erased_through: int = 0) -> None:
+        """`inputs`: in offset order and disjoint. `erased_through`: the stamp of the erasures carried out here."""
         self._inputs = inputs
+        self._erased_through = erased_through
         self._last_offsets = [each.last_offset for each in inputs]
 
     def of(
@@ -51,7 +52,8 @@ class FactsOfInputs:
             # One unknown time may be the earliest of all.
             min(known) if known and len(known) == len(committed) else None,
             earliest_horizon_ms,
-            min(erased, default=0),
+            # Never lower than the inputs had: an erasure with a higher stamp may be done by now.
+            max(min(erased, default=0), self._erased_through),
         )
 
 

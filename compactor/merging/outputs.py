@@ -186,7 +186,8 @@ def _output_extent(row: ExtentRow, ended: _Ended) -> OutputExtent:
 class PartitionOutput:
     """The extents of one partition. Windows and flagged extents come in offset order; then `end`."""
 
-    def __init__(self, files: ClassFiles, inputs: PartitionInputs) -> None:
+    def __init__(self, files: ClassFiles, inputs: PartitionInputs, *, erased_through: int = 0) -> None:
+        """`erased_through`: the stamp of the erasures that this merge carries out on the partition."""
         self.records = 0
         self.bytes = 0
         self._files = files
@@ -203,7 +204,7 @@ class PartitionOutput:
         self._may_have_tombstones = False
         self._uncompressed_bytes = 0
         self._earliest_horizon_ms: int | None = None
-        self._facts = FactsOfInputs(inputs.extents)
+        self._facts = FactsOfInputs(inputs.extents, erased_through)
 
     async def write(
         self, base_offset: int, last_offset: int, data: Body, table: BatchTable, *, may_have_tombstones: bool

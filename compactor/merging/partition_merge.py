@@ -62,6 +62,8 @@ class MergeTotals:
     tombstones_kept: int = 0
     tombstones_dropped: int = 0
     keyless_dropped: int = 0
+    records_erased: int = 0
+    """Records of erased keys that a merge of the kind `erase` took out."""
     keys: int = 0
     partition_keys_max: int = 0
     """The keys of the partition with the most keys."""

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 
 from compactor.planning.dirtiness import config_int, stretch_end, unbroken_stretch
-from compactor.planning.spec import MIB, SPARK_LIMIT_MS_MAX, MergeKind, MergeSpec, PartitionSpec, PlanOptions
+from compactor.planning.spec import MIB, RUN_HERE, SPARK_LIMIT_MS_MAX, MergeKind, MergeSpec, PartitionSpec, PlanOptions
 from compactor.planning.view import PlanningView
 from metadata.contract.compactors import FileView, PartitionView
 from metadata.contract.leveled import LeveledExtent
@@ -42,7 +42,7 @@ def merge_spec(
             inputs[extent.partition_id].append(extent)
     passes = {partition_id: _passes(view, partition_id, extents) for partition_id, extents in inputs.items()}
     again = sum((passes[key] - 1) * sum(each.length for each in extents) for key, extents in inputs.items())
-    limit = limit_ms(view.options, size, again)
+    limit = limit_ms(view.options, size, again, by_spark=kind not in RUN_HERE)
     return MergeSpec(
         kind=kind,
         now_ms=view.now_ms,

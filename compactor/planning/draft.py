@@ -85,7 +85,7 @@ class PlanDraft:
     def add_merge(self, kind: MergeKind, files: Sequence[FileView], *, level: int, dedupe: bool, reason: str) -> None:
         """Whole files."""
         spec = merge_spec(self.view, kind, files, level=level, dedupe=dedupe, reason=reason)
-        self.slots.for_size(spec.input_bytes).take_merge()
+        self.slots.for_size(spec.input_bytes, kind).take_merge()
         self._add(spec)
 
     def add_forced(self, partition: PartitionView, stretch: Sequence[LeveledExtent], reason: str) -> None:

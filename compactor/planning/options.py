@@ -77,7 +77,7 @@ def merge_memory_bytes(keys_max: int) -> int:
 
 
 def job_memory_bytes(kind: str, input_bytes: int, keys_max: int) -> int:
-    """The memory of one job; small inputs need little."""
+    """The memory of one job; small inputs need little. An erase job holds its marks in the share of the keys."""
     output_bytes = min(input_bytes, OUTPUT_BYTES)
     if kind == MergeKind.LEVEL:
         return input_bytes + output_bytes + min(input_bytes, L0_WINDOWS_BYTES)

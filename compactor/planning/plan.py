@@ -3,10 +3,11 @@
 The rules, in the order in which they take files (no file or extent goes into two specs):
 
 1. L0 -> L1 (`plan_l0`), with job slots of its own;
-2. files whose dead bytes reach the purge deadline (`plan_overdue`);
-3. per class the daily merge, L1 -> L2 and L2 -> L2 (`plan_runs`);
-4. files that are mostly dead (`plan_mostly_dead`);
-5. forced passes over one partition, requested ones first (`plan_forced`).
+2. files with records of erased keys, whose erasure has begun (`plan_erasures`);
+3. files whose dead bytes reach the purge deadline (`plan_overdue`);
+4. per class the daily merge, L1 -> L2 and L2 -> L2 (`plan_runs`);
+5. files that are mostly dead (`plan_mostly_dead`);
+6. forced passes over one partition, requested ones first (`plan_forced`).
 
 Correctness never depends on a plan. Whatever inputs a spec has, the merge cuts its outputs where the inputs have gaps,
 judges tombstones by `whole_through_offset`, and is committed by compare-and-swap. A plan from an old view is refused
@@ -23,7 +24,7 @@ from compactor.planning.draft import PlanDraft
 from compactor.planning.forced import plan_forced
 from compactor.planning.l0 import plan_l0
 from compactor.planning.notes import Note
-from compactor.planning.purge import plan_mostly_dead, plan_overdue
+from compactor.planning.purge import plan_erasures, plan_mostly_dead, plan_overdue
 from compactor.planning.runs import plan_runs
 from compactor.planning.spec import MergeKind, MergeSpec, PlanOptions
 from metadata.contract.compactors import CompactionView
@@ -50,6 +51,7 @@ def explain_plan(view: CompactionView, options: PlanOptions) -> Plan:
     """As `plan_merges`, with a note for each job that is due and not planned."""
     draft = PlanDraft(view, options)
     plan_l0(draft)
+    plan_erasures(draft)
     plan_overdue(draft)
     plan_runs(draft)
     plan_mostly_dead(draft)

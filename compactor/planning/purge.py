@@ -1,4 +1,7 @@
-"""Files rewritten without their dead bytes: to free space, and because deleted bytes have a deadline. Pure.
+"""Files rewritten at their level: without the records of erased keys, and without their dead bytes. Pure.
+
+A file that holds records of erased keys is rewritten as soon as its erasure begins. Merges of all other kinds take such
+records along, so it must be a merge of this kind, and it comes before all others that want the file.
 
 A file leaves the store when its last extent dies. Until then it keeps the bytes of its dead extents: those of a deleted
 topic, those below a moved log start, and those that a forced pass took out. A file that is mostly dead is rewritten for
@@ -22,10 +25,18 @@ from metadata.contract.leveled import FileClass
 PURGED_LEVELS = (1, 2)
 
 
+def plan_erasures(draft: PlanDraft) -> None:
+    """Files with records of erased keys. Runs before every other rule that wants the same files: what these make of a
+    file still holds the records."""
+    erasing = draft.view.erasing_files
+    due = [each for each in draft.view.files if erasing.get(each.file_id, draft.now_ms + 1) <= draft.now_ms]
+    _plan(draft, MergeKind.ERASE, due, "records of erased keys")
+
+
 def plan_overdue(draft: PlanDraft) -> None:
-    """Files whose dead bytes must go. Runs before every other rule that wants the same files."""
+    """Files whose dead bytes must go. Of the rules that want the same files, only the erasures come before."""
     overdue = [each for each in draft.view.files if each.level in PURGED_LEVELS and _is_overdue(draft, each)]
-    _plan(draft, overdue, "dead bytes reach the purge deadline")
+    _plan(draft, MergeKind.PURGE, overdue, "dead bytes reach the purge deadline")
 
 
 def plan_mostly_dead(draft: PlanDraft) -> None:
@@ -35,7 +46,7 @@ def plan_mostly_dead(draft: PlanDraft) -> None:
         for each in draft.view.files
         if each.level in PURGED_LEVELS and _is_mostly_dead(draft, each) and not draft.view.is_expiring(each)
     ]
-    _plan(draft, mostly_dead, "mostly dead")
+    _plan(draft, MergeKind.PURGE, mostly_dead, "mostly dead")
 
 
 def _is_overdue(draft: PlanDraft, file: FileView) -> bool:
@@ -51,35 +62,38 @@ def _is_mostly_dead(draft: PlanDraft, file: FileView) -> bool:
     )
 
 
-def _plan(draft: PlanDraft, files: Sequence[FileView], why: str) -> None:
+def _plan(draft: PlanDraft, kind: MergeKind, files: Sequence[FileView], why: str) -> None:
     ready: dict[tuple[int, FileClass | None], list[FileView]] = defaultdict(list)
     for file in files:
         match draft.status(file):
             case FileStatus.FREE | FileStatus.EXPIRING:
                 ready[file.level, file.file_class].append(file)
             case FileStatus.PARTLY_BUSY:
-                if (slots := draft.slots.for_size(file.live_bytes)).merges:
+                if (slots := draft.slots.for_size(file.live_bytes, kind)).merges:
                     # The slot is kept and the file reserved, so that the forced passes cannot follow each other in it
                     # without end.
                     slots.keep_merge()
                     draft.reserve([file])
                 text = f"file {file.file_id}: {why}, held by a forced pass"
-                draft.note(MergeKind.PURGE, text, Blocker.FORCED_PASSES, files=[file])
+                draft.note(kind, text, Blocker.FORCED_PASSES, files=[file])
             case FileStatus.IN_TROUBLE:
                 text = f"file {file.file_id}: {why}, but a merge of it failed"
-                draft.note(MergeKind.PURGE, text, Blocker.TROUBLE, files=[file])
+                draft.note(kind, text, Blocker.TROUBLE, files=[file])
             case FileStatus.TAKEN:
-                pass  # the job that holds it rewrites it as well
+                # A job that holds it rewrites it without its dead bytes, but only a job of this kind erases.
+                if kind is MergeKind.ERASE:
+                    draft.note(kind, f"file {file.file_id}: {why}, held by a merge", Blocker.MERGE, files=[file])
     for (level, _), group in sorted(ready.items()):
         for batch in _batches(group, draft.options.output_bytes):
-            slots = draft.slots.for_size(sum(each.live_bytes for each in batch))
+            slots = draft.slots.for_size(sum(each.live_bytes for each in batch), kind)
             if not slots.merges:
                 text = f"{count_text(len(batch), 'file')}: {why}, all jobs{slots.engine_text} are taken"
-                draft.note(MergeKind.PURGE, text, slots.blocker, files=batch)
+                draft.note(kind, text, slots.blocker, files=batch)
                 continue
             reason = f"{count_text(len(batch), f'L{level} file')}: {why}"
-            # L1 files stay at L1, and dedupe begins at L2.
-            draft.add_merge(MergeKind.PURGE, batch, level=level, dedupe=level > 1, reason=reason)
+            # L1 files stay at L1, and dedupe begins at L2. An erasing merge copies all that it does not erase.
+            dedupe = level > 1 and kind is MergeKind.PURGE
+            draft.add_merge(kind, batch, level=level, dedupe=dedupe, reason=reason)
 
 
 def _batches(files: Sequence[FileView], bytes_max: int) -> Iterator[Sequence[FileView]]:

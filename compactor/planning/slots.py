@@ -4,8 +4,8 @@ There are three sets of slots: for L0 jobs, for merges that compactors run thems
 Jobs on Spark may wait for a cluster for hours, so they never take a slot of the others, and a job that finds no slot
 delays nothing but itself.
 
-Whole-run merges (merge, daily, purge) and forced passes share a set without starving each other: one slot is kept
-for a forced pass while none is live, and forced passes leave one slot to whole-run merges.
+Whole-run merges (merge, daily, purge, erase) and forced passes share a set without starving each other: one slot is
+kept for a forced pass while none is live, and forced passes leave one slot to whole-run merges.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Slots:
     def free(view: CompactionView, options: PlanOptions) -> Slots:
         """The slots that live jobs leave."""
         live = view.live_jobs
-        heavy = {kind: sum(map(options.is_heavy, sizes)) for kind, sizes in live.items()}
+        heavy = {kind: sum(options.is_heavy(size, kind) for size in sizes) for kind, sizes in live.items()}
         embedded = {kind: len(sizes) - heavy[kind] for kind, sizes in live.items()}
         free = functools.partial(SlotSet.free, forced_max=options.forced_jobs_max, has_partitions=bool(view.partitions))
         return Slots(
@@ -95,9 +95,9 @@ class Slots:
             spark=free(heavy, Blocker.HEAVY_JOBS, options.heavy_jobs_max if options.spark else 0),
         )
 
-    def for_size(self, size_bytes: int) -> SlotSet:
-        """The slots of the engine that runs a merge of this planned size."""
-        return self.spark if self.options.is_heavy(size_bytes) else self.embedded
+    def for_size(self, size_bytes: int, kind: str = MergeKind.MERGE) -> SlotSet:
+        """The slots of the engine that runs a merge of this planned size and kind."""
+        return self.spark if self.options.is_heavy(size_bytes, kind) else self.embedded
 
     @property
     def has_merges(self) -> bool:

@@ -46,6 +46,11 @@ class MergeKind(StrEnum):
     """Files rewritten at their level without the records of erased keys and without their dead bytes."""
 
 
+RUN_HERE = (MergeKind.LEVEL, MergeKind.ERASE)
+"""Kinds of merges that Spark never runs, whatever their size. L0 jobs are small, and consumers wait for them; the marks
+of erased keys never leave the compactor."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOptions:
     """Every number of the planner. Sizes in bytes, times in ms."""
@@ -116,9 +121,9 @@ class PlanOptions:
     dedupe_keys_max: int = DEDUPE_KEYS_MAX
     """Keys that the dedupe buffer holds at once: a merge of fewer records needs one pass."""
 
-    def is_heavy(self, size_bytes: int) -> bool:
-        """Whether Spark runs a merge of this planned size."""
-        return self.spark and size_bytes >= self.spark_bytes_min
+    def is_heavy(self, size_bytes: int, kind: str = MergeKind.MERGE) -> bool:
+        """Whether Spark runs a merge of this planned size and kind."""
+        return self.spark and size_bytes >= self.spark_bytes_min and kind not in RUN_HERE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,6 +48,8 @@ class PlanningView:
     """Compacted partitions with a config that cannot be read. Merges copy them; no rule dedupes them."""
     busy_files: AbstractSet[int]
     busy_extents: AbstractSet[int]
+    erasing_files: Mapping[int, int]
+    """Files with records of erased keys -> when their rewrite may begin."""
     last_daily_ms: int | None
     """When the last daily merge was planned; None = never."""
 
@@ -74,6 +76,7 @@ class PlanningView:
             unreadable=unreadable,
             busy_files=view.busy_files,
             busy_extents=view.busy_extents,
+            erasing_files=view.erasing_files,
             last_daily_ms=view.last_daily_ms,
         )
 

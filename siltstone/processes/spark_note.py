@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from compactor.planning.spec import RUN_HERE
 from metadata.contract.jobs import MergeJob
 from runtime.settings.table import Settings
 
@@ -27,8 +28,8 @@ class EngineChoice(StrEnum):
 
 
 def wants_spark(job: MergeJob, settings: Settings) -> bool:
-    """Whether a merge is large enough for Spark and of a kind that Spark runs. Merges of L0 files are not."""
-    return job.kind != "level" and job.input_bytes >= settings.spark_merge_min_bytes
+    """Whether a merge is large enough for Spark and of a kind that Spark runs."""
+    return job.kind not in RUN_HERE and job.input_bytes >= settings.spark_merge_min_bytes
 
 
 def spark_note(job: MergeJob, settings: Settings) -> str:

@@ -17,6 +17,7 @@ JOB_KINDS_IN_WORDS = {
     "daily": "daily merge",
     "forced": "deduping",
     "purge": "purging",
+    "erase": "erasing",
 }
 
 

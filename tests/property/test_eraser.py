@@ -5,7 +5,6 @@ Hypothesis draws seeds and prints the one that fails: `random_partition(seed)` m
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Sequence
 from unittest.mock import patch
@@ -22,16 +21,13 @@ from compactor.erasing.partition_eraser import PartitionEraser
 from metadata.erasures.contract import KeyMark
 from tests.fixtures.chance import examples
 from tests.fixtures.cleaning import Stored, split, stored, uncompressed_sizes, windows_of
+from tests.fixtures.erasures import hash_of
 from tests.property.cleaner_partitions import KEYS, random_partition
 from wire.batch import read_header
 from wire.kernels.batches import read_batches
 
 SEEDS = st.integers(0, 2**48)
 STRANGERS = [b"nobody-%d" % n for n in range(40)]
-
-
-def hash_of(key: bytes) -> bytes:
-    return hashlib.new("sha512_256", key).digest()
 
 
 def random_marks(r: random.Random, batches: Sequence[bytes]) -> dict[bytes, list[tuple[int, bool]]]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from compactor.planning.dirtiness import measure
 from compactor.planning.draft import PlanDraft
-from compactor.planning.plan import plan_merges
+from compactor.planning.plan import explain_plan, plan_merges
 from compactor.planning.runs import runs, similar
 from compactor.planning.spec import MIB, MergeKind, MergeSpec, PlanOptions
 from metadata.contract.compactors import CompactionView, FileView, PartitionView
@@ -43,6 +43,7 @@ OPTIONS = PlanOptions(
 sizes = st.integers(1, 30 * MIB)
 times = st.integers(0, NOW_MS)
 maybe_times = st.none() | times
+rarely = st.sampled_from([False, False, False, True])
 
 
 def classes(level: int) -> st.SearchStrategy[FileClass | None]:
@@ -132,6 +133,7 @@ def views(draw: st.DrawFn, *, busy: bool = True) -> CompactionView:
         if busy
         else {},
         last_daily_ms=draw(maybe_times),
+        erasing_files={each: draw(st.sampled_from([0, NOW_MS, 2 * NOW_MS])) for each in places if draw(rarely)},
     )
 
 
@@ -180,7 +182,7 @@ def test_nothing_forbidden_is_planned(view: CompactionView) -> None:
         assert not {each.extent_id for each in inputs_of(view, spec)} & view.busy_extents
         touched = {each.file_id for each in taken} | {each.file_id for each in inputs_of(view, spec)}
         assert all(by_id[each].trouble_until_ms <= NOW_MS for each in touched)
-        if spec.kind is not MergeKind.PURGE:
+        if spec.kind not in (MergeKind.PURGE, MergeKind.ERASE):
             expiring = NOW_MS + OPTIONS.expiry_margin_ms
             plain = [by_id[each] for each in touched if by_id[each].file_class is not FileClass.COMPACTED]
             assert all((each.expires_ms or 2 * NOW_MS) > expiring for each in plain)
@@ -204,10 +206,36 @@ def test_merges_for_spark_and_others_have_places_of_their_own(view: CompactionVi
     options = replace(OPTIONS, spark=True, spark_bytes_min=15 * MIB, heavy_jobs_max=heavy_jobs_max)
     specs = [spec for spec in plan_merges(view, options) if spec.kind is not MergeKind.LEVEL]
     for is_heavy, most in ((True, heavy_jobs_max), (False, options.jobs_max)):
-        planned = [spec.kind for spec in specs if (spec.input_bytes >= 15 * MIB) is is_heavy]
+        # Spark runs no erase job, however large.
+        planned = [
+            spec.kind
+            for spec in specs
+            if (spec.input_bytes >= 15 * MIB and spec.kind is not MergeKind.ERASE) is is_heavy
+        ]
         live = [kind for kind, found in view.live_jobs.items() for size in found if (size >= 15 * MIB) is is_heavy]
         assert not planned or len(planned) + len(live) <= most
         assert MergeKind.FORCED not in planned or (planned + live).count(MergeKind.FORCED) <= options.forced_jobs_max
+
+
+@given(views())
+def test_a_file_with_erased_keys_is_erased_once_its_erasure_begins_or_a_note_says_why(
+    view: CompactionView,
+) -> None:
+    plan = explain_plan(view, OPTIONS)
+    by_id = {each.file_id: each for each in view.files}
+    due = {each for each, begin_ms in view.erasing_files.items() if begin_ms <= NOW_MS}
+    planned: set[int] = set()
+    for spec in plan.specs:
+        if spec.kind is MergeKind.ERASE:
+            # It takes whole files of one level and class, stays at that level, and copies what it does not erase.
+            taken = [by_id[each] for each in spec.file_ids]
+            assert due >= set(spec.file_ids) and {each.level for each in taken} == {spec.level}
+            assert not spec.dedupe and not spec.partitions and not spec.l0_file_ids and not spec.extent_ids
+            assert len(taken) == 1 or spec.input_bytes <= OPTIONS.output_bytes
+            planned.update(spec.file_ids)
+    # A file that is not planned has a note that says why.
+    noted = {each for note in plan.notes if note.rule is MergeKind.ERASE for each in note.file_ids}
+    assert planned | noted == due
 
 
 @given(views())

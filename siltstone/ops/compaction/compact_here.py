@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from compactor.planning.options import plan_options
 from compactor.planning.plan import explain_plan, new_job
-from compactor.planning.spec import MergeKind, MergeSpec, PlanOptions
+from compactor.planning.spec import RUN_HERE, MergeKind, MergeSpec, PlanOptions
 from compactor.worker import Worker
 from metadata.contract.compactors import CompactionView
 from metadata.contract.jobs import InputsBusyError, JobState, MergeJob
@@ -121,7 +121,7 @@ async def _run_what_is_left(
 
 def _has_time(job: MergeJob, options: PlanOptions) -> bool:
     """False for a job whose time limit is too short for a cluster to start: it is left to the compactors."""
-    if not options.spark or job.kind == MergeKind.LEVEL:
+    if not options.spark or job.kind in RUN_HERE:
         return True
     try:
         check_limit(job)

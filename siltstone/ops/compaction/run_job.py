@@ -122,6 +122,11 @@ async def check_runnable(metadata: MetadataStore, job_id: int, choice: EngineCho
             f"job {job_id} takes L0 files, which only compactors merge: they are small and must not wait for a cluster",
             remedy="leave --engine out",
         )
+    if choice is EngineChoice.SPARK and job.kind == MergeKind.ERASE:
+        raise WrongEngineError(
+            f"job {job_id} erases keys, which only compactors do: the marks of erased keys never leave them",
+            remedy="leave --engine out",
+        )
     if choice is EngineChoice.SPARK:
         check_limit(job)
     return job

@@ -116,7 +116,8 @@ async def test_small_merges_and_those_of_l0_files_stay_in_the_process(system: He
     assert submitter.tokens == []
     heavy = system.engine(lease, submitter)
     assert heavy.takes(claimed)
-    assert not heavy.takes(replace(claimed, job=replace(claimed.job, kind="level")))
+    for kind in ("level", "erase"):
+        assert not heavy.takes(replace(claimed, job=replace(claimed.job, kind=kind)))
     assert await system.keys("jobs/") == set()
 
 
