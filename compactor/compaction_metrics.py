@@ -13,6 +13,7 @@ from metadata.configs.topic import InvalidConfigError
 from metadata.contract.compactors import CompactionView, FileView, PartitionView
 from metadata.contract.jobs import ClaimedJob, CommitMerge, JobState, MergeCommitted, MergeJob
 from metadata.contract.leveled import LeveledExtent
+from metadata.erasures.contract import Erasure
 from runtime.metrics import Metrics
 
 LEVELS = (0, 1, 2)
@@ -185,6 +186,29 @@ def show_nothing(metrics: Metrics) -> None:
         metrics.uncleanable_bytes,
     ):
         gauge.set(0)
+
+
+def show_erasures(
+    metrics: Metrics,
+    open_now: Sequence[Erasure],
+    *,
+    now_ms: int,
+    blocked: int,
+    pending_files: int,
+    pending_bytes: int,
+) -> None:
+    metrics.erasures_open.set(len(open_now))
+    metrics.erasures_overdue.set(sum(each.is_overdue(now_ms) for each in open_now))
+    metrics.erasures_blocked.set(blocked)
+    late_ms = max((now_ms - each.deadline_ms for each in open_now), default=0)
+    metrics.erasure_overdue_seconds.set(max(late_ms, 0) / 1000)
+    metrics.erasure_pending_files.set(pending_files)
+    metrics.erasure_pending_bytes.set(pending_bytes)
+
+
+def show_no_erasures(metrics: Metrics) -> None:
+    """None is open, or another compactor shows them."""
+    show_erasures(metrics, (), now_ms=0, blocked=0, pending_files=0, pending_bytes=0)
 
 
 def show_no_sweep(metrics: Metrics) -> None:

@@ -8,6 +8,7 @@
 | merge | runs all other jobs, one at a time | every compactor |
 | heavy | runs the large ones of these on a cluster, one at a time | every compactor that has a cluster |
 | retain | retention by time and size | the one with the duty "retain" |
+| erase | moves erasures on, and ends those that no object can hold records of | the one with the duty "erase" |
 | sweep, orphans | the janitor | the one with the duty "sweep" |
 | catalog | writes the metadata backup for `siltstone rebuild` | the one with the duty "catalog" |
 | observe | queries Postgres for the metrics of the whole cluster | the one with the duty "observe" |
@@ -31,11 +32,12 @@ import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from compactor.compaction_metrics import begin_counts, show_jobs, show_no_sweep, show_nothing, show_view
+from compactor.deletion.erasures import ErasureDuty
 from compactor.deletion.janitor import ClocksApartError, Janitor, JanitorHaltedError, JanitorLimits, TooManyOrphansError
 from compactor.deletion.metadata_backup import PURGE_PARTS, backup_of
 from compactor.deletion.retention import Retention
 from compactor.intervals import Tuning
-from compactor.loop import CompactorLoop, Pace
+from compactor.loop import IDLE_FACTOR_MAX, CompactorLoop, Pace
 from compactor.merging.execute import MergeEngine
 from compactor.merging.memory_gate import MemoryGate
 from compactor.observer import OBSERVE_INTERVAL_MS, Observer
@@ -58,7 +60,7 @@ _log = get_logger(__name__)
 LEVEL_KINDS = (MergeKind.LEVEL.value,)
 SPARK_KINDS = tuple(kind.value for kind in MergeKind if kind not in RUN_HERE)
 MERGE_KINDS = tuple(kind.value for kind in MergeKind if kind is not MergeKind.LEVEL)
-DUTIES = ("plan", "retain", "sweep", "observe", "catalog")
+DUTIES = ("plan", "retain", "erase", "sweep", "observe", "catalog")
 DUTY_SLACK_MS = 10_000
 """A duty lasts longer than the interval of its loop by this, so that it stays with its holder while that one lives."""
 JOBS_SHOWN_MS = 5_000
@@ -123,6 +125,13 @@ class Compactor:
             before_deleting=None if self._backup is None else self._backup.flush,
         )
         self.retention = Retention(metadata=metadata.deletion, metrics=runtime.metrics)
+        self._erasures = ErasureDuty(
+            store=store,
+            metadata=metadata,
+            runtime=runtime,
+            janitor=self.janitor,
+            upload_age_ms=self._intervals.upload_age_ms,
+        )
         self._observer = Observer(metadata.operators, runtime, lags_max=settings.metrics_groups_max)
         self._lease: WriterLease | None = None
         self._workers: Sequence[Worker] = ()
@@ -157,17 +166,18 @@ class Compactor:
         self._workers = tuple(worker for worker, _ in lanes.values())
         lane_pace = Pace(interval_ms=plan_interval_ms, patient=True, eager=True)
         self._lanes = tuple(self._loop(name, body, lane_pace) for name, (_, body) in lanes.items())
-        chores: Mapping[str, tuple[Callable[[], Awaitable[bool]], float]] = {
-            "retain": (self._retain, settings.retention_check_interval_ms),
-            "sweep": (self._sweep, self._intervals.janitor_interval_ms),
-            "orphans": (self._sweep_orphans, self._intervals.orphan_check_interval_ms),
-            "observe": (self._observe, OBSERVE_INTERVAL_MS),
-            "catalog": (self._write_backup, settings.catalog_increment_interval_ms),
+        chores: Mapping[str, tuple[Callable[[], Awaitable[bool]], Pace]] = {
+            "retain": (self._retain, Pace(interval_ms=settings.retention_check_interval_ms)),
+            "erase": (self._erase, Pace(interval_ms=self._intervals.erase_interval_ms, patient=True)),
+            "sweep": (self._sweep, Pace(interval_ms=self._intervals.janitor_interval_ms)),
+            "orphans": (self._sweep_orphans, Pace(interval_ms=self._intervals.orphan_check_interval_ms)),
+            "observe": (self._observe, Pace(interval_ms=OBSERVE_INTERVAL_MS)),
+            "catalog": (self._write_backup, Pace(interval_ms=settings.catalog_increment_interval_ms)),
         }
         self._chores = (
             self._loop("beat", self._beat, Pace(interval_ms=JOB_BEAT_MS)),
             plan,
-            *(self._loop(name, body, Pace(interval_ms=interval_ms)) for name, (body, interval_ms) in chores.items()),
+            *(self._loop(name, body, pace) for name, (body, pace) in chores.items()),
         )
         for each in (*self._chores, *self._lanes):
             each.start()
@@ -249,6 +259,14 @@ class Compactor:
             # Only a hint: agents learn of the new log starts now and not at their next poll.
             await self._metadata.agents.notify()
         return applied.extents > 0
+
+    async def _erase(self) -> bool:
+        """Returns whether an erasure is open."""
+        # An idle patient loop waits for longer than its interval; the duty must not change hands meanwhile.
+        if not await self._has_duty("erase", IDLE_FACTOR_MAX * self._intervals.erase_interval_ms):
+            self._erasures.forget()
+            return False
+        return await self._erasures.round()
 
     async def _sweep(self) -> bool:
         if not await self._has_duty("sweep", self._intervals.janitor_interval_ms):

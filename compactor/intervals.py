@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from compactor.deletion.erasures import UPLOAD_AGE_MS
 from compactor.planning.spec import PlanOptions
 
 
@@ -21,6 +22,10 @@ class Intervals:
     orphan_check_interval_ms: int = 4_000_000
     """Between two listings of the object store. Each costs a LIST request per 1,000 objects. With the loop's jitter
     (a tenth) there are never two in an hour."""
+    erase_interval_ms: int = 10_000
+    """Between two looks at open erasures; up to five times as long while none is open (`compactor/loop.py`)."""
+    upload_age_ms: int = UPLOAD_AGE_MS
+    """Uploads as old as this, of writers that hold no job, are aborted when they hold an erasure back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

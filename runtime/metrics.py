@@ -250,13 +250,13 @@ class Metrics:
         self.l0_oldest_seconds = self._gauge("l0_oldest_seconds", "Age of the oldest live L0 file; 0 when none.")
         self.compactor_errors_total = self._counter(
             "compactor_errors_total",
-            "Rounds that failed: `beat`, `plan`, `level`, `merge`, `heavy`, `retain`, `sweep`, `orphans`, `catalog` or"
-            " `observe`.",
+            "Rounds that failed: `beat`, `plan`, `level`, `merge`, `heavy`, `retain`, `erase`, `sweep`, `orphans`,"
+            " `catalog` or `observe`.",
             "loop",
         )
         self.compactor_duty = self._gauge(
             "compactor_duty",
-            "1 while this compactor has the duty: `plan`, `retain`, `sweep`, `catalog` or `observe`.",
+            "1 while this compactor has the duty: `plan`, `retain`, `erase`, `sweep`, `catalog` or `observe`.",
             "duty",
         )
 
@@ -347,6 +347,21 @@ class Metrics:
             "1 while nothing is deleted because Postgres was restored or failed over: check it, then run"
             " `siltstone fsck --adopt`.",
         )
+        self.erasures_open = self._gauge("erasures_open", "Erasures that are not done.")
+        self.erasures_overdue = self._gauge("erasures_overdue", "Open erasures whose deadline has passed.")
+        self.erasures_blocked = self._gauge(
+            "erasures_blocked",
+            "Open erasures that wait on something other than time and merges: bytes that cannot be read, a merge that"
+            " failed, a reader's pin, or objects and uploads without a row.",
+        )
+        self.erasure_overdue_seconds = self._gauge(
+            "erasure_overdue_seconds", "Time since the deadline of the most overdue erasure; 0 when none is overdue."
+        )
+        self.erasure_pending_files = self._gauge(
+            "erasure_pending_files", "Files, live or dead, from which open erasures still have to remove something."
+        )
+        self.erasure_pending_bytes = self._gauge("erasure_pending_bytes", "Bytes of these files.")
+        self.erasures_done_total = self._counter("erasures_done_total", "Erasures that this compactor ended.")
         self.catalog_age_seconds = self._gauge(
             "catalog_age_seconds", "Time since the last catalogue snapshot was written, or found to be up to date."
         )

@@ -154,7 +154,7 @@ class Janitor:
         """The monotonic time of the last whole sweep of leftovers."""
 
     # ---- permission to delete
-    async def _check_history(self) -> None:
+    async def check_history(self) -> None:
         """Raises JanitorHaltedError; each reason is logged once."""
         halted = (await self._metadata.deletion.history()).halts
         if halted != self._halted:
@@ -171,7 +171,7 @@ class Janitor:
     async def sweep(self) -> Swept:
         """Raises JanitorHaltedError, and the errors of the stores. Files deleted before an error stay deleted."""
         try:
-            await self._check_history()
+            await self.check_history()
             swept = await self._sweep()
         except Exception:
             await self._measure()
@@ -194,8 +194,7 @@ class Janitor:
         uploads = 0
         began_ms = self._clock.monotonic_ms()
         if began_ms - self._leftovers_ms >= self._limits.leftovers_ms:
-            uploads = await self._store.abort_multiparts(older_than_ms=now_ms - MULTIPART_AGE_MS)
-            self._metrics.multiparts_aborted_total.inc(uploads)
+            uploads = await self.abort_uploads(older_than_ms=now_ms - MULTIPART_AGE_MS)
             failed += await self._delete_all(await keys_of_jobs_over(self._store, self._metadata))
             failed += await self._delete_all(await keys_over(self._store))
             self._leftovers_ms = began_ms
@@ -220,7 +219,7 @@ class Janitor:
                 return files, size_bytes, len(failed)
             if self._before_deleting is not None:
                 await self._before_deleting()
-            await self._check_history()
+            await self.check_history()
             gone = await self._delete(batch)
             await self._metadata.deletion.files_deleted([each.file_id for each in gone])
             files += len(gone)
@@ -233,7 +232,7 @@ class Janitor:
         """Returns the number of objects that the store did not delete."""
         gone = 0
         for start in range(0, len(over), BATCH):
-            await self._check_history()
+            await self.check_history()
             gone += len(await self._delete_keys(over[start : start + BATCH]))
         return len(over) - gone
 
@@ -250,6 +249,14 @@ class Janitor:
             _log.warning("objects not deleted", count=len(deleted.failed), some=shown)
         return frozenset(deleted.keys) - deleted.failed.keys()
 
+    async def abort_uploads(self, *, older_than_ms: int) -> int:
+        """Aborts uploads that began earlier. Raises JanitorHaltedError. The caller knows that none of their writers is
+        at work."""
+        await self.check_history()
+        uploads = await self._store.abort_multiparts(older_than_ms=older_than_ms)
+        self._metrics.multiparts_aborted_total.inc(uploads)
+        return uploads
+
     async def _measure(self) -> None:
         waiting = await self._metadata.deletion.dead_files(grace_ms=0, limit=100 * BATCH)
         self._metrics.dead_files_waiting.set(len(waiting))
@@ -259,7 +266,7 @@ class Janitor:
     async def sweep_orphans(self) -> SweptOrphans:
         """Raises TooManyOrphansError and ClocksApartError (nothing was deleted), JanitorHaltedError, and the errors of
         the stores. A refusal is logged once."""
-        await self._check_history()
+        await self.check_history()
         try:
             found = await self._find_orphans()
         except (TooManyOrphansError, ClocksApartError) as error:
@@ -402,26 +409,30 @@ class Janitor:
 
     async def _writers_patience_ms(self, unknown: Sequence[OrphanCandidate]) -> Mapping[int, int]:
         agents = [agent.writer_id for agent in await self._metadata.agents.live_agents()]
+        at_work, all_known = await self.merging_ms()
+        if not all_known:  # any merged file may belong to the unknown ones
+            bound_ms = self._limits.orphan_bound_ms
+            at_work = {**at_work, **{each.writer_id: bound_ms for each in unknown if each.is_merged}}
+        return writers_patience_ms(agents, at_work, bound_ms=self._limits.orphan_bound_ms)
+
+    async def merging_ms(self) -> tuple[Mapping[int, int], bool]:
+        """Node id -> for how long the writer has been merging, and whether all such writers are known."""
         at_work = dict(await self._metadata.deletion.writers_at_work())
         makers = await plan_makers(self._store, self._metadata)
-        if makers.unreadable:  # their makers are unknown: any merged file may belong to them
-            at_work |= dict.fromkeys(
-                (each.writer_id for each in unknown if each.is_merged), self._limits.orphan_bound_ms
-            )
         for node_id, ms in makers.at_work.items():
             at_work[node_id] = max(at_work.get(node_id, 0), ms)
-        return writers_patience_ms(agents, at_work, bound_ms=self._limits.orphan_bound_ms)
+        return at_work, not makers.unreadable
 
     async def _delete_orphans(self, orphans: Sequence[OrphanCandidate]) -> int:
         deleted = 0
         for start in range(0, len(orphans), BATCH):
-            await self._check_history()
+            await self.check_history()
             # `abort_file` refuses a key that was committed, or whose row changed, since the query above.
             batch = orphans[start : start + BATCH]
             aborted = [each.key for each in batch if await self._metadata.deletion.abort_file(each.key)]
             if aborted:
                 # The aborts took time. A server that took over since may have lost them.
-                await self._check_history()
+                await self.check_history()
                 deleted += len(await self._delete_keys(aborted))
         self._metrics.orphans_deleted_total.inc(deleted)
         return deleted

@@ -94,7 +94,7 @@ def candidate(stat: ObjectStat, *, store_now_ms: int, now_ms: int, age_ms_min: i
     except BadKeyError:
         return Skipped.FOREIGN
     # The younger of the two ages counts: a wrong clock on one side must not make an object look old.
-    age_ms = min(store_now_ms - stat.last_modified_ms, now_ms - _begun_ms(key))
+    age_ms = min(store_now_ms - stat.last_modified_ms, now_ms - begun_ms(key))
     if stat.last_modified_ms <= 0 or age_ms < age_ms_min:
         return Skipped.TOO_YOUNG
     return OrphanCandidate(
@@ -114,7 +114,7 @@ def old_by_its_key(stat: ObjectStat, *, now_ms: int, age_ms_min: int) -> Skipped
         key = parse_file_key(stat.key)
     except BadKeyError:
         return Skipped.FOREIGN
-    return None if now_ms - _begun_ms(key) >= age_ms_min else Skipped.TOO_YOUNG
+    return None if now_ms - begun_ms(key) >= age_ms_min else Skipped.TOO_YOUNG
 
 
 def writers_patience_ms(
@@ -165,5 +165,6 @@ def clocks_agree(store_now_ms: int, now_ms: int) -> bool:
     return abs(store_now_ms - now_ms) <= CLOCKS_APART_MS_MAX
 
 
-def _begun_ms(key: FileKey) -> int:
+def begun_ms(key: FileKey) -> int:
+    """The writer's time, by its estimate of the metadata store's clock, when it began the object."""
     return key.file_uuid.int >> 80  # RFC 9562: a version 7 uuid begins with the time in ms

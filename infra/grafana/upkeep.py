@@ -162,6 +162,16 @@ GARBAGE = Row(
             ("orphans refused", "max(siltstone_orphans_refused)"),
             ("halted", "max(siltstone_janitor_halted)"),
         ),
+        panel(
+            "Erasures",
+            "short",
+            "Open ones; those past their deadline; those that wait for help; files that still hold something of them.",
+            f"{RUNBOOK}#siltstoneerasureoverdue",
+            ("open", "max(siltstone_erasures_open)"),
+            ("overdue", "max(siltstone_erasures_overdue)"),
+            ("blocked", "max(siltstone_erasures_blocked)"),
+            ("pending files", "max(siltstone_erasure_pending_files)"),
+        ),
     ],
 )
 
