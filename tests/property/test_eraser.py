@@ -35,10 +35,12 @@ def random_marks(r: random.Random, batches: Sequence[bytes]) -> dict[bytes, list
     headers = [read_header(batch) for batch in batches]
     edges = [edge for header in headers for edge in (header.base_offset, header.last_offset, header.next_offset)]
     first, end = headers[0].base_offset, headers[-1].next_offset
+    # Often no mark reaches as far as the last batch, or ends within one.
+    farthest = r.choice((end, end, r.choice(edges), r.randint(first, end)))
     keys = r.sample([*KEYS, *STRANGERS], r.choice((1, 2, 8, len(KEYS))))
     return {
         key: [
-            (r.choice((end, end, r.choice(edges), r.randint(first, end), 0)), r.random() < 0.3)
+            (min(r.choice((end, end, r.choice(edges), r.randint(first, end), 0)), farthest), r.random() < 0.3)
             for _ in range(r.choice((1, 1, 1, 2, 3)))
         ]
         for key in keys
