@@ -34,10 +34,10 @@ def record() -> None:
 def diagnose_command(topic: str, partition: int, offset: int, given: SystemOptions, as_json: bool) -> None:
     """Show where the record at OFFSET in PARTITION of TOPIC is stored: level, file, batch, CRC and earlier files.
 
-    If the record is not there, the answer is why: not written yet, below the log start, or compacted away (and by which
-    newer record, as long as a file that held it still exists), and in which objects its bytes still lie, or that none
-    holds them. Reads the metadata and the object store; needs no agent. For a record that was removed, the command
-    lists the whole bucket. Exit code 1 if the record should be there but cannot be read.
+    If the record is not there, the answer is why: not written yet, below the log start, compacted away (and by which
+    newer record, as long as a file that held it still exists) or erased (and by which erasure), and in which objects
+    its bytes still lie, or that none holds them. Reads the metadata and the object store; needs no agent. For a record
+    that was removed, the command lists the whole bucket. Exit code 1 if the record should be there but cannot be read.
 
     \b
     Examples:

@@ -20,6 +20,7 @@ class Verdict(StrEnum):
     NOT_YET = "not written yet"
     BELOW_START = "below the log start"
     COMPACTED = "compacted away"
+    ERASED = "erased"
     UNREADABLE = "in a stretch that cannot be read"
     DAMAGED = "damaged"
     MISSING = "lost: no file covers the offset"
@@ -104,9 +105,11 @@ class Diagnosis:
     batch: BatchFacts | None = None
     record: OutputRecord | None = None
     former: OutputRecord | None = None
-    """The record that compaction removed, if a file that still holds it could be read."""
+    """The record that was removed, if a file that still holds it could be read."""
     superseded_by: int | None = None
     """The offset of a newer record of the same key."""
+    erasures: Sequence[int] = ()
+    """The erasure that removed the record or is going to; several: one of them removed it."""
     steps: Sequence[Step] = ()
     remnants: Sequence[Remnant] | None = None
     """Objects that hold, or may hold, the removed record; none of them: its bytes are gone. None: not looked for,
@@ -193,6 +196,7 @@ def diagnosis_json(found: Diagnosis) -> dict[str, Any]:
         "record": None if found.record is None else json_record(found.record),
         "former_record": None if found.former is None else json_record(found.former),
         "superseded_by": found.superseded_by,
+        "erasures": list(found.erasures),
         "gone": None if found.remnants is None else not found.remnants,
         "remnants": None if found.remnants is None else remnants_json(found.remnants),
         "files": [asdict(step) for step in found.steps],

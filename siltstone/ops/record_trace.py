@@ -27,8 +27,10 @@ from metadata.rules.packed_index import iter_index
 from runtime.errors import BadInputError
 from siltstone.kafka.record_format import OutputRecord, shown_field
 from siltstone.ops.compaction.compact_now import find_topic
+from siltstone.ops.compaction.evidence import is_compacted
 from siltstone.ops.fsck import all_files
 from siltstone.ops.hint_options import HintOptions
+from siltstone.ops.record_erasure import erasures_over, later_text, maybe_text, removed_by, removed_text, removes_later
 from siltstone.ops.record_report import BatchFacts, Diagnosis, Step, Stretch, Verdict
 from siltstone.ops.remains import Remnant, remnant, remnants_text, stray, stray_objects, strays_of
 from storage.format.block_index import decode_block_index
@@ -123,13 +125,26 @@ class _Trace:
             record = None if batch is None else _record_at(known, batch)
         except (CorruptBatchError, CodecError, CorruptFileError) as error:
             return replace(known, verdict=Verdict.DAMAGED, why=str(error), remedy=self._inspect(home))
-        if record is not None:
-            return replace(known, verdict=Verdict.FOUND, record=record)
         if batch is not None and batch.facts.is_control:
             return replace(known, verdict=Verdict.FOUND, why="a control record, which clients do not see")
+        covering = await erasures_over(self._metadata, view.topic_id, view.partition, known.offset)
+        if record is not None:
+            found = replace(known, verdict=Verdict.FOUND, record=record)
+            later = removes_later(covering, record.key)
+            if later is None:
+                return found
+            return replace(found, erasures=[later.erasure_id], why=later_text(later, self._hints))
         known = await self._removed(replace(known, verdict=Verdict.COMPACTED), view)
-        why = await self._compacted(known, stretches)
-        return replace(known, superseded_by=why[1], why=". ".join(each for each in (why[0], known.why) if each))
+        former = known.former
+        key = None if former is None else former.key
+        erased = removed_by(covering, key, is_known=former is not None, is_compacted=is_compacted(view.configs))
+        if erased and batch is not None:
+            said, newer = removed_text(erased, self._hints), None
+            known = replace(known, verdict=Verdict.ERASED, erasures=[each.erasure_id for each in erased])
+        else:
+            said, newer = await self._compacted(known, stretches)
+            said = said if former is not None else ". ".join(each for each in (said, maybe_text(covering)) if each)
+        return replace(known, superseded_by=newer, why=". ".join(each for each in (said, known.why) if each))
 
     def _inspect(self, home: Stretch) -> str:
         return f"`siltstone file inspect {home.key}{self._hints.places} --batches` shows the whole file"

@@ -151,7 +151,8 @@ async def diagnose_claims(world: World, chance: random.Random) -> AsyncIterator[
                 found = await diagnose(
                     world.metadata, world.objects, topic.name, number, record.offset, NO_HINT_OPTIONS, world.options
                 )
-                assert (found.remnants is None) == (found.verdict not in (Verdict.COMPACTED, Verdict.BELOW_START))
+                removed = (Verdict.COMPACTED, Verdict.ERASED, Verdict.BELOW_START)
+                assert (found.remnants is None) == (found.verdict not in removed)
                 if found.remnants is not None and not found.remnants and record.value is not None:
                     yield Claim(f"diagnose {model.name} {record.offset}: {found.why}", frozenset([record.value]))
 

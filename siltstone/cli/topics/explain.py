@@ -20,6 +20,7 @@ from metadata.contract.jobs import JobState
 from metadata.contract.operators import HeldBytes
 from metadata.contract.store import MetadataStore
 from metadata.contract.topics import Topic
+from metadata.erasures.contract import Erasure
 from metadata.rules.jobs import UNREADABLE
 from metadata.rules.packed_index import iter_index
 from runtime.text import age_text, size_text
@@ -125,10 +126,16 @@ async def explained(metadata: MetadataStore, store: ObjectStore | None, name: st
         young_l0_from=_young_l0_from(l0_files, partitions, view.now_ms),
         held=await _held(metadata, compacted),
         strays=strays,
+        erasures=await _open_erasures(metadata, topic),
         hints=given.hints,
     )
     states = partition_states(partitions, options, view)
     return Explained(topic=topic, states=states, evidence=evidence, reasons=explain(states, evidence))
+
+
+async def _open_erasures(metadata: MetadataStore, topic: Topic) -> Sequence[Erasure]:
+    found = await metadata.erasures.erasures()
+    return [each for each in reversed(found) if each.topic_id == topic.topic_id and each.done_ms is None]
 
 
 async def _held(metadata: MetadataStore, compacted: Sequence[PartitionView]) -> Mapping[int, Sequence[HeldBytes]]:

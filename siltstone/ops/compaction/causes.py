@@ -52,6 +52,18 @@ class Cause(Enum):
         "start more compactors with `{hints.compactor}`",
     )
 
+    ERASURE = (
+        "{topic} has an open erasure, {erasure.erasure_id}, of {erasure.keys:# key}: it is {erasure.stage.value}, and "
+        "is to be done in {left_ms:age}.",
+        "none, while it makes progress; `siltstone erase status {erasure.erasure_id}{hints.places}` says what it waits "
+        "for",
+    )
+    OVERDUE_ERASURE = (
+        "{topic} has an overdue erasure, {erasure.erasure_id}, of {erasure.keys:# key}: it is {erasure.stage.value}, "
+        "and should have been done {late_ms:age} ago.",
+        "`siltstone erase status {erasure.erasure_id}{hints.places}` says what it waits for",
+    )
+
     # ---- jobs
     RUNNING = f"is being merged: {_JOB}, {{done}}, for {{since_ms:age}}."
     WAITING_FOR_MEMORY = (

@@ -22,6 +22,7 @@ from metadata.contract.compactors import CompactionView, FileView, PartitionView
 from metadata.contract.files import L0File
 from metadata.contract.jobs import MergeJob
 from metadata.contract.operators import HeldBytes
+from metadata.erasures.contract import Erasure
 from metadata.rules.jobs import rests
 from metadata.rules.packed_index import iter_index
 from siltstone.ops.hint_options import NO_HINT_OPTIONS, HintOptions
@@ -87,6 +88,8 @@ class Evidence:
     """By partition id: its bytes in all files whose objects may exist."""
     strays: Mapping[int, Sequence[str]] | None = None
     """By partition id: objects that no file row names and that may hold records of it. None: nobody looked."""
+    erasures: Sequence[Erasure] = ()
+    """Open ones of the topic, by id."""
     hints: HintOptions = NO_HINT_OPTIONS
 
     def jobs_of(self, view: PartitionView) -> Sequence[MergeJob]:

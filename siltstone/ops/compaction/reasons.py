@@ -101,15 +101,25 @@ def explain(states: Sequence[PartitionState], evidence: Evidence) -> Sequence[Re
     configs = cases[0].view.configs
     if not is_compacted(configs):
         plain = _filled(Cause.PLAIN, evidence, policy=resolve(configs)["cleanup.policy"] or "empty")
-        return [plain, *(each for case in cases for each in _in_trouble(case))]
+        return [plain, *_of_erasures(evidence), *(each for case in cases for each in _in_trouble(case))]
     l0_files = sum(file.level == 0 for file in evidence.view.files)
     is_stalled = 0 < evidence.stall_files < l0_files
     reasons = [] if evidence.compactors else [_filled(Cause.NO_COMPACTOR, evidence)]
     reasons += [_filled(Cause.WRITE_STALL, evidence, files=l0_files)] if is_stalled else []
+    reasons += _of_erasures(evidence)
     for case in cases:
         reasons += list(_of_partition(case)) or [case.reason(Cause.CLEAN)]
         reasons += _of_removed(case)
     return reasons
+
+
+def _of_erasures(evidence: Evidence) -> Iterator[Reason]:
+    for each in evidence.erasures:
+        late_ms = evidence.view.now_ms - each.deadline_ms
+        if late_ms > 0:
+            yield _filled(Cause.OVERDUE_ERASURE, evidence, erasure=each, late_ms=late_ms)
+        else:
+            yield _filled(Cause.ERASURE, evidence, erasure=each, left_ms=-late_ms)
 
 
 def _of_partition(case: _Case) -> Iterator[Reason]:
