@@ -23,6 +23,7 @@ from metadata.contract.compactors import FileView
 from metadata.contract.leveled import FileClass
 
 PURGED_LEVELS = (1, 2)
+_ERASED = "records of erased keys"
 
 
 def plan_erasures(draft: PlanDraft) -> None:
@@ -30,7 +31,16 @@ def plan_erasures(draft: PlanDraft) -> None:
     file still holds the records."""
     erasing = draft.view.erasing_files
     due = [each for each in draft.view.files if erasing.get(each.file_id, draft.now_ms + 1) <= draft.now_ms]
-    _plan(draft, MergeKind.ERASE, due, "records of erased keys")
+    for file in (each for each in due if _gives_way(draft, each)):
+        text = f"file {file.file_id}: {_ERASED}, but a merge of it failed, and others may take it before this one"
+        draft.note(MergeKind.ERASE, text, Blocker.TROUBLE, files=[file])
+    _plan(draft, MergeKind.ERASE, [each for each in due if not _gives_way(draft, each)], _ERASED)
+
+
+def _gives_way(draft: PlanDraft, file: FileView) -> bool:
+    """Whether the rest of a file after a failed merge is just over. A batch that cannot be read fails every erasing
+    merge of its file and no other merge, so an erasure that came first each time would keep all others away."""
+    return file.trouble_until_ms > 0 and 0 <= draft.now_ms - file.trouble_until_ms < draft.options.erase_pause_ms
 
 
 def plan_overdue(draft: PlanDraft) -> None:

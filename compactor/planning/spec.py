@@ -96,6 +96,8 @@ class PlanOptions:
     mostly_dead_bytes_min: int = 64 * MIB
     """Dead bytes of a mostly dead file that make a rewrite worth while."""
     purge_deadline_ms: int = 604_800_000
+    erase_pause_ms: int = 60_000
+    """After the rest of a file whose merge failed, other merges may take it for so long before an erasing one."""
     expiry_margin_ms: int = 3_600_000
     """Plain data that retention deletes within this time is not merged any more."""
     retention_late_ms: int = 900_000

@@ -179,6 +179,13 @@ IN_PLANS = (
         tests=(f"{PLAN}::test_a_file_that_cannot_be_taken_is_noted_with_its_reason_and_kept_from_new_passes",),
     ),
     Mutant(
+        name="an-erasure-that-fails-keeps-every-other-merge-away",
+        file="compactor/planning/purge.py",
+        text="[each for each in due if not _gives_way(draft, each)]",
+        replacement="due",
+        tests=(f"{PLAN}::test_after_a_failed_merge_of_its_file_an_erasure_lets_others_go_first",),
+    ),
+    Mutant(
         name="spark-erases",
         file="compactor/planning/spec.py",
         text="RUN_HERE = (MergeKind.LEVEL, MergeKind.ERASE)",

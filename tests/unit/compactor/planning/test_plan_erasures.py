@@ -106,3 +106,16 @@ def test_a_file_that_cannot_be_taken_is_noted_with_its_reason_and_kept_from_new_
     # and a file whose merge failed, or that a merge holds whole, waits too
     assert blockers(planned("run 1 L2 plain size=1MiB trouble=11h", {1: 0})) == [(Blocker.TROUBLE, (1,))]
     assert blockers(planned("run 1 L2 plain size=1MiB busy", {1: 0})) == [(Blocker.MERGE, (1,))]
+
+
+def test_after_a_failed_merge_of_its_file_an_erasure_lets_others_go_first() -> None:
+    # given a file that two rules want, and a merge of it failed
+    def kinds(trouble: str) -> list[str]:
+        text = "option l1_runs_min=2 erase_pause_ms=60s\nrun 2 L1 plain size=1MiB\nrun 1 L1 plain size=1MiB trouble="
+        return [each[0] for each in files_by_kind(planned(text + trouble, {1: 0}))]
+
+    # when its rest is just over, then the other rule has it; later it is the erasure's turn again
+    assert (kinds("36001s"), kinds("36000s"), kinds("35941s"), kinds("35940s")) == ([], ["merge"], ["merge"], ["erase"])
+    # and if no other rule wants it, a note tells the reason
+    plan = planned("run 1 L1 plain size=1MiB trouble=36000s", {1: 0})
+    assert (plan.specs, blockers(plan)) == ([], [(Blocker.TROUBLE, (1,))])
