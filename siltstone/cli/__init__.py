@@ -35,6 +35,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "cluster": ("siltstone.cli.cluster.commands:cluster", "Show the agents, show and set cluster-wide configs."),
     "producers": ("siltstone.cli.producers:producers", "Show which producers wait for the agents, and what to set."),
     "tables": ("siltstone.cli.tables.commands:tables", "Export topics to Parquet files and Iceberg tables."),
+    "erase": ("siltstone.cli.erase.command:erase", "Remove the records of keys from every object, by a deadline."),
     "record": ("siltstone.cli.record:record", "Show where one record is stored, or why it is not there."),
     "compact": ("siltstone.cli.compaction.compact:compact", "Show which compaction of a topic is due, or run it now."),
     "compaction": ("siltstone.cli.compaction.watch:compaction", "Watch the compaction of one partition, live."),

@@ -1,4 +1,4 @@
-"""Parse `--offset` of `siltstone consume`, points in time, and lists of partitions. Pure."""
+"""Parse `--offset` of `siltstone consume`, points in time, durations, and lists of partitions. Pure."""
 
 from __future__ import annotations
 
@@ -97,6 +97,14 @@ def parse_time(text: str, now_ms: int) -> int:
             f"{text!r} is not a time",
             remedy="give, for example, 2026-01-31, 2026-01-31T12:00:00Z, 1769860800000, or -15m",
         ) from None
+
+
+def parse_duration(text: str) -> int:
+    """ "7d", "36h", "90m", "30s", "500ms" -> ms. Raises BadInputError."""
+    found = re.fullmatch(r"(\d{1,9})(ms|s|m|h|d)", text)
+    if found is None:
+        raise BadInputError(f"{text!r} is not a duration", remedy="give, for example, 7d, 36h, 90m or 30s")
+    return int(found[1]) * _UNITS_MS[found[2]]
 
 
 def parse_partitions(text: str) -> Sequence[int]:

@@ -187,18 +187,18 @@ def _table_width(widths: Sequence[int]) -> int:
     return sum(widths) + GAP * (len(widths) - 1)
 
 
-def print_pairs(pairs: Mapping[str, str], *, title: str | None = None) -> None:
+def print_pairs(pairs: Mapping[str, str], *, title: str | None = None, stderr: bool = False) -> None:
     """Print names and values, one pair on a line."""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in pairs.items():
         table.add_row(printable(name), printable(value))
-    print_title(title)
-    console().print(table, markup=False)
+    print_title(title, stderr=stderr)
+    console(stderr=stderr).print(table, markup=False)
 
 
-def print_title(title: str | None) -> None:
+def print_title(title: str | None, *, stderr: bool = False) -> None:
     """Print a title above a table. The title may be as wide as the terminal, not only as wide as the table."""
     if title:
-        console().print(printable(title), style="italic", markup=False)
+        console(stderr=stderr).print(printable(title), style="italic", markup=False)

@@ -102,7 +102,7 @@ async def inspect_file(store: ObjectStore, key: str, *, verify: bool = True, wal
     CorruptFileError when trailer or index are damaged; damage inside an extent is reported, not raised.
     """
     stat = await store.head(key)
-    trailer, index = await _read_footer(store, key, stat.size_bytes)
+    trailer, index = await read_footer(store, key, stat.size_bytes)
     extents: list[ExtentReport] = []
     for row in index.extents:
         # Whole, because a batch may lie across any place where it could be cut.
@@ -214,7 +214,8 @@ async def _read_properties(store: ObjectStore, key: str, index: FileIndex) -> tu
         return None, str(error)
 
 
-async def _read_footer(store: ObjectStore, key: str, size_bytes: int) -> tuple[Trailer, FileIndex]:
+async def read_footer(store: ObjectStore, key: str, size_bytes: int) -> tuple[Trailer, FileIndex]:
+    """Trailer and index of an object of this size. Raises ObjectNotFoundError, CorruptFileError."""
     if size_bytes < TRAILER_BYTES:
         raise CorruptFileError(f"{key!r} has {size_bytes} bytes, a trailer alone has {TRAILER_BYTES}")
     tail_start = max(0, size_bytes - TAIL_BYTES)

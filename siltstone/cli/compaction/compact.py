@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import sys
-from dataclasses import replace
 
 import click
 
-from metadata.contract.store import MetadataStore
 from runtime.clock import SystemClock
-from runtime.errors import BadInputError
-from runtime.logging import configure
-from runtime.runtime import Runtime
-from runtime.settings.table import Settings
 from runtime.text import plural, size_text
+from siltstone.cli.compaction.helping import helped
 from siltstone.cli.compaction.run_here import (
     EngineChoice,
     engine_option,
@@ -30,16 +24,11 @@ from siltstone.cli.options.usage import WrongUsageError
 from siltstone.cli.topics.explain import print_states, read_explained
 from siltstone.ops.compaction import compact_now
 from siltstone.ops.compaction.report import states_json
-from siltstone.processes.opening import opened_stores
 from siltstone.processes.stopping import unless
 from siltstone.terminal.compaction_progress import shown_progress
 from siltstone.terminal.output import console, json_option, print_json, print_pairs
 
 TIMEOUT_S = 3600
-COMPACTOR_LOADS_MS = 10_000
-"""A starting `siltstone dev` gets this long to bring up its compactor."""
-LOOK_MS = 1_000
-"""Time between two looks for a live compactor."""
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 plus the number of SIGINT, as in shells."""
 
@@ -129,24 +118,11 @@ def _say_what_is_due(topic: str, urls: Urls, given: SystemOptions, *, as_json: b
 
 
 async def _compact(urls: Urls, given: SystemOptions, topic: str, *, timeout_ms: float) -> compact_now.Compacted:
-    settings = given.settings
     async with opened_metadata(urls.metadata) as metadata:
         asked = await compact_now.request(metadata, topic, hints=given.hints)
         with shown_progress(console(stderr=True)) as show:
-            waiting = asyncio.create_task(
-                compact_now.wait(metadata, asked, clock=SystemClock(), timeout_ms=timeout_ms, on_progress=show)
-            )
-            helping = asyncio.create_task(_compact_here_if_nobody_does(metadata, urls, settings))
-            try:
-                # The pass ends when the request is carried out, no matter by which compactor.
-                await asyncio.wait({waiting, helping}, return_when=asyncio.FIRST_COMPLETED)
-                if not waiting.done():
-                    await helping  # the compactor in this process ends only by an error
-                return await waiting
-            finally:
-                waiting.cancel()
-                helping.cancel()
-                await asyncio.gather(waiting, helping, return_exceptions=True)
+            waiting = compact_now.wait(metadata, asked, clock=SystemClock(), timeout_ms=timeout_ms, on_progress=show)
+            return await helped(waiting, metadata, urls, given.settings, command="compact", until="the pass is done")
 
 
 async def compact_on(
@@ -164,45 +140,6 @@ async def compact_on(
         if done is None:
             raise stopped_here(f"stopped: the merges of {topic} that ended stay; compactors do the rest")
         return done
-
-
-async def _compact_here_if_nobody_does(metadata: MetadataStore, urls: Urls, settings: Settings) -> None:
-    """Watch for live compactors; when there is none, run one here. Ends only by cancellation or an error."""
-    runtime = Runtime()
-    clock = runtime.clock
-    # `siltstone dev` accepts clients before its compactor has loaded. Wait for that one: it has the settings of dev,
-    # which this process does not know.
-    patient_until_ms = clock.monotonic_ms() + (COMPACTOR_LOADS_MS if urls.bootstrap else 0)
-    while await metadata.compactors.live_compactors() or clock.monotonic_ms() < patient_until_ms:
-        await clock.sleep_ms(LOOK_MS)
-    if not urls.object_store:
-        raise BadInputError(
-            "no compactor is running, and none can run in this process without the URL of the object store; the request"
-            " is stored and stays",
-            remedy="give --object-store URL, or start `siltstone compactor`",
-        )
-    click.echo("no compactor is running: one runs in this process until the pass is done", err=True)
-    if settings.log_level == "info":  # the log lines of a compactor are not part of this command's answer
-        configure("warning", settings.log_format)
-    from compactor.compactor import Compactor  # loads the compiler of the kernels, which takes seconds
-    from siltstone.processes.engines import engines
-
-    here = replace(settings, metadata_url=urls.metadata, object_store_url=urls.object_store)
-    async with opened_stores(here, runtime) as (store, own):
-        chosen = await engines(here, store, own, runtime)
-        compactor = Compactor(
-            settings=here,
-            store=store,
-            metadata=own,
-            runtime=runtime,
-            host=f"{socket.gethostname()} (siltstone compact)",
-            engines=chosen,
-        )
-        await compactor.start()
-        try:
-            await compactor.failed
-        finally:
-            await compactor.stop()
 
 
 def print_compacted(done: compact_now.Compacted) -> None:

@@ -1,0 +1,1 @@
+"""Erasures as commands see them: the request, its state, its report, and the check that a key is nowhere."""

@@ -1,0 +1,115 @@
+"""The report of a finished erasure: canonical JSON, keyed hashes of the keys, and a signature. Pure but for `save`.
+
+The report names no key. For each mark it has [HMAC-SHA-256 of the key's SHA-512/256 under the erasure's secret, the
+offset below which its records went, whether a tombstone there went too]. Whoever has the secret can show that a key was
+in it, and nobody else can guess keys. The secret goes into a file of its own.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from metadata.erasures.contract import Erasure, ErasureStage, KeyMark
+from runtime.errors import BadInputError
+from runtime.text import plural, size_text
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+FORMAT = "siltstone-erasure-report-1"
+INSTALL_EXTRA = "in Siltstone's clone: pip install -c constraints.txt '.[sign]'"
+
+
+class NotDoneError(BadInputError):
+    """An erasure has no report before it is done."""
+
+
+class SigningKeyError(BadInputError):
+    """The file is no private Ed25519 key in PEM, or the package that reads it is not installed."""
+
+
+def keyed_hash(secret: bytes, key_hash: bytes) -> str:
+    return hmac.digest(secret, key_hash, "sha256").hex()
+
+
+def report_of(erasure: Erasure, marks: Mapping[int, Sequence[KeyMark]]) -> dict[str, Any]:
+    """Raises NotDoneError."""
+    if erasure.stage is not ErasureStage.DONE or erasure.done_ms is None:
+        raise NotDoneError(
+            f"erasure {erasure.erasure_id} is not done ({erasure.stage.value}), so there is no report yet",
+            remedy=f"`siltstone erase status {erasure.erasure_id}` says what it waits on",
+        )
+    return {
+        "format": FORMAT,
+        "done_ms": erasure.done_ms,
+        "deadline_kept": erasure.done_ms <= erasure.deadline_ms,
+        "account": dict(erasure.report),
+        "keyed_marks": {
+            str(number): sorted(
+                [keyed_hash(erasure.secret, mark.key_hash), mark.before_offset, mark.tombstone] for mark in each
+            )
+            for number, each in sorted(marks.items())
+        },
+    }
+
+
+def report_pairs(report: Mapping[str, Any]) -> dict[str, str]:
+    """The account of the compactor that ended the erasure, in short."""
+    files: Sequence[Mapping[str, Any]] = report.get("files", ())
+    listing: Mapping[str, Any] = report.get("listing", {})
+    ended = Counter(str(each.get("ended", "")) for each in files)
+    said = {"files": ", ".join(f"{count:,} {how}" for how, count in sorted(ended.items())) or "none"} if report else {}
+    if listing:
+        size = size_text(listing.get("size_bytes", 0))
+        said["bucket"] = f"{plural(listing.get('objects', 0), 'object')} ({size}) at the end"
+        said["listing"] = f"SHA-256 {listing.get('sha256', '')}"
+    return said
+
+
+def canonical_json(value: Any) -> bytes:
+    """Sorted names, no spaces, UTF-8: equal values have equal bytes."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def read_signing_key(path: Path) -> Ed25519PrivateKey:
+    """Raises SigningKeyError, OSError."""
+    try:
+        from cryptography.exceptions import UnsupportedAlgorithm
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key
+    except ImportError as error:
+        raise SigningKeyError("--sign-key needs the package cryptography", remedy=INSTALL_EXTRA) from error
+    try:
+        key = load_pem_private_key(path.read_bytes(), password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        why = "is encrypted" if isinstance(error, TypeError) else "is no private key in PEM"
+        raise SigningKeyError(
+            f"{path} {why}; nothing was written",
+            remedy=f"make one with `openssl genpkey -algorithm ed25519 -out {path.name}`",
+        ) from error
+    if not isinstance(key, Ed25519PrivateKey):
+        raise SigningKeyError(
+            f"{path} is a key of another kind than Ed25519; nothing was written",
+            remedy=f"make one with `openssl genpkey -algorithm ed25519 -out {path.name}`",
+        )
+    return key
+
+
+def save(path: Path, report: Mapping[str, Any], secret: bytes, key: Ed25519PrivateKey | None) -> Sequence[Path]:
+    """Write the report, beside it the secret (readable by the owner alone) and, with a key, the signature over the
+    report's bytes. Returns the files. Raises OSError."""
+    data = canonical_json(report)
+    secret_path, signature_path = (path.with_name(path.name + ending) for ending in (".secret", ".sig"))
+    path.write_bytes(data)
+    secret_path.touch(mode=0o600)
+    secret_path.chmod(0o600)
+    secret_path.write_text(secret.hex() + "\n")
+    if key is None:
+        return [path, secret_path]
+    signature_path.write_bytes(key.sign(data))
+    return [path, secret_path, signature_path]

@@ -1,0 +1,146 @@
+"""The request of an erasure: its keys, the marks of each partition, and the tombstones to write first. Pure.
+
+A mark names the offset below which the records of a key go:
+
+- Topics that are not compacted: the end of the partition, or the first record at or after `--before`. Every key is
+  marked in every partition, because nobody knows how the producers chose partitions.
+- Compacted topics: the newest record of the key decides. A value gets a tombstone, and the mark is the tombstone. A
+  tombstone is the mark itself. A record that `--before` lets stay gets none: the mark is the first offset that stays.
+  So is that of a key without a record, whose bytes may lie among those that a pass removed already.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from compactor.planning.erasure_times import TimePart, begin_after_ms, earliest_ms
+from metadata.erasures.contract import ERASURE_KEYS_MAX, KeyMark
+from runtime.errors import BadInputError
+from runtime.text import age_text
+
+PartitionKey = tuple[int, bytes]
+"""Partition number and key."""
+
+
+class Newest(NamedTuple):
+    """The newest record of a key in a partition."""
+
+    offset: int
+    is_tombstone: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What is known of a compacted topic before tombstones are written."""
+
+    marks: Mapping[PartitionKey, KeyMark]
+    """Of keys that need no tombstone."""
+    to_delete: Sequence[PartitionKey]
+    """Keys whose newest record is a value that goes: they get a tombstone."""
+
+    @property
+    def has_tombstones(self) -> bool:
+        return bool(self.to_delete) or any(mark.tombstone for mark in self.marks.values())
+
+
+def hash_of(key: bytes) -> bytes:
+    return hashlib.new("sha512_256", key).digest()
+
+
+def read_keys(given: Iterable[bytes], lines: Iterable[bytes], source: str) -> Sequence[bytes]:
+    """The keys of options and of a file, one on a line, in order, each once. Raises BadInputError."""
+    keys = list(given)
+    for number, line in enumerate(lines, start=1):
+        key = line.removesuffix(b"\n").removesuffix(b"\r")
+        if not key:
+            raise BadInputError(
+                f"line {number} of {source} is empty, and nothing was requested",
+                remedy="remove the line: each line is a key",
+            )
+        keys.append(key)
+    if not keys:
+        raise BadInputError("no key was given", remedy="give --key KEY, or --keys-file FILE with a key on each line")
+    if any(not key for key in keys):
+        raise BadInputError("a key is empty", remedy="give --key KEY with at least one byte")
+    distinct = list(dict.fromkeys(keys))
+    if len(distinct) > ERASURE_KEYS_MAX:
+        raise BadInputError(
+            f"{len(distinct):,} keys are more than one erasure takes ({ERASURE_KEYS_MAX:,})",
+            remedy="split them over several erasures; merges carry them out together",
+        )
+    return distinct
+
+
+def check_count(keys: int, partitions: int) -> None:
+    """Every key may be marked in every partition. Raises BadInputError."""
+    if keys * partitions > ERASURE_KEYS_MAX:
+        raise BadInputError(
+            f"{keys:,} keys in {partitions:,} partitions are more than one erasure takes: {ERASURE_KEYS_MAX:,} in all",
+            remedy=f"split the keys over several erasures of at most {ERASURE_KEYS_MAX // partitions:,} keys;"
+            " merges carry them out together",
+        )
+
+
+def plain_marks(keys: Iterable[bytes], ends: Mapping[int, int]) -> Mapping[int, Sequence[KeyMark]]:
+    """`ends`: by partition number, the first offset that stays. Partitions without a record below it get no mark."""
+    hashes = [hash_of(key) for key in keys]
+    return {number: [KeyMark(each, end) for each in hashes] for number, end in sorted(ends.items()) if end > 0}
+
+
+def draft(
+    keys: Sequence[bytes],
+    newest: Mapping[PartitionKey, Newest],
+    ends: Mapping[int, int],
+    stays_from: Mapping[int, int] | None,
+) -> Draft:
+    """The marks of a compacted topic, as far as they need no tombstone. `ends`: by partition number, how far `newest`
+    was read; `stays_from`: the first offset that `--before` lets stay."""
+    marks: dict[PartitionKey, KeyMark] = {}
+    to_delete: list[PartitionKey] = []
+    for number, end in sorted(ends.items()):
+        limit = end if stays_from is None else min(stays_from[number], end)
+        for key in keys:
+            last = newest.get((number, key))
+            if last is None or last.offset >= limit:
+                marks[number, key] = KeyMark(hash_of(key), limit)
+            elif last.is_tombstone:
+                marks[number, key] = KeyMark(hash_of(key), last.offset, tombstone=True)
+            else:
+                to_delete.append((number, key))
+    return Draft(marks, to_delete)
+
+
+def compacted_marks(plan: Draft, written: Mapping[PartitionKey, int]) -> Mapping[int, Sequence[KeyMark]]:
+    """`written`: the offset of each tombstone."""
+    found: dict[int, list[KeyMark]] = defaultdict(list)
+    for (number, _), mark in plan.marks.items():
+        # Below offset 0 there is nothing, but a tombstone at offset 0 goes.
+        if mark.before_offset > 0 or mark.tombstone:
+            found[number].append(mark)
+    for number, key in plan.to_delete:
+        found[number].append(KeyMark(hash_of(key), written[number, key], tombstone=True))
+    return dict(found)
+
+
+def check_deadline(deadline_ms: int, parts: Sequence[TimePart]) -> None:
+    """Raises BadInputError for a deadline that cannot be kept."""
+    earliest = earliest_ms(parts)
+    if deadline_ms < earliest:
+        raise BadInputError(
+            f"the deadline, {age_text(deadline_ms)}, is too soon: an erasure may take {age_text(earliest)}"
+            f" ({parts_text(parts)}); nothing was requested",
+            remedy=f"give --deadline {-(-earliest // 60_000)}m or later, or set shorter times",
+        )
+
+
+def parts_text(parts: Sequence[TimePart]) -> str:
+    return " + ".join(f"{each.what} {age_text(each.took_ms)}" for each in parts)
+
+
+def begin_of(deadline_ms: int, parts: Sequence[TimePart], *, waits: bool) -> int:
+    """`NewErasure.begin_ms`: at once when somebody waits for the end."""
+    return 0 if waits else begin_after_ms(deadline_ms, parts)

@@ -1,0 +1,188 @@
+"""The keys of a compacted topic at an agent: find the newest record of each, and write tombstones.
+
+Producers may write a key at the same time. Without `--before` that does not matter: everything below the tombstone
+goes. With it, values that are written from now on are meant to stay, and a tombstone must not hide one. So each
+tombstone is followed by a look at the records between the last look and itself. A value of the key that is found there
+is written again, behind the tombstone, and the look repeats, for the producer may have gone on.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import aclosing
+
+from runtime.clock import Clock
+from runtime.errors import SiltstoneError
+from siltstone.kafka.client import LATEST, KafkaClient
+from siltstone.kafka.consuming import Reach, reaches, read
+from siltstone.kafka.offset_spec import Anchor, OffsetRange, Place
+from siltstone.kafka.producing import ProduceOptions, Refused, Stored, TopicWriter, WriteResults
+from siltstone.kafka.record_format import InputRecord, OutputRecord, shown_bytes
+from siltstone.kafka.records import TopicPartition
+from siltstone.kafka.retrying import RetryingClient
+from siltstone.ops.erasure.request import Newest, PartitionKey
+
+ROUNDS_MAX = 5
+"""How often a value that a tombstone or its copy hid is written again."""
+UNKNOWN = -1
+
+
+class TombstonesRefusedError(SiltstoneError):
+    """Agents did not take the tombstones. No erasure was requested; some tombstones may be in the log."""
+
+
+class BusyKeyError(SiltstoneError):
+    """Producers wrote a key again and again while its newest value was written behind its tombstone."""
+
+
+class KeyLog:
+    """One topic, as agents show it."""
+
+    def __init__(
+        self, client: RetryingClient, topic: str, partitions: int, clock: Clock, told: Callable[[str], None]
+    ) -> None:
+        self._client, self._topic, self._partitions = client, topic, partitions
+        self._clock, self._told = clock, told
+
+    async def offsets_at(self, time_ms: int) -> Mapping[int, int]:
+        """By partition number, the first offset whose record is that late; the end of the log where none is."""
+        found = await self._reaches(OffsetRange(Place(Anchor.TIME, time_ms)))
+        return {number: reach.position for (_, number), reach in found.items()}
+
+    async def look(
+        self,
+        keys: Collection[bytes],
+        newest: dict[PartitionKey, Newest],
+        start: Mapping[int, int] | None = None,
+        on_read: Callable[[int, int], None] = lambda _done, _all: None,
+    ) -> Mapping[int, int]:
+        """Note the newest record of each key in `newest`. Reads from `start`, or everything, to the present ends, and
+        returns these. `on_read` hears of the offsets that were read, and of all."""
+        reach = await self._reaches(OffsetRange(Place(Anchor.START)))
+        for (_, number), each in reach.items():
+            each.position = max(each.position, start[number] if start is not None else 0)
+        ends = {number: each.until or 0 for (_, number), each in reach.items()}
+        whole = sum(max(0, ends[number] - each.position) for (_, number), each in reach.items())
+        async with aclosing(read(self._client, reach, told=self._told)) as batches:
+            async for records in batches:
+                for each in records:
+                    if each.key is not None and each.key in keys:
+                        newest[each.partition, each.key] = Newest(each.offset, each.value is None)
+                left = sum(max(0, ends[number] - at.position) for (_, number), at in reach.items())
+                on_read(whole - left, whole)
+        return ends
+
+    async def delete(
+        self, keys: Sequence[PartitionKey], looked_to: Mapping[int, int], *, restores: bool
+    ) -> Mapping[PartitionKey, int]:
+        """Write a tombstone for each key; returns their offsets. `looked_to`: where the last look ended; `restores`:
+        values from there on are meant to stay.
+
+        Raises TombstonesRefusedError, BusyKeyError, KafkaError, UnavailableError.
+        """
+        tombstones: dict[PartitionKey, int] = {}
+        if not keys:
+            return tombstones
+        to_write = {place: _tombstone(number, *place) for number, place in enumerate(keys, start=1)}
+        from_offset = {place: looked_to[place[0]] for place in keys}
+        for _ in range(ROUNDS_MAX + 1):
+            offsets = await self._write(to_write)
+            looks = restores or UNKNOWN in offsets.values()
+            between = await self._records_from(from_offset if looks else {})
+            again: dict[PartitionKey, InputRecord] = {}
+            for place, written in to_write.items():
+                later = between.get(place, ())
+                offset = offsets[place] if offsets[place] != UNKNOWN else _offset_of(written, later)
+                tombstones.setdefault(place, offset)
+                hidden = next((each for each in reversed(later) if each.offset < offset), None)
+                if restores and hidden is not None and (written.value, hidden.value) != (None, None):
+                    again[place] = _copy(hidden, written.number)
+                from_offset[place] = offset + 1
+            if not again:
+                return tombstones
+            to_write = again
+            from_offset = {place: from_offset[place] for place in again}
+        partition, key = next(iter(to_write))
+        raise BusyKeyError(
+            f"producers write the key {shown_bytes(key)} in partition {partition} so often that its newest value could"
+            f" not be written behind its tombstone in {ROUNDS_MAX} tries; no erasure was requested. The newest value in"
+            " the log may be an older one now",
+            remedy="stop the producers of the key, write its value again, and run this command again",
+        )
+
+    async def _reaches(self, span: OffsetRange) -> dict[TopicPartition, Reach]:
+        places = [(self._topic, number) for number in range(self._partitions)]
+
+        async def find(inner: KafkaClient) -> dict[TopicPartition, Reach]:
+            return await reaches(inner, places, span, to_end=True, told=self._told)
+
+        return await self._client.run(find)
+
+    async def _write(self, records: Mapping[PartitionKey, InputRecord]) -> Mapping[PartitionKey, int]:
+        offsets: dict[PartitionKey, int] = {}
+        refusals: list[Refused] = []
+
+        def stored(batch: Stored) -> None:
+            for at, each in enumerate(batch.records):
+                offset = batch.base_offset + at if batch.base_offset >= 0 else UNKNOWN
+                offsets[batch.partition, each.key or b""] = offset
+
+        writer = TopicWriter(
+            self._client,
+            self._topic,
+            self._partitions,
+            ProduceOptions(),
+            self._clock,
+            WriteResults(stored=stored, refused=refusals.append),
+        )
+        await writer.write(list(records.values()))
+        if refusals:
+            raise TombstonesRefusedError(
+                f"a tombstone was not written: {refusals[0].why}; no erasure was requested", remedy=refusals[0].remedy
+            )
+        return offsets
+
+    async def _records_from(
+        self, from_offset: Mapping[PartitionKey, int]
+    ) -> Mapping[PartitionKey, Sequence[OutputRecord]]:
+        """The records of each key from its offset to the present end, in order."""
+        if not from_offset:
+            return {}
+        found: dict[PartitionKey, list[OutputRecord]] = defaultdict(list)
+        starts: dict[int, int] = {}
+        for (number, _), offset in from_offset.items():
+            starts[number] = min(offset, starts.get(number, offset))
+
+        async def ends(inner: KafkaClient) -> Mapping[int, int]:
+            return await inner.list_offsets(self._topic, sorted(starts), LATEST)
+
+        until = await self._client.run(ends)
+        reach = {(self._topic, number): Reach(start, until[number]) for number, start in starts.items()}
+        async with aclosing(read(self._client, reach, told=self._told)) as batches:
+            async for records in batches:
+                for each in records:
+                    place = each.partition, each.key or b""
+                    if place in from_offset and each.offset >= from_offset[place]:
+                        found[place].append(each)
+        return found
+
+
+def _tombstone(number: int, partition: int, key: bytes) -> InputRecord:
+    return InputRecord(number, key, None, partition=partition)
+
+
+def _copy(record: OutputRecord, number: int) -> InputRecord:
+    timestamp_ms = record.timestamp_ms if record.timestamp_ms >= 0 else None
+    return InputRecord(number, record.key, record.value, record.headers, record.partition, timestamp_ms)
+
+
+def _offset_of(written: InputRecord, later: Sequence[OutputRecord]) -> int:
+    """The offset of a record whose agent did not tell it, because it was sent twice: the newest one like it."""
+    for each in reversed(later):
+        if each.value == written.value:
+            return each.offset
+    raise TombstonesRefusedError(
+        f"the tombstone of {shown_bytes(written.key or b'')} is not in the log; no erasure was requested",
+        remedy="run this command again",
+    )

@@ -1,0 +1,108 @@
+"""The keys, marks and times of a request."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+
+from compactor.planning.erasure_times import TimePart
+from metadata.erasures.contract import ERASURE_KEYS_MAX, KeyMark
+from runtime.errors import BadInputError
+from siltstone.ops.erasure.request import (
+    Newest,
+    begin_of,
+    check_count,
+    check_deadline,
+    compacted_marks,
+    draft,
+    hash_of,
+    plain_marks,
+    read_keys,
+)
+
+PARTS = [TimePart("gc.grace.ms", 60_000), TimePart("the rewrite of files", 30_000)]
+
+
+def test_a_key_is_known_by_its_sha_512_256() -> None:
+    assert hash_of(b"ada") == hashlib.new("sha512_256", b"ada").digest()
+
+
+def test_keys_come_once_in_the_order_of_options_and_then_lines() -> None:
+    # given a file with both line ends, a key twice, and bytes that are no text
+    lines = [b"bob\r\n", b"ada\n", b" eve \n", b"\xff"]
+    assert read_keys([b"ada"], lines, "f") == [b"ada", b"bob", b" eve ", b"\xff"]
+
+
+def test_an_empty_line_is_refused_with_its_number() -> None:
+    with pytest.raises(BadInputError, match=r"line 2 of gone\.txt is empty"):
+        read_keys([], [b"a\n", b"\n", b"b\n"], "gone.txt")
+
+
+def test_no_key_an_empty_one_and_too_many_are_refused() -> None:
+    with pytest.raises(BadInputError, match="no key was given"):
+        read_keys([], [], "gone.txt")
+    with pytest.raises(BadInputError, match="a key is empty"):
+        read_keys([b""], [], "gone.txt")
+    many = [b"%d" % number for number in range(ERASURE_KEYS_MAX + 1)]
+    with pytest.raises(BadInputError, match="100,001 keys are more"):
+        read_keys(many, [], "gone.txt")
+    assert len(read_keys(many[1:], [], "gone.txt")) == ERASURE_KEYS_MAX
+
+
+def test_every_key_counts_in_every_partition() -> None:
+    check_count(50_000, 2)
+    with pytest.raises(BadInputError) as refused:
+        check_count(50_001, 2)
+    assert "at most 50,000 keys" in refused.value.remedy
+
+
+def test_a_plain_topic_marks_every_key_in_every_partition_that_has_a_record() -> None:
+    marks = plain_marks([b"a", b"b"], {0: 7, 1: 0, 2: 1})
+    both = [hash_of(b"a"), hash_of(b"b")]
+    assert marks == {0: [KeyMark(each, 7) for each in both], 2: [KeyMark(each, 1) for each in both]}
+
+
+def test_only_a_value_gets_a_tombstone() -> None:
+    # given a key with a value in partition 0, one with a tombstone there, and one that is nowhere
+    newest = {(0, b"value"): Newest(4, False), (0, b"deleted"): Newest(5, True)}
+    plan = draft([b"value", b"deleted", b"absent"], newest, {0: 9}, None)
+    # then
+    assert plan.to_delete == [(0, b"value")]
+    assert plan.has_tombstones
+    assert compacted_marks(plan, {(0, b"value"): 12}) == {
+        0: [
+            KeyMark(hash_of(b"deleted"), 5, tombstone=True),
+            KeyMark(hash_of(b"absent"), 9),
+            KeyMark(hash_of(b"value"), 12, tombstone=True),
+        ]
+    }
+
+
+def test_a_record_from_the_time_of_before_on_stays_and_gets_no_tombstone() -> None:
+    newest = {(0, b"old"): Newest(3, False), (0, b"new"): Newest(4, False), (0, b"new tombstone"): Newest(6, True)}
+    plan = draft([b"old", b"new", b"new tombstone", b"absent"], newest, {0: 9}, {0: 4})
+    assert plan.to_delete == [(0, b"old")]
+    stays = [KeyMark(hash_of(each), 4) for each in (b"new", b"new tombstone", b"absent")]
+    assert list(plan.marks.values()) == stays
+
+
+def test_a_tombstone_at_offset_0_goes_but_below_it_there_is_nothing() -> None:
+    plan = draft([b"a", b"b"], {(0, b"a"): Newest(0, True)}, {0: 1}, {0: 1})
+    assert compacted_marks(plan, {})[0][0] == KeyMark(hash_of(b"a"), 0, tombstone=True)
+    nothing = draft([b"a"], {}, {0: 0}, None)
+    assert compacted_marks(nothing, {}) == {}
+    assert not nothing.has_tombstones
+
+
+def test_a_deadline_that_cannot_be_kept_is_refused_with_the_earliest_and_its_parts() -> None:
+    check_deadline(90_000, PARTS)
+    with pytest.raises(BadInputError) as refused:
+        check_deadline(89_999, PARTS)
+    assert "1m30s (gc.grace.ms 1m00s + the rewrite of files 30s)" in refused.value.message
+    assert refused.value.remedy.startswith("give --deadline 2m")
+
+
+def test_merges_begin_at_once_when_somebody_waits() -> None:
+    assert begin_of(100_000, PARTS, waits=True) == 0
+    assert begin_of(100_000, PARTS, waits=False) == 5_000
