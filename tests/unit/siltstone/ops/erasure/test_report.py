@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hmac
 import json
+import re
 import stat
 import subprocess
 from dataclasses import replace
 from pathlib import Path
 from shutil import which
+from typing import Any
 
 import pytest
 from cryptography.exceptions import InvalidSignature
@@ -35,6 +37,7 @@ from siltstone.ops.erasure.report import (
 from siltstone.ops.erasure.request import hash_of
 from tests.unit.siltstone.ops.erasure.test_status import ERASING, NOW_MS
 
+GUIDE = Path(__file__).resolve().parents[5] / "docs" / "erasure.md"
 DONE = replace(ERASING, stage=ErasureStage.DONE, done_ms=NOW_MS, report={"files": [], "é": 1})
 MARKS = {1: [KeyMark(hash_of(b"bob"), 9)], 0: [KeyMark(hash_of(b"ada"), 5, True), KeyMark(hash_of(b"bob"), 7)]}
 
@@ -92,6 +95,23 @@ def test_openssl_verifies_the_signature(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     (tmp_path / "r.json").write_bytes((tmp_path / "r.json").read_bytes() + b" ")
     assert subprocess.run(words.split(), cwd=tmp_path, capture_output=True).returncode != 0
+
+
+def test_the_program_of_the_guide_checks_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given the program of docs/erasure.md, and the files by its names
+    (program,) = re.findall(r"```python\n(import hashlib\n.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(program, names)
+    monkeypatch.chdir(tmp_path)
+    key = ed25519.Ed25519PrivateKey.generate()
+    report, *_ = save(Path("erasure-2.json"), report_of(DONE, MARKS), DONE.secret, key)
+    Path("public.pem").write_bytes(key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    # then
+    assert names["was_erased"](b"ada") and names["was_erased"](b"bob")
+    assert not names["was_erased"](b"eve")
+    report.write_bytes(report.read_bytes().replace(b"true", b"false", 1))
+    with pytest.raises(InvalidSignature):
+        names["was_erased"](b"ada")
 
 
 def test_only_a_plain_ed25519_key_signs(tmp_path: Path) -> None:
