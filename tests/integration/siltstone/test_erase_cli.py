@@ -1,0 +1,290 @@
+"""`siltstone erase` as a user types it, beside a real agent, a compactor, Postgres and a directory of objects."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+from metadata.contract.store import MetadataStore
+from metadata.urls import open_metadata
+from siltstone.cli import main
+from siltstone.kafka.client import KafkaClient
+from storage.local import LocalStore
+from tests.fixtures.agents import Dial, RunningAgent, StartAgent, read_all
+from tests.fixtures.compactors import StartCompactor
+from tests.fixtures.waiting import until
+from wire.records import NewRecord, build_batch
+
+OLD_MS, T_MS, NEW_MS = 1_700_000_000_000, 1_710_000_000_000, 1_720_000_000_000
+GRACE_MS = 1_000
+COMPACTED = MappingProxyType({"cleanup.policy": "compact", "delete.retention.ms": "500"})
+QUICK: dict[str, Any] = {"gc_grace_ms": GRACE_MS, "erase_interval_ms": 200, "job_limit_base_ms": 5_000}
+Pairs = tuple[tuple[str, str | None], ...]
+
+
+class World:
+    """The stores, an agent, a client, and the command line over them."""
+
+    def __init__(self, url: str, objects: Path, metadata: MetadataStore, agent: RunningAgent, client: KafkaClient):
+        self.url, self.objects, self.metadata, self.agent, self.client = url, objects, metadata, agent, client
+        self.store = agent.store
+
+    @property
+    def places(self) -> list[str]:
+        return ["--metadata", self.url, "--object-store", self.objects.as_uri()]
+
+    async def run(self, *words: str, stdin: str | None = None) -> Result:
+        """In a thread, because the agent and the compactor run in this one."""
+        return await asyncio.to_thread(CliRunner().invoke, main, ["erase", *words, *self.places], input=stdin)
+
+    async def erase(self, *words: str, stdin: str | None = None) -> Result:
+        return await self.run("request", *words, "--bootstrap", self.agent.address, stdin=stdin)
+
+    async def json(self, *words: str) -> Any:
+        ran = await self.run(*words, "--json")
+        assert ran.exit_code == 0, ran.output
+        return json.loads(ran.stdout)
+
+    async def create(self, topic: str, configs: Mapping[str, str] = MappingProxyType({}), partitions: int = 1) -> None:
+        await self.client.create_topic(topic, partitions=partitions, configs=configs)
+
+    async def write(self, topic: str, *pairs: tuple[str, str | None], at_ms: int = OLD_MS, partition: int = 0) -> None:
+        records = [NewRecord(at_ms, key.encode(), None if value is None else value.encode()) for key, value in pairs]
+        await self.client.produce(topic, partition, build_batch(records))
+
+    async def values(self, topic: str) -> list[tuple[int, str, str | None]]:
+        records = await read_all(self.client, topic)
+        return [
+            (offset, bytes(each.key or b"").decode(), None if each.value is None else bytes(each.value).decode())
+            for offset, each in records
+        ]
+
+    def holding(self, *texts: str) -> list[str]:
+        """The objects that contain any of these texts."""
+        found: list[str] = []
+        for path in self.objects.rglob("*.silt"):
+            body = path.read_bytes()
+            if any(text.encode() in body for text in texts):
+                found.append(path.name)
+        return found
+
+
+@pytest.fixture
+async def world(postgres_url: str, start_agent: StartAgent, dial: Dial, tmp_path: Path) -> AsyncIterator[World]:
+    metadata = open_metadata(postgres_url)
+    await metadata.open()
+    agent = await start_agent(store=LocalStore(tmp_path / "objects"), metadata=metadata, gc_grace_ms=GRACE_MS)
+    yield World(postgres_url, tmp_path / "objects", metadata, agent, await dial.kafka(agent.address))
+    await agent.agent.stop()
+    await metadata.close()
+
+
+async def test_a_key_of_a_plain_topic_is_in_no_object_and_all_else_stays(
+    world: World, start_compactor: StartCompactor, tmp_path: Path
+) -> None:
+    # given a topic of two partitions whose files hold another topic too
+    await world.create("visits", partitions=2)
+    await world.create("other")
+    for partition in (0, 1):
+        await world.write("visits", ("ada", "was in Paris"), ("bob", "was in Rome"), partition=partition)
+    await world.write("other", ("ada", "of another topic"))
+    before = await world.run("verify", "visits", "--key", "ada")
+    assert before.exit_code == 1, before.output
+    assert "found: 2 records in " in before.stdout and "value" in before.stdout
+    # when
+    await start_compactor(store=world.store, metadata=world.metadata, **QUICK)
+    done = await world.erase("visits", "--key", "ada", "--yes", "--wait", "--timeout", "60", "--deadline", "1h")
+    # then
+    assert done.exit_code == 0, done.output
+    assert "erasure 1 is requested" in done.stdout and "not covered: tables" in done.stdout
+    assert "SHA-256 " in done.stdout and "rewritten and deleted" in done.stdout + "merged and deleted"
+    assert world.holding("was in Paris") == []
+    assert await world.values("visits") == [(1, "bob", "was in Rome")]
+    assert await world.values("other") == [(0, "ada", "of another topic")]
+    for words in (["1"], ["visits", "--key", "ada"]):
+        clean = await world.run("verify", *words)
+        assert clean.exit_code == 0, clean.output
+        assert "in no object: 1 key of visits" in clean.stdout
+    found = await world.json("verify", "other", "--key", "nobody")
+    assert (found["found"], found["unread"], found["records"]) == ([], [], 1)
+    # and a record that is written later is none of the erasure's
+    await world.write("visits", ("ada", "is back"))
+    assert (await world.run("verify", "1")).exit_code == 0
+    assert (await world.run("verify", "visits", "--key", "ada")).exit_code == 1
+    await report_is_signed(world, tmp_path)
+
+
+async def report_is_signed(world: World, folder: Path) -> None:
+    key = Ed25519PrivateKey.generate()
+    pem = folder / "key.pem"
+    pem.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    path = folder / "report.json"
+    shown = await world.run("status", "1", "--report", str(path), "--sign-key", str(pem))
+    assert shown.exit_code == 0, shown.output
+    key.public_key().verify(path.with_name("report.json.sig").read_bytes(), path.read_bytes())
+    report = json.loads(path.read_bytes())
+    secret = bytes.fromhex(path.with_name("report.json.secret").read_text())
+    digest = hmac.digest(secret, hashlib.new("sha512_256", b"ada").digest(), "sha256").hex()
+    assert report["keyed_marks"] == {"0": [[digest, 2, False]], "1": [[digest, 2, False]]}
+    assert report["deadline_kept"] and report["account"]["files"]
+
+
+async def test_a_key_of_a_compacted_topic_goes_with_its_tombstone(
+    world: World, start_compactor: StartCompactor
+) -> None:
+    # given a key with values, one that was deleted already, and one that stays
+    await world.create("users", COMPACTED)
+    await world.write("users", ("ada", "ada@old"), ("eve", "eve@old"))
+    await world.write("users", ("ada", "ada@new"), ("bob", "bob@new"), ("eve", None))
+    await start_compactor(store=world.store, metadata=world.metadata, **QUICK)
+    # when
+    done = await world.erase("users", "--key", "ada", "--key", "eve", "--yes", "--wait", "--timeout", "60", "--json")
+    # then
+    assert done.exit_code == 0, done.output
+    state = json.loads(done.stdout)
+    assert (state["stage"], state["marks"], state["tombstones"]) == ("done", 2, 2)
+    assert world.holding("ada", "eve") == []
+    assert await world.values("users") == [(3, "bob", "bob@new")]
+    assert (await world.run("verify", "1")).exit_code == 0
+
+
+async def test_with_before_newer_values_stay_and_get_no_tombstone(
+    world: World, start_compactor: StartCompactor
+) -> None:
+    # given a key with a newer value, one without, and a plain topic
+    await world.create("users", COMPACTED)
+    await world.create("visits")
+    for topic in ("users", "visits"):
+        await world.write(topic, ("ada", "ada@old"), ("eve", "eve@old"))
+        await world.write(topic, ("ada", "ada@new"), ("bob", "bob@new"), at_ms=NEW_MS)
+    await start_compactor(store=world.store, metadata=world.metadata, **QUICK)
+    keys = ("--key", "ada", "--key", "eve", "--before", str(T_MS))
+    # when
+    for topic in ("users", "visits"):
+        done = await world.erase(topic, *keys, "--yes", "--wait", "--timeout", "60")
+        assert done.exit_code == 0, done.output
+    # then
+    assert world.holding("ada@old", "eve") == []
+    for topic in ("users", "visits"):
+        assert await world.values(topic) == [(2, "ada", "ada@new"), (3, "bob", "bob@new")]
+
+
+async def test_status_says_what_an_erasure_waits_on(world: World, start_compactor: StartCompactor) -> None:
+    # given no compactor, one erasure that waits for the lag, and one of records in L0
+    lag = {"cleanup.policy": "compact", "min.compaction.lag.ms": "60000"}
+    await world.create("lagging", lag)
+    await world.create("visits")
+    for topic in ("lagging", "visits"):
+        await world.write(topic, ("ada", "was in Paris"), ("bob", "was in Rome"))
+    assert "there is no erasure" in (await world.run("status")).stdout
+    for topic in ("lagging", "visits"):
+        asked = await world.erase(topic, "--key", "ada", "--yes", "--json", "--deadline", "3d")
+        assert asked.exit_code == 0, asked.output
+    # then
+    shown = await world.run("status", "1")
+    assert "waits on: no compactor runs" in shown.stdout and "min.compaction.lag.ms until 2" in shown.stdout
+    shown = await world.run("status", "2")
+    assert "waits on: 2 L0 files to be merged" in shown.stdout or "L0 file" in shown.stdout
+    table = (await world.run("status")).stdout
+    assert "lagging" in table and "visits" in table and "erasing" in table
+    # when a compactor has merged them, then the rewrite begins later
+    await start_compactor(store=world.store, metadata=world.metadata, **{**QUICK, "gc_grace_ms": 3_600_000})
+
+    async def later() -> bool:
+        (state,) = (await world.json("status", "2"))["erasures"]
+        reasons = {each["reason"] for each in state["waits_on"]}
+        return reasons == {"it begins later", "files to be rewritten", "dead files in their grace"}
+
+    await until(later)
+    # and the report is not there yet
+    early = await world.run("status", "2", "--report", "never.json")
+    assert early.exit_code == 1 and "erasure 2 is not done" in early.stderr
+    assert not Path("never.json").exists()
+
+
+async def test_an_interrupted_wait_leaves_the_request(world: World, start_compactor: StartCompactor) -> None:
+    await world.create("visits")
+    await world.write("visits", ("ada", "was in Paris"))
+    await start_compactor(store=world.store, metadata=world.metadata, **{**QUICK, "gc_grace_ms": 3_600_000})
+    words = [sys.executable, "-m", "siltstone", "erase", "visits", "--key", "ada", "--yes", "--wait", *world.places]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    async def is_waiting() -> bool:
+        return bool(await world.metadata.erasures.erasures())
+
+    try:
+        await until(is_waiting)
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = await asyncio.to_thread(process.communicate, timeout=30)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 130, stderr
+    assert "erasure 1 is requested" in stdout and "stopped waiting. The erasure stays" in stderr
+    assert len(await world.metadata.erasures.erasures()) == 1
+    # and a wait that takes too long ends by itself
+    late = await world.erase("visits", "--key", "bob", "--yes", "--wait", "--timeout", "0.1")
+    assert late.exit_code == 1 and "erasure 2 is not done after 0 s; it waits on" in late.stderr
+
+
+async def test_wrong_requests_are_refused_and_nothing_is_stored(world: World, tmp_path: Path) -> None:
+    await world.create("users", COMPACTED)
+    await world.create("empty")
+    await world.write("users", ("ada", "1"))
+    keys = tmp_path / "keys.txt"
+    keys.write_text("ada\n\nbob\n")
+    (tmp_path / "none.txt").touch()
+    (tmp_path / "bad.pem").write_text("no key")
+    ada = ("--key", "ada", "--yes")
+    for words, code, said in (
+        (("usres", *ada), 1, "there is no topic 'usres'"),
+        (("users", "--yes"), 1, "no key was given"),
+        (("users", "--keys-file", str(keys), "--yes"), 1, f"line 2 of {keys} is empty"),
+        (("users", "--keys-file", str(tmp_path / "none.txt"), "--yes"), 1, "no key was given"),
+        (("users", "--keys-file", "-"), 2, "stdin has the keys"),
+        (("users", "--key", "ada"), 2, "stdin is not a terminal"),
+        (("users", *ada, "--deadline", "5m"), 1, "the deadline, 5m00s, is too soon"),
+        (("users", *ada, "--deadline", "soon"), 2, "'soon' is not a duration"),
+        (("users", *ada, "--before", "never"), 2, "'never' is not a time"),
+        (("users", *ada, "--timeout", "1"), 2, "--timeout has a meaning only with --wait"),
+        (("empty", *ada), 1, "topic empty has no record"),
+    ):
+        refused = await world.erase(*words)
+        assert (refused.exit_code, said in refused.stderr) == (code, True), (words, refused.output)
+    nobody = await world.run("request", "users", *ada, "--bootstrap", "127.0.0.1:1")
+    assert nobody.exit_code == 1 and "no agent answers at 127.0.0.1:1" in nobody.stderr
+    for words, said in (
+        (("status", "7"), "there is no erasure 7"),
+        (("verify", "7"), "there is no erasure 7"),
+        (("verify", "users"), "'users' is not the id of an erasure"),
+        (("status", "1", "--report", "r", "--sign-key", str(tmp_path / "bad.pem")), "is no private key in PEM"),
+    ):
+        refused = await world.run(*words)
+        assert refused.exit_code in (1, 2) and said in refused.stderr, refused.output
+    assert await world.metadata.erasures.erasures() == []
+    assert await world.values("users") == [(0, "ada", "1")]
+
+
+async def test_a_topic_named_as_a_subcommand_needs_the_word_request(world: World) -> None:
+    await world.create("status")
+    await world.write("status", ("ada", "1"))
+    # keys from stdin, with options before the topic
+    asked = await world.erase("--keys-file", "-", "--yes", "--json", "status", stdin="ada\nbob\nada\n")
+    assert asked.exit_code == 0, asked.output
+    said = json.loads(asked.stdout)
+    assert (said["topic"], said["keys"], said["marks"], said["tombstones"]) == ("status", 2, 2, 0)
+    assert said["earliest_ms"] < said["deadline_ms"] == 7 * 86_400_000
