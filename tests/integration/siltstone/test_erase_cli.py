@@ -60,7 +60,8 @@ class World:
         return json.loads(ran.stdout)
 
     async def create(self, topic: str, configs: Mapping[str, str] = MappingProxyType({}), partitions: int = 1) -> None:
-        await self.client.create_topic(topic, partitions=partitions, configs=configs)
+        # the records are old, and retention is another way to lose them
+        await self.client.create_topic(topic, partitions=partitions, configs={"retention.ms": "-1", **configs})
 
     async def write(self, topic: str, *pairs: tuple[str, str | None], at_ms: int = OLD_MS, partition: int = 0) -> None:
         records = [NewRecord(at_ms, key.encode(), None if value is None else value.encode()) for key, value in pairs]

@@ -1,0 +1,151 @@
+"""An erasure of 10,000 keys, spread over the files of a bucket of 1 GiB: done, verified, its cost printed."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import random
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from metadata.contract.files import FileState
+from metadata.contract.store import MetadataStore
+from metadata.urls import open_metadata
+from runtime.clock import SystemClock
+from runtime.metrics import Metrics
+from siltstone.cli import main
+from siltstone.kafka.client import KafkaClient
+from siltstone.ops.erasure.request import hash_of
+from siltstone.ops.fsck import check_system
+from storage.local import LocalStore
+from storage.wrappers.metered import Metered
+from tests.fixtures.agents import Dial, StartAgent
+from tests.fixtures.compactors import StartCompactor
+from tests.fixtures.waiting import until
+from wire.records import NewRecord, build_batch
+
+MIB = 1 << 20
+PARTITIONS, BATCHES, RECORDS, VALUE_BYTES = 4, 1_200, 900, 1_000
+KEYS, ERASED, FILES_MIN = 108_000, 10_000, 50
+SPREAD: dict[str, Any] = {
+    "output_bytes": 20 * MIB,
+    "l1_runs_min": 1_000,
+    "l2_runs_min": 1_000,
+    "mostly_dead_fraction": 2.0,
+    "gc_grace_ms": 5_000,
+    "job_limit_base_ms": 60_000,
+    "erase_interval_ms": 500,
+}
+
+
+def key(number: int) -> bytes:
+    return b"person-%06d" % number
+
+
+def erased() -> list[bytes]:
+    """Every tenth key of the first 100,000, so that nearly every batch has some."""
+    return [key(number) for number in range(0, KEYS, KEYS // ERASED)][:ERASED]
+
+
+async def fill(client: KafkaClient, chance: random.Random) -> None:
+    await client.create_topic("visits", partitions=PARTITIONS, configs={"retention.ms": "-1"})
+    for number in range(BATCHES):
+        first = number * RECORDS
+        records = [
+            NewRecord(1_700_000_000_000, key((first + at) % KEYS), chance.randbytes(VALUE_BYTES))
+            for at in range(RECORDS)
+        ]
+        batch = await asyncio.to_thread(build_batch, records)
+        await client.produce("visits", number % PARTITIONS, batch)
+
+
+async def live_levels(metadata: MetadataStore) -> list[int]:
+    files = await metadata.operators.files(limit=10_000)
+    return [file.level for file in files if file.state is FileState.LIVE]
+
+
+async def run(*words: str) -> Result:
+    return await asyncio.to_thread(CliRunner().invoke, main, ["erase", *words])
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1_500)
+async def test_ten_thousand_keys_leave_a_gibibyte(
+    postgres_url: str, start_agent: StartAgent, start_compactor: StartCompactor, dial: Dial, tmp_path: Path
+) -> None:
+    # given 1 GiB in at least 50 files of L1, each with some of the keys
+    metadata = open_metadata(postgres_url)
+    await metadata.open()
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    agent = await start_agent(store=LocalStore(tmp_path / "objects"), metadata=metadata, gc_grace_ms=5_000)
+    await fill(await dial.kafka(agent.address), random.Random(seed))
+    metrics = Metrics()
+    store = Metered(LocalStore(tmp_path / "objects"), metrics, SystemClock())
+    await start_compactor(store=store, metadata=metadata, **SPREAD)
+
+    async def is_leveled() -> bool:
+        return set(await live_levels(metadata)) == {1}
+
+    await until(is_leveled, timeout_s=300)
+    files = await live_levels(metadata)
+    size = sum(path.stat().st_size for path in (tmp_path / "objects" / "l1").rglob("*.silt"))
+    assert len(files) >= FILES_MIN and size >= 1_000 * MIB
+    keys_file = tmp_path / "keys.txt"
+    keys_file.write_bytes(b"\n".join(erased()) + b"\n")
+    places = ["--metadata", postgres_url, "--object-store", (tmp_path / "objects").as_uri()]
+    before, began = cost(metrics), time.monotonic()
+    # when
+    words = ["visits", "--keys-file", str(keys_file), "--yes", "--wait", "--timeout", "900", "--json"]
+    done = await run("request", *words, *places)
+    # then
+    assert done.exit_code == 0, done.output
+    took_s = time.monotonic() - began
+    spent = dict(cost(metrics) - before)
+    state = json.loads(done.stdout)
+    assert (state["stage"], state["marks"]) == ("done", ERASED * PARTITIONS)
+    files_seen = state["report"]["files"]
+    assert len([each for each in files_seen if each["was_live"] and each["level"]]) >= FILES_MIN
+    began = time.monotonic()
+    verified = await run("verify", "1", *places, "--json")
+    verify_s = time.monotonic() - began
+    assert verified.exit_code == 0, verified.output
+    found = json.loads(verified.stdout)
+    assert found["is_clean"] and found["keys"] == ERASED
+    assert found["records"] == BATCHES * RECORDS * (KEYS - ERASED) // KEYS
+    report = tmp_path / "report.json"
+    shown = await run("status", "1", "--report", str(report), *places)
+    assert shown.exit_code == 0, shown.output
+    check_report(report, erased()[0])
+    findings = await check_system(metadata, store, quick=False, progress=lambda *_: None)
+    assert [violation for each in findings for violation in each.violations] == []
+    print(f"{size / MIB:.0f} MiB in {len(files)} files, {ERASED} keys: erased in {took_s:.0f} s, {spent}")
+    print(f"verified in {verify_s:.0f} s: {found['objects']} objects, {found['read_bytes'] / MIB:.0f} MiB")
+    await agent.agent.stop()
+    await metadata.close()
+
+
+def check_report(path: Path, one: bytes) -> None:
+    report = json.loads(path.read_bytes())
+    secret = bytes.fromhex(path.with_name(f"{path.name}.secret").read_text())
+    digest = hmac.digest(secret, hash_of(one), "sha256").hex()
+    assert all(digest in [mark[0] for mark in marks] for marks in report["keyed_marks"].values())
+    assert report["account"]["listing"]["objects"] >= FILES_MIN and report["deadline_kept"]
+
+
+def cost(metrics: Metrics) -> Counter[str]:
+    """Requests and bytes so far, by operation."""
+    found: Counter[str] = Counter()
+    for family in metrics.registry.collect():
+        for sample in family.samples:
+            if sample.name == "siltstone_object_requests_total":
+                found[sample.labels["op"]] += round(sample.value)
+            elif sample.name == "siltstone_object_bytes_total":
+                found[f"{sample.labels['op']} bytes"] += round(sample.value)
+    return found
