@@ -10,6 +10,7 @@ from tests.mutants.mutant import Mutant
 from tests.mutants.planted_at_borders import BORDERS
 from tests.mutants.planted_in_answers import ANSWERS
 from tests.mutants.planted_in_claims import GONE
+from tests.mutants.planted_in_erase_command import ASKED
 from tests.mutants.planted_in_erasures import ERASING
 
 ORACLES = "tests/property/test_messages_against_oracles.py"
@@ -347,4 +348,5 @@ CLOCKWORK = (
 MUTANTS = (
     *(*ANSWERS, *BORDERS, *WIRE, *METADATA, *WRITING, *COMPACTOR, *STORES, *READING, *ZONES, *GONE, *CLOCKWORK),
     *ERASING,
+    *ASKED,
 )

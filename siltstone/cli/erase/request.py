@@ -48,8 +48,8 @@ from siltstone.ops.erasure.tombstones import KeyLog
 from siltstone.terminal.output import console, json_option, print_json, print_pairs
 
 NOT_COVERED = (
-    "not covered: tables and exports, whatever consumers wrote elsewhere, backups, replicas of the bucket, and old"
-    " versions of objects in a versioned bucket (docs/erasure.md)"
+    "tables and exports, whatever consumers wrote elsewhere, backups, replicas of the bucket, and old versions of"
+    " objects in a versioned bucket (docs/erasure.md)"
 )
 SECRET_BYTES = 32
 
@@ -148,8 +148,6 @@ def request(
         if waits:
             timeout_ms = None if timeout is None else timeout * 1000
             wait_for_the_end(urls, given, erasure_id, timeout_ms=timeout_ms, as_json=as_json)
-    if not as_json:
-        click.echo(NOT_COVERED)
 
 
 async def _prepare(
@@ -262,6 +260,7 @@ def _print_plan(asked: Asked) -> None:
         new = len(asked.draft.to_delete)
         there = sum(mark.tombstone for mark in asked.draft.marks.values())
         pairs["tombstones"] = f"{new:,} are written first" + (f", {there:,} are there" if there else "")
+    pairs["not covered"] = NOT_COVERED
     print_pairs(pairs, title=f"erase from {asked.topic.name}", stderr=True)
 
 
@@ -275,7 +274,7 @@ def _json(erasure_id: int, asked: Asked, marks: Mapping[int, Sequence[KeyMark]])
         "tombstones": sum(mark.tombstone for each in marks.values() for mark in each),
         "deadline_ms": asked.deadline_ms,
         "earliest_ms": earliest_ms(asked.parts(asked.rest_ms)),
-        "not_covered": NOT_COVERED.removeprefix("not covered: "),
+        "not_covered": NOT_COVERED,
     }
 
 

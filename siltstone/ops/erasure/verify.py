@@ -39,6 +39,10 @@ class Search(Protocol):
         """Whether this record should not be there. `offset` may be NO_OFFSET."""
         ...
 
+    def may_be_in(self, partition: int, base_offset: int) -> bool:
+        """Whether an extent from this offset on may hold such a record. `base_offset` may be NO_OFFSET."""
+        ...
+
 
 class KeySearch:
     """Any record of these keys."""
@@ -49,6 +53,9 @@ class KeySearch:
     def holds(self, partition: int, offset: int, key: bytes) -> bool:
         return key in self._keys
 
+    def may_be_in(self, partition: int, base_offset: int) -> bool:
+        return True
+
 
 class MarkSearch:
     """The records that an erasure removes, its tombstones included."""
@@ -58,6 +65,7 @@ class MarkSearch:
             number: {mark.key_hash: mark.before_offset + mark.tombstone for mark in each}
             for number, each in marks.items()
         }
+        self._last_ends = {number: max(ends.values(), default=0) for number, ends in self._ends.items()}
         self._empty = hashlib.new("sha512_256")
 
     def holds(self, partition: int, offset: int, key: bytes) -> bool:
@@ -68,6 +76,9 @@ class MarkSearch:
         hashed.update(key)
         end = ends.get(hashed.digest())
         return end is not None and offset < end
+
+    def may_be_in(self, partition: int, base_offset: int) -> bool:
+        return base_offset < self._last_ends.get(partition, NO_OFFSET)
 
 
 class Found(NamedTuple):
@@ -244,7 +255,7 @@ async def _look_into(
     starts = {row.position: (row.position + row.length, row.base_offset) for row in _index_rows(file)}
     state = file.state.value if file and file.state in (FileState.LIVE, FileState.DEAD) else "no row"
     for row in index.extents:
-        if row.topic_id != topic_id or not row.length:
+        if row.topic_id != topic_id or not row.length or not search.may_be_in(row.partition, row.base_offset):
             continue
         if row.flags & EXTENT_FLAGGED:
             where = f"offsets {row.base_offset} to {row.last_offset} of partition {row.partition}"

@@ -123,7 +123,7 @@ async def test_ten_thousand_keys_leave_a_gibibyte(
     shown = await run("status", "1", "--report", str(report), *places)
     assert shown.exit_code == 0, shown.output
     check_report(report, erased()[0])
-    findings = await check_system(metadata, store, quick=False, progress=lambda *_: None)
+    findings = await check_system(metadata, store, quick=False, progress=lambda _done, _all: None)
     assert [violation for each in findings for violation in each.violations] == []
     print(f"{size / MIB:.0f} MiB in {len(files)} files, {ERASED} keys: erased in {took_s:.0f} s, {spent}")
     print(f"verified in {verify_s:.0f} s: {found['objects']} objects, {found['read_bytes'] / MIB:.0f} MiB")

@@ -74,6 +74,9 @@ def test_a_search_by_marks_counts_records_below_the_mark_and_the_tombstone_at_it
     assert [search.holds(3, offset, b"plain") for offset in (4, 5)] == [True, False]
     assert [search.holds(3, offset, b"deleted") for offset in (5, 6)] == [True, False]
     assert not search.holds(2, 0, b"plain") and not search.holds(3, 0, b"other")
+    # an extent that begins behind all marks needs no reading
+    assert [search.may_be_in(3, base) for base in (NO_OFFSET, 0, 5, 6)] == [True, True, True, False]
+    assert not search.may_be_in(2, NO_OFFSET)
     # a record whose offset is not known may be one of them
     assert search.holds(3, NO_OFFSET, b"plain")
 
@@ -81,3 +84,4 @@ def test_a_search_by_marks_counts_records_below_the_mark_and_the_tombstone_at_it
 def test_a_search_by_keys_counts_every_record() -> None:
     search = KeySearch([b"a"])
     assert search.holds(9, 1 << 40, b"a") and not search.holds(9, 0, b"b")
+    assert search.may_be_in(9, 1 << 40)

@@ -1,0 +1,81 @@
+"""Bugs in `siltstone erase`: records that would stay, records that would go with them, and a proof that is none."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+REQUEST = "tests/unit/siltstone/ops/erasure/test_request.py"
+TOMBSTONES = "tests/integration/kafka/test_erasure_tombstones.py"
+SEARCH = "tests/unit/siltstone/ops/erasure/test_verify.py"
+VERIFY = "tests/integration/siltstone/test_erase_verify.py"
+REPORT = "tests/unit/siltstone/ops/erasure/test_report.py"
+
+ASKED = (
+    Mutant(
+        name="a-record-at-the-time-of-before-goes",
+        file="siltstone/ops/erasure/request.py",
+        text="last.offset >= limit",
+        replacement="last.offset > limit",
+        tests=(f"{REQUEST}::test_a_record_from_the_time_of_before_on_stays_and_gets_no_tombstone",),
+    ),
+    Mutant(
+        name="a-tombstone-at-offset-0-is-forgotten",
+        file="siltstone/ops/erasure/request.py",
+        text="if mark.before_offset > 0 or mark.tombstone:",
+        replacement="if mark.before_offset > 0:",
+        tests=(f"{REQUEST}::test_a_tombstone_at_offset_0_goes_but_below_it_there_is_nothing",),
+    ),
+    Mutant(
+        name="a-tombstone-hides-a-newer-value-for-ever",
+        file="siltstone/ops/erasure/tombstones.py",
+        text="                if restores and hidden is not None",
+        replacement="                if not restores and hidden is not None",
+        tests=(
+            f"{TOMBSTONES}::test_a_value_that_a_tombstone_hid_is_written_again_and_so_is_the_one_that_its_copy_hid",
+        ),
+    ),
+    Mutant(
+        name="a-copy-counts-as-the-tombstone",
+        file="siltstone/ops/erasure/tombstones.py",
+        text="tombstones.setdefault(place, offset)",
+        replacement="tombstones[place] = offset",
+        tests=(
+            f"{TOMBSTONES}::test_a_value_that_a_tombstone_hid_is_written_again_and_so_is_the_one_that_its_copy_hid",
+        ),
+    ),
+    Mutant(
+        name="a-producers-tombstone-is-undone-by-a-copy",
+        file="siltstone/ops/erasure/tombstones.py",
+        text="(written.value, hidden.value) != (None, None)",
+        replacement="hidden.value is not None",
+        tests=(f"{TOMBSTONES}::test_a_tombstone_of_the_producer_is_not_undone",),
+    ),
+    Mutant(
+        name="verify-passes-over-the-tombstone",
+        file="siltstone/ops/erasure/verify.py",
+        text="mark.before_offset + mark.tombstone for mark",
+        replacement="mark.before_offset for mark",
+        tests=(f"{SEARCH}::test_a_search_by_marks_counts_records_below_the_mark_and_the_tombstone_at_it",),
+    ),
+    Mutant(
+        name="verify-believes-a-listing-that-is-old",
+        file="siltstone/ops/erasure/verify.py",
+        text="                is_gone = True\n",
+        replacement="                is_gone = False\n",
+        tests=(f"{VERIFY}::test_a_record_that_moves_to_a_new_object_during_the_search_is_found",),
+    ),
+    Mutant(
+        name="verify-takes-damage-for-absence",
+        file="siltstone/ops/erasure/verify.py",
+        text="        return not self.found and not self.unread",
+        replacement="        return not self.found",
+        tests=(f"{VERIFY}::test_bytes_that_cannot_be_read_are_named_and_the_rest_is_searched",),
+    ),
+    Mutant(
+        name="the-report-lets-everybody-guess-keys",
+        file="siltstone/ops/erasure/report.py",
+        text='hmac.digest(secret, key_hash, "sha256").hex()',
+        replacement="key_hash.hex()",
+        tests=(f"{REPORT}::test_the_secret_shows_that_a_key_was_erased_and_the_report_alone_does_not",),
+    ),
+)
