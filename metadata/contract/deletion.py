@@ -49,7 +49,8 @@ class DeletionMetadata(Protocol):
 
     async def forget_rows(self, *, before_ms: int) -> int:
         """Drop rows older than `before_ms` that are no longer needed: changes, times of deletions, rows of deleted and
-        aborted files, ended jobs, compactors, duties and pins. Returns how many.
+        aborted files, ended jobs, compactors, duties and pins; erasures only 30 days after they were done. Returns how
+        many.
 
         A job whose result names records that it could not read (`metadata.rules.jobs.UNREADABLE`) stays while a file
         that it wrote lives. The newest file row always stays, because it shows whether the database went back.

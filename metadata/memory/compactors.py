@@ -30,6 +30,7 @@ from metadata.contract.tail import ChangeKind
 from metadata.contract.topics import (
     Topic,
 )
+from metadata.memory.erasures import erasing_files, stamp_of_output
 from metadata.memory.tables import Compactor, Extent, File, Job, MemoryDatabase
 from metadata.memory.views import file_view, live_jobs, partition_views_of
 from metadata.rules import jobs as job_rules
@@ -119,6 +120,7 @@ class MemoryCompactors:
                 ),
                 default=None,
             ),
+            erasing_files=erasing_files(db),
         )
 
     async def create_job(self, job: NewJob) -> int:
@@ -313,9 +315,11 @@ class MemoryCompactors:
         )
         db.file_ids[output.key] = file_id
         file = db.files[file_id] = File(info=info, lo=range_[0], hi=range_[1])
+        read = [db.extents[id_].row for id_ in job.extents]
         for extent, is_trimmed in zip(output.extents, trimmed, strict=True):
+            stamped = replace(extent, erased_through=stamp_of_output(db, extent, job.l0_files, read))
             extent_id, db.next_extent_id = db.next_extent_id, db.next_extent_id + 1
-            row = leveled_extent(extent_id, file_id, output, extent)
+            row = leveled_extent(extent_id, file_id, output, stamped)
             db.extents[extent_id] = Extent(row=row, dead_ms=now_ms if is_trimmed else None)
             file.extents.append(extent_id)
             file.max_timestamp_ms = max(file.max_timestamp_ms, extent.max_timestamp_ms)

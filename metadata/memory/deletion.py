@@ -11,6 +11,7 @@ from metadata.contract.jobs import (
 )
 from metadata.contract.leveled import LeveledExtent
 from metadata.contract.tail import ChangeKind
+from metadata.erasures.stages import KEPT_MS
 from metadata.memory.tables import File, MemoryDatabase
 from metadata.rules.history import History
 from metadata.rules.jobs import UNREADABLE
@@ -98,7 +99,7 @@ class MemoryDeletion:
         return len(old) + len(gone) + len(old_names) + self._forget_work(before_ms)
 
     def _forget_work(self, before_ms: int) -> int:
-        """Drop jobs, compactors, pins and duties that ended before `before_ms`. Returns how many."""
+        """Drop jobs, compactors, pins, duties and erasures that ended before `before_ms`. Returns how many."""
         db = self.database
         ended_ms = min(before_ms, self._clock.wall_ms())  # never a lease or pin that still runs
         written = {file.info.job_id for file in db.files.values() if file.is_live}
@@ -112,6 +113,12 @@ class MemoryDeletion:
         compactors = [id_ for id_, each in db.compactors.items() if each.lease_until_ms < ended_ms]
         pins = [id_ for id_, pin in db.pins.items() if pin.expires_ms < ended_ms]
         duties = [name for name, (_, until_ms) in db.duties.items() if until_ms < ended_ms]
+        kept_ms = min(before_ms, self._clock.wall_ms() - KEPT_MS)
+        erasures = [
+            id_ for id_, each in db.erasures.items() if each.row.done_ms is not None and each.row.done_ms < kept_ms
+        ]
+        for erasure_id in erasures:
+            del db.erasures[erasure_id]
         for job_id in jobs:
             del db.jobs[job_id]
         for node_id in compactors:
@@ -120,7 +127,7 @@ class MemoryDeletion:
             del db.pins[pin_id]
         for name in duties:
             del db.duties[name]
-        return len(jobs) + len(compactors) + len(pins) + len(duties)
+        return len(jobs) + len(compactors) + len(pins) + len(duties) + len(erasures)
 
     # -- deletion
 

@@ -12,6 +12,7 @@ from metadata.contract.store import ClusterIdentity
 from metadata.memory.agents import MemoryAgents
 from metadata.memory.compactors import MemoryCompactors
 from metadata.memory.deletion import MemoryDeletion
+from metadata.memory.erasures import MemoryErasures
 from metadata.memory.groups import MemoryGroups
 from metadata.memory.operators import MemoryOperators
 from metadata.memory.readers import MemoryReaders
@@ -42,6 +43,7 @@ class MemoryMetadata:
         self.groups = MemoryGroups(self.database, clock)
         self.compactors = MemoryCompactors(self.database, clock)
         self.deletion = MemoryDeletion(self.database, clock, producer_id_expiration_ms=producer_id_expiration_ms)
+        self.erasures = MemoryErasures(self.database, clock)
         self.readers = MemoryReaders(self.database, clock)
         self.operators = MemoryOperators(self.database, clock)
 

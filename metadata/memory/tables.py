@@ -16,6 +16,7 @@ from metadata.contract.leases import AgentAddress
 from metadata.contract.leveled import LeveledExtent
 from metadata.contract.tail import Change, ChangeKind
 from metadata.contract.topics import Topic
+from metadata.erasures.contract import Erasure, ErasureStage, KeyMark
 from metadata.memory.hints import Hint
 from metadata.rules.history import ServerHistory
 from metadata.rules.merge_commit import CleanedState
@@ -98,6 +99,22 @@ class Job:
 
 
 @dataclass(slots=True)
+class StoredErasure:
+    row: Erasure
+    marks: Mapping[int, tuple[KeyMark, ...]]
+    """By partition number."""
+    ends: Mapping[int, int]
+    """The end of the offsets that the marks may touch, by partition id."""
+    l0_through: int
+    """The newest file at the request: every L0 file up to it was committed before."""
+    rest_ms: int
+
+    @property
+    def is_open(self) -> bool:
+        return self.row.stage is not ErasureStage.DONE
+
+
+@dataclass(slots=True)
 class Compactor:
     host: str
     lease_until_ms: int
@@ -137,6 +154,7 @@ class MemoryDatabase:
     next_extent_id: int = 1
     next_job_id: int = 1
     next_pin_id: int = 1
+    next_erasure_id: int = 1
     last_group_epoch: int = 0
     forgotten_key_hour: int = 0
     forgotten_change_id: int = 0
@@ -153,6 +171,7 @@ class MemoryDatabase:
     """File id by object key."""
     extents: dict[int, Extent] = field(default_factory=dict[int, Extent])
     jobs: dict[int, Job] = field(default_factory=dict[int, Job])
+    erasures: dict[int, StoredErasure] = field(default_factory=dict[int, StoredErasure])
     compactors: dict[int, Compactor] = field(default_factory=dict[int, Compactor])
     duties: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
     """(holder, until ms) by name of the duty."""

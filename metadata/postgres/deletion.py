@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from metadata.contract.deletion import DeadFile, Expired
 from metadata.contract.tail import ChangeKind
+from metadata.erasures.stages import KEPT_MS
 from metadata.postgres import history as postgres_history
 from metadata.postgres.connection import Database
 from metadata.postgres.log.broker_configs import CONFIGS_IN_FORCE
@@ -118,6 +119,8 @@ WITH old_files AS (
     DELETE FROM duties WHERE until_ms < least(:before_ms, clock_ms()) RETURNING name
 ), old_pins AS (
     DELETE FROM pins WHERE expires_ms < least(:before_ms, clock_ms()) RETURNING pin_id
+), old_erasures AS (
+    DELETE FROM erasures WHERE done_ms < least(:before_ms, clock_ms() - :kept_ms) RETURNING erasure_id
 ), per_writer AS (
     SELECT DISTINCT ON (writer_id) writer_id, epoch, seq FROM old_files WHERE writer_id IS NOT NULL
     ORDER BY writer_id, epoch DESC, seq DESC
@@ -134,7 +137,7 @@ WITH old_files AS (
 )
 SELECT (SELECT count(*) FROM old_files) + (SELECT count(*) FROM old_changes) + (SELECT count(*) FROM old_names)
     + (SELECT count(*) FROM old_jobs) + (SELECT count(*) FROM old_compactors) + (SELECT count(*) FROM old_duties)
-    + (SELECT count(*) FROM old_pins)
+    + (SELECT count(*) FROM old_pins) + (SELECT count(*) FROM old_erasures)
 """
 
 # A file that died at or after the creation of a running pin may be in that reader's snapshot. The inputs of a live job
@@ -211,6 +214,7 @@ class PostgresDeletion:
                 "key_hour": hour_at(before_ms),
                 "expiration_ms": self._expiration_ms,
                 "unreadable": UNREADABLE,
+                "kept_ms": KEPT_MS,
             }
             done = await connection.execute(sa.text(_FORGET), bounds)
             return done.scalar_one()

@@ -15,6 +15,7 @@ from metadata.postgres.backup import PostgresBackup
 from metadata.postgres.compactors import PostgresCompactors
 from metadata.postgres.connection import Database
 from metadata.postgres.deletion import PostgresDeletion
+from metadata.postgres.erasures.erasures import PostgresErasures
 from metadata.postgres.groups.groups import PostgresGroups
 from metadata.postgres.log.news import News
 from metadata.postgres.operators import PostgresOperators
@@ -41,6 +42,7 @@ class PostgresMetadata:
         self.groups = PostgresGroups(database)
         self.compactors = PostgresCompactors(database, self._news)
         self.deletion = PostgresDeletion(database, producer_id_expiration_ms=producer_id_expiration_ms)
+        self.erasures = PostgresErasures(database)
         self.readers = PostgresReaders(database)
         self.operators = PostgresOperators(database)
         self.backup = PostgresBackup(database)

@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql as pg
 
-SCHEMA_REVISION = "0004"
+SCHEMA_REVISION = "0005"
 """The Alembic revision this code works with."""
 
 METADATA = sa.MetaData()
@@ -188,6 +188,42 @@ EXTENTS = sa.Table(
     sa.Column("erased_through", sa.BigInteger, nullable=False, server_default="0"),
     sa.Index("extents_live", "partition_id", "last_offset", postgresql_where=sa.text("state = 'live'")),
     sa.Index("extents_file", "file_id"),
+    sa.Index("extents_dead", "partition_id", "base_offset", postgresql_where=sa.text("state = 'dead'")),
+    sa.Index("extents_erased", "erased_through", postgresql_where=sa.text("erased_through > 0")),
+)
+
+ERASURES = sa.Table(
+    "erasures",
+    METADATA,
+    sa.Column("erasure_id", sa.BigInteger, sa.Identity(always=True), primary_key=True),
+    sa.Column("topic_id", sa.Uuid, nullable=False),
+    sa.Column("topic_name", sa.Text, nullable=False),
+    sa.Column("stage", sa.Text, nullable=False),
+    sa.Column("stamp", sa.BigInteger),
+    sa.Column("erases_tombstones", sa.Boolean, nullable=False, server_default=sa.false()),
+    sa.Column("keys", sa.Integer, nullable=False),
+    sa.Column("tombstones", sa.Integer, nullable=False),
+    sa.Column("l0_through", sa.BigInteger, nullable=False),
+    sa.Column("rest_ms", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("created_ms", sa.BigInteger, nullable=False),
+    sa.Column("next_ms", sa.BigInteger, nullable=False),
+    sa.Column("begin_ms", sa.BigInteger, nullable=False),
+    sa.Column("deadline_ms", sa.BigInteger, nullable=False),
+    sa.Column("done_ms", sa.BigInteger),
+    sa.Column("secret", sa.LargeBinary, nullable=False),
+    sa.Column("report", pg.JSONB, nullable=False, server_default="{}"),
+    sa.UniqueConstraint("stamp", name="erasures_stamp"),
+    sa.Index("erasures_open", "erasure_id", postgresql_where=sa.text("stage <> 'done'")),
+)
+
+ERASURE_KEYS = sa.Table(
+    "erasure_keys",
+    METADATA,
+    sa.Column("erasure_id", sa.BigInteger, sa.ForeignKey(ERASURES.c.erasure_id, ondelete="CASCADE"), primary_key=True),
+    sa.Column("partition", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("partition_id", sa.Integer, nullable=False),
+    sa.Column("end_offset", sa.BigInteger, nullable=False),
+    sa.Column("marks", sa.LargeBinary, nullable=False),
 )
 
 COMPACTORS = sa.Table(

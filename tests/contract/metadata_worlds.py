@@ -67,6 +67,10 @@ class World(Protocol):
         """End all pins and duties."""
         ...
 
+    async def age_erasures(self, ms: int) -> None:
+        """Move all times of all erasures back by `ms`."""
+        ...
+
     async def age_group(self, group_id: str, ms: int) -> None:
         """Move the time at which the group became empty back by `ms`. Does nothing if the group has members."""
         ...
@@ -143,6 +147,18 @@ class MemoryWorld:
             pin.expires_ms = past_ms
         self._database.duties = {name: (holder, past_ms) for name, (holder, _) in self._database.duties.items()}
 
+    async def age_erasures(self, ms: int) -> None:
+        for each in self._database.erasures.values():
+            row = each.row
+            times = {
+                "created_ms": row.created_ms - ms,
+                "next_ms": row.next_ms - ms,
+                "begin_ms": row.begin_ms - ms,
+                "deadline_ms": row.deadline_ms - ms,
+                "done_ms": None if row.done_ms is None else row.done_ms - ms,
+            }
+            each.row = replace(row, **times)  # type: ignore[arg-type]
+
     async def age_group(self, group_id: str, ms: int) -> None:
         group = self._database.groups[group_id]
         if group.empty_since_ms is not None:
@@ -217,6 +233,10 @@ class PostgresWorld:
         await run_sql(
             self.url, "UPDATE pins SET expires_ms = clock_ms() - 1", "UPDATE duties SET until_ms = clock_ms() - 1"
         )
+
+    async def age_erasures(self, ms: int) -> None:
+        times = ("created_ms", "next_ms", "begin_ms", "deadline_ms", "done_ms")
+        await run_sql(self.url, f"UPDATE erasures SET {', '.join(f'{time} = {time} - {ms}' for time in times)}")
 
     async def age_group(self, group_id: str, ms: int) -> None:
         # NULL minus anything is NULL, so a group with members is not changed.

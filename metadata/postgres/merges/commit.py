@@ -16,8 +16,9 @@ lease runs out, and whose next attempt is refused again.
 from __future__ import annotations
 
 import contextlib
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -26,9 +27,18 @@ from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from metadata.contract.errors import MetadataUnavailableError
-from metadata.contract.jobs import CleanedPartition, CommitMerge, JobLostError, MergeCommitted, MergeRefusedError
+from metadata.contract.jobs import (
+    CleanedPartition,
+    CommitMerge,
+    JobLostError,
+    MergeCommitted,
+    MergeRefusedError,
+    OutputExtent,
+)
 from metadata.contract.tail import ChangeKind
+from metadata.erasures.stamps import StampedRange, raised
 from metadata.postgres.connection import Database
+from metadata.postgres.erasures.pending import open_stamps
 from metadata.postgres.merges.jobs import end_failed, running
 from metadata.postgres.rows import (
     INTS,
@@ -63,8 +73,9 @@ _INPUT_L0 = statement(
     job_id=sa.BigInteger,
 )
 _INPUT_EXTENTS = statement(
-    """SELECT e.extent_id, e.partition_id, e.base_offset, e.last_offset, f.lo, f.hi FROM merge_inputs i
-    JOIN extents e ON e.extent_id = i.extent_id JOIN files f ON f.file_id = e.file_id WHERE i.job_id = :job_id""",
+    """SELECT e.extent_id, e.partition_id, e.base_offset, e.last_offset, e.erased_through, f.lo, f.hi
+    FROM merge_inputs i JOIN extents e ON e.extent_id = i.extent_id JOIN files f ON f.file_id = e.file_id
+    WHERE i.job_id = :job_id""",
     job_id=sa.BigInteger,
 )
 _LIVE_L0 = statement("SELECT file_id FROM files WHERE file_id = ANY (:file_ids) AND state = 'live'", file_ids=LONGS)
@@ -148,6 +159,8 @@ class _Inputs:
     """Packed index by file id."""
     extents: Mapping[int, tuple[int, int, int]]
     """(partition id, base offset, last offset) by extent id."""
+    erased_through: Mapping[int, int]
+    """By extent id."""
     lo: int
     hi: int
 
@@ -162,6 +175,16 @@ class _Inputs:
                 yield InputRange(row.partition_id, row.base_offset, row.last_offset, file_id in live_files)
         for extent_id, where in self.extents.items():
             yield InputRange(*where, extent_id in live_extents)
+
+    def stamped(self) -> Mapping[int, list[StampedRange]]:
+        """By partition id."""
+        found: dict[int, list[StampedRange]] = defaultdict(list)
+        for index in self.l0_files.values():
+            for row in iter_index(index):
+                found[row.partition_id].append(StampedRange(row.base_offset, row.last_offset, 0))
+        for extent_id, (partition_id, base_offset, last_offset) in self.extents.items():
+            found[partition_id].append(StampedRange(base_offset, last_offset, self.erased_through[extent_id]))
+        return found
 
 
 class MergeCommitter:
@@ -224,6 +247,7 @@ async def _commit(connection: AsyncConnection, commit: CommitMerge) -> MergeComm
     live_extents = set((await connection.execute(_LIVE_EXTENTS, {"extent_ids": extent_ids})).scalars())
     decision = decide_commit(commit, inputs.ranges(live_files, live_extents), log_starts)
 
+    commit = await _stamped(connection, commit, inputs)
     file_ids = await _insert_outputs(connection, commit, decision, inputs, at_ms)
     await _insert_extents(connection, commit, decision, file_ids, at_ms)
     await kill_extents(connection, sorted(live_extents), at_ms=at_ms)
@@ -261,9 +285,29 @@ async def _inputs(connection: AsyncConnection, job_id: int) -> _Inputs:
     return _Inputs(
         {row.file_id: row.packed for row in files},
         {row.extent_id: (row.partition_id, row.base_offset, row.last_offset) for row in extents},
+        {row.extent_id: row.erased_through for row in extents},
         min((row.lo for row in chain(files, extents)), default=0),
         max((row.hi for row in chain(files, extents)), default=0),
     )
+
+
+async def _stamped(connection: AsyncConnection, commit: CommitMerge, inputs: _Inputs) -> CommitMerge:
+    """The commit, with the stamps of its outputs raised as `metadata/erasures/stamps.py` says."""
+    partition_ids = {extent.partition_id for output in commit.outputs for extent in output.extents}
+    erasures = await open_stamps(connection, sorted(partition_ids))
+    if not erasures:
+        return commit
+    read = inputs.stamped()
+
+    def stamped(extent: OutputExtent) -> OutputExtent:
+        if extent.partition_id not in erasures:
+            return extent
+        range_ = StampedRange(extent.base_offset, extent.last_offset, extent.erased_through)
+        stamp = raised(range_, read.get(extent.partition_id, ()), erasures[extent.partition_id])
+        return replace(extent, erased_through=stamp)
+
+    outputs = [replace(output, extents=[stamped(each) for each in output.extents]) for output in commit.outputs]
+    return replace(commit, outputs=outputs)
 
 
 async def _insert_outputs(

@@ -19,6 +19,7 @@ from metadata.contract.compactors import CompactionView, FileView, PartitionView
 from metadata.contract.leveled import FileClass, LeveledExtent
 from metadata.postgres.connection import Database
 from metadata.postgres.driver import driver_of
+from metadata.postgres.erasures.pending import erasing_files
 from metadata.postgres.log.broker_configs import TOPICS_IN_FORCE
 from metadata.postgres.rows import LEVELED_FOR_MERGES, LONGS, UUIDS, any_of, now_ms, statement
 from metadata.postgres.tables import LOG_STARTS, PARTITIONS, TOPICS, WATERMARKS
@@ -87,6 +88,7 @@ class PlannerViews:
                 busy=(await connection.execute(BUSY_INPUTS)).all(),
                 live_jobs=(await connection.execute(_LIVE_JOBS)).all(),
                 last_daily_ms=await connection.scalar(_LAST_DAILY),
+                erasing_files=await erasing_files(connection),
             )
 
         return await asyncio.to_thread(_view, await self._database.read(work, repeatable=True))
@@ -108,6 +110,7 @@ class _ViewRows(NamedTuple):
     busy: Sequence[Any]
     live_jobs: Sequence[Any]
     last_daily_ms: int | None
+    erasing_files: Mapping[int, int]
 
 
 def _view(rows: _ViewRows) -> CompactionView:
@@ -123,6 +126,7 @@ def _view(rows: _ViewRows) -> CompactionView:
         busy_extents=frozenset(row.extent_id for row in rows.busy if row.extent_id is not None),
         live_jobs={row.kind: row.sizes for row in rows.live_jobs},
         last_daily_ms=rows.last_daily_ms,
+        erasing_files=rows.erasing_files,
     )
 
 

@@ -1,0 +1,1 @@
+"""Erasures in Postgres: requests and their stages, and the extents that they wait for."""
