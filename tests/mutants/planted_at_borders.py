@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 _BORDERS = "tests/contract/test_borders.py"
+_CLEANER = "tests/property/test_cleaner.py"
 _SEAL = "tests/unit/agents/write/test_seal.py"
 _SPARES = (f"{_BORDERS}::test_delete_records_spares_the_extent_of_the_first_record_that_stays",)
 _PINS = (f"{_BORDERS}::test_of_two_pins_the_older_protects_what_died_between_them",)
@@ -92,5 +93,19 @@ BORDERS = (
         text="min_timestamp_ms=min([row.min_timestamp_ms for row in rows])",
         replacement="min_timestamp_ms=max([row.min_timestamp_ms for row in rows])",
         tests=(f"{_SEAL}::test_rows_and_extents_have_the_least_and_the_greatest_time_of_their_batches",),
+    ),
+    Mutant(
+        name="the-first-batch-of-an-aborted-transaction-stays",
+        file="compactor/cleaning/rules.py",
+        text="bisect_right(firsts, base_offset) - 1",
+        replacement="bisect_right(firsts, base_offset - 1) - 1",
+        tests=(f"{_CLEANER}::test_a_cleaned_partition_keeps_what_a_compacted_log_promises",),
+    ),
+    Mutant(
+        name="horizons-count-beyond-the-whole-stretch",
+        file="compactor/cleaning/rules.py",
+        text="end = min(bounds.first_uncleanable_offset, bounds.whole_through_offset)",
+        replacement="end = bounds.first_uncleanable_offset",
+        tests=(f"{_CLEANER}::test_a_cleaned_partition_keeps_what_a_compacted_log_promises",),
     ),
 )
