@@ -40,9 +40,12 @@ from wire.schema import Message, Octets, VersionRange, message_table
 Response = TypeVar("Response", bound=Message)
 
 CLIENT_ID = "siltstone"
-TIMEOUT_MS = 30_000
+TIMEOUT_MS = 9_000
+"""For the answer to a request that does not wait by itself, so that a hung agent is reported within 10 s."""
 CONNECT_TIMEOUT_MS = 4_000
-"""Time for a connection, and again for its first answer: a hung agent is reported within 10 s."""
+"""Time for a connection, and again for its first answer, for the same reason."""
+STORE_WAIT_MS = 15_000
+"""An agent waits this long for an object, and then says so: a fetch is given time for that answer."""
 DEFAULT_PORT = 9092
 _ADDRESS = re.compile(r"(?:\[(?P<ipv6>[^\]]+)\]|(?P<host>[^\s:\[\]@/]+))(?::(?P<port>\d{1,5}))?")
 FRAME_BYTES_MAX = 128 << 20
@@ -106,6 +109,13 @@ class ConnectionLostError(UnavailableError):
     """The connection broke after a request was sent: it may have been carried out."""
 
     outcome = Outcome.UNKNOWN
+
+
+class HungAgentError(ConnectionLostError):
+    """The agent took the request and did not answer in time."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(f"{address} did not answer in time", remedy=_HUNG_REMEDY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +190,7 @@ class KafkaClient:
     ) -> None:
         self._reader, self._writer = reader, writer
         self._address, self._client_id, self._timeout_ms = address, client_id, timeout_ms
+        self._agents_timeout_ms = int(timeout_ms * 0.9)  # its own answer comes before this client gives up
         self._first_answer_ms = min(timeout_ms, CONNECT_TIMEOUT_MS)
         self._correlation_id = 0
         self._broken = False
@@ -206,7 +217,7 @@ class KafkaClient:
                 await client._negotiate()
             except ConnectionLostError as error:
                 await client.close()
-                is_hung = is_hung or isinstance(error.__cause__, TimeoutError)
+                is_hung = is_hung or isinstance(error, HungAgentError)
                 refusals.append(f"{address} (connected, but it {error.message.removeprefix(address).strip()})")
                 continue
             except BaseException:
@@ -228,7 +239,8 @@ class KafkaClient:
     async def call(self, request: Message, response: type[Response], *, timeout_ms: float | None = None) -> Response:
         """Send one request in the newest version that both sides know, and wait for its answer.
 
-        `timeout_ms` replaces the client's own. The caller checks the error codes inside the answer.
+        `timeout_ms` replaces the client's own, for a request that an agent answers only after a wait. The caller checks
+        the error codes inside the answer.
         """
         table = message_table(type(request))
         version = self._version(table.api_key, table.versions)
@@ -244,11 +256,10 @@ class KafkaClient:
                     frame = await self._read_frame()
             except BaseException as error:
                 self._broken = True  # a late answer would be mistaken for the answer to the next request
-                if isinstance(error, (OSError, EOFError, TimeoutError)):
-                    why = "did not answer in time" if isinstance(error, TimeoutError) else "closed the connection"
-                    raise ConnectionLostError(
-                        f"{self._address} {why}", remedy=_HUNG_REMEDY if isinstance(error, TimeoutError) else ""
-                    ) from error
+                if isinstance(error, TimeoutError):
+                    raise HungAgentError(self._address) from error
+                if isinstance(error, (OSError, EOFError)):
+                    raise ConnectionLostError(f"{self._address} closed the connection") from error
                 raise
         correlation_id, answer = decode_response(table.api_key, version, frame)
         if correlation_id != self._correlation_id or not isinstance(answer, response):
@@ -304,14 +315,14 @@ class KafkaClient:
             replication_factor=-1,
             configs=[create_topics.CreatableTopicConfig(name=k, value=v) for k, v in (configs or {}).items()],
         )
-        request = create_topics.CreateTopicsRequest(topics=[topic], timeout_ms=int(self._timeout_ms))
+        request = create_topics.CreateTopicsRequest(topics=[topic], timeout_ms=self._agents_timeout_ms)
         answer = await self.call(request, create_topics.CreateTopicsResponse)
         for result in answer.topics:
             _check(result.error_code, f"create topic {name!r}", result.error_message)
 
     async def delete_topic(self, name: str) -> None:
         request = delete_topics.DeleteTopicsRequest(
-            topics=[delete_topics.DeleteTopicState(name=name)], timeout_ms=int(self._timeout_ms)
+            topics=[delete_topics.DeleteTopicState(name=name)], timeout_ms=self._agents_timeout_ms
         )
         answer = await self.call(request, delete_topics.DeleteTopicsResponse)
         for result in answer.responses:
@@ -320,7 +331,7 @@ class KafkaClient:
     async def create_partitions(self, name: str, count: int) -> None:
         """Grow a topic to `count` partitions."""
         topic = create_partitions.CreatePartitionsTopic(name=name, count=count, assignments=None)
-        request = create_partitions.CreatePartitionsRequest(topics=[topic], timeout_ms=int(self._timeout_ms))
+        request = create_partitions.CreatePartitionsRequest(topics=[topic], timeout_ms=self._agents_timeout_ms)
         answer = await self.call(request, create_partitions.CreatePartitionsResponse)
         for result in answer.results:
             what = f"add partitions to topic {name!r}"
@@ -382,7 +393,7 @@ class KafkaClient:
         data = produce.TopicProduceData(
             name=topic, partition_data=[produce.PartitionProduceData(index=partition, records=batch)]
         )
-        request = produce.ProduceRequest(acks=acks, timeout_ms=int(self._timeout_ms), topic_data=[data])
+        request = produce.ProduceRequest(acks=acks, timeout_ms=self._agents_timeout_ms, topic_data=[data])
         answer = await self.call(request, produce.ProduceResponse)
         for answered in answer.responses:
             for result in answered.partition_responses:
@@ -408,7 +419,9 @@ class KafkaClient:
             max_bytes=max_bytes,
             topics=[fetch.FetchTopic(topic=topic, partitions=[asked])],
         )
-        answer = await self.call(request, fetch.FetchResponse, timeout_ms=self._timeout_ms + max_wait_ms)
+        answer = await self.call(
+            request, fetch.FetchResponse, timeout_ms=self._timeout_ms + STORE_WAIT_MS + max_wait_ms
+        )
         _check(answer.error_code, f"fetch from {topic}-{partition}")
         for answered in answer.responses:
             for data in answered.partitions:
