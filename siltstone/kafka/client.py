@@ -189,7 +189,7 @@ class KafkaClient:
         timeout_ms: float,
     ) -> None:
         self._reader, self._writer = reader, writer
-        self._address, self._client_id, self._timeout_ms = address, client_id, timeout_ms
+        self.address, self._client_id, self._timeout_ms = address, client_id, timeout_ms
         self._agents_timeout_ms = int(timeout_ms * 0.9)  # its own answer comes before this client gives up
         self._first_answer_ms = min(timeout_ms, CONNECT_TIMEOUT_MS)
         self._correlation_id = 0
@@ -246,7 +246,7 @@ class KafkaClient:
         version = self._version(table.api_key, table.versions)
         async with self._one_at_a_time:
             if self._broken:
-                raise ConnectionLostError(f"the connection to {self._address} is broken", remedy="connect again")
+                raise ConnectionLostError(f"the connection to {self.address} is broken", remedy="connect again")
             self._correlation_id += 1
             parts = encode_request(table.api_key, version, self._correlation_id, self._client_id, request)
             try:
@@ -257,16 +257,14 @@ class KafkaClient:
             except BaseException as error:
                 self._broken = True  # a late answer would be mistaken for the answer to the next request
                 if isinstance(error, TimeoutError):
-                    raise HungAgentError(self._address) from error
+                    raise HungAgentError(self.address) from error
                 if isinstance(error, (OSError, EOFError)):
-                    raise ConnectionLostError(f"{self._address} closed the connection") from error
+                    raise ConnectionLostError(f"{self.address} closed the connection") from error
                 raise
         correlation_id, answer = decode_response(table.api_key, version, frame)
         if correlation_id != self._correlation_id or not isinstance(answer, response):
             self._broken = True
-            raise MalformedMessageError(
-                f"{self._address} answered request {self._correlation_id} with {correlation_id}"
-            )
+            raise MalformedMessageError(f"{self.address} answered request {self._correlation_id} with {correlation_id}")
         return answer
 
     async def send(self, request: Message) -> None:
@@ -275,7 +273,7 @@ class KafkaClient:
         version = self._version(table.api_key, table.versions)
         async with self._one_at_a_time:
             if self._broken:
-                raise ConnectionLostError(f"the connection to {self._address} is broken", remedy="connect again")
+                raise ConnectionLostError(f"the connection to {self.address} is broken", remedy="connect again")
             self._correlation_id += 1
             try:
                 async with asyncio.timeout(self._timeout_ms / 1000):
@@ -286,7 +284,7 @@ class KafkaClient:
             except BaseException as error:
                 self._broken = True
                 if isinstance(error, (OSError, TimeoutError)):
-                    raise ConnectionLostError(f"{self._address} did not accept the request") from error
+                    raise ConnectionLostError(f"{self.address} did not accept the request") from error
                 raise
 
     def supports(self, api_key: int) -> bool:
@@ -305,7 +303,7 @@ class KafkaClient:
         for topic in answer.topics:
             _check(topic.error_code, f"topic {name!r}")
             return topic
-        raise MalformedMessageError(f"{self._address} answered Metadata without the topic {name!r}")
+        raise MalformedMessageError(f"{self.address} answered Metadata without the topic {name!r}")
 
     async def create_topic(self, name: str, *, partitions: int, configs: Mapping[str, str] | None = None) -> None:
         """Create a topic; -1 partitions: the agent's default. Raises KafkaError TOPIC_ALREADY_EXISTS and others."""
@@ -399,7 +397,7 @@ class KafkaClient:
             for result in answered.partition_responses:
                 _check(result.error_code, f"produce to {topic}-{partition}", result.error_message)
                 return result.base_offset
-        raise MalformedMessageError(f"{self._address} answered Produce without {topic}-{partition}")
+        raise MalformedMessageError(f"{self.address} answered Produce without {topic}-{partition}")
 
     async def fetch(
         self,
@@ -431,22 +429,22 @@ class KafkaClient:
                     log_start_offset=data.log_start_offset,
                     records=memoryview(b"") if data.records is None else cast("memoryview", data.records),
                 )
-        raise MalformedMessageError(f"{self._address} answered Fetch without {topic}-{partition}")
+        raise MalformedMessageError(f"{self.address} answered Fetch without {topic}-{partition}")
 
     async def _negotiate(self) -> None:
         request = api_versions.ApiVersionsRequest()
         answer = await self.call(request, api_versions.ApiVersionsResponse, timeout_ms=self._first_answer_ms)
-        _check(answer.error_code, f"negotiate versions with {self._address}")
+        _check(answer.error_code, f"negotiate versions with {self.address}")
         self._served = {each.api_key: VersionRange(each.min_version, each.max_version) for each in answer.api_keys}
 
     def _version(self, api_key: int, ours: VersionRange) -> int:
         theirs = self._served.get(api_key)
         if theirs is None:
-            raise BadInputError(f"{self._address} does not serve API key {api_key}")
+            raise BadInputError(f"{self.address} does not serve API key {api_key}")
         version = min(ours.high, theirs.high, _LAST_VERSION_WITH_NAMES.get(api_key, ours.high))
         if version < max(ours.low, theirs.low):
             raise BadInputError(
-                f"{self._address} serves versions {theirs.low} to {theirs.high} of API key {api_key}, "
+                f"{self.address} serves versions {theirs.low} to {theirs.high} of API key {api_key}, "
                 f"this client speaks {ours.low} to {ours.high}"
             )
         return version
@@ -454,7 +452,7 @@ class KafkaClient:
     async def _read_frame(self) -> memoryview:
         length = int.from_bytes(await self._reader.readexactly(4), "big", signed=True)
         if not 0 < length <= FRAME_BYTES_MAX:
-            raise MalformedFrameError(f"{self._address} announced a frame of {length} bytes: is this a Kafka port?")
+            raise MalformedFrameError(f"{self.address} announced a frame of {length} bytes: is this a Kafka port?")
         return memoryview(await self._reader.readexactly(length))
 
 

@@ -174,7 +174,9 @@ def set_config(pairs: Sequence[str], deleted: Sequence[str], yes: bool, bootstra
 
 async def _of_agent(client: KafkaClient, names: Sequence[str]) -> Sequence[ConfigEntry]:
     """The values in force on one agent. An agent answers only for itself, so the client must be connected to it."""
-    for broker in (await client.metadata([])).brokers:
+    brokers = (await client.metadata([])).brokers
+    # First the agent that took the last `config set`: the others hear of a change a moment later.
+    for broker in sorted(brokers, key=lambda each: address_of(each.host, each.port) != client.address):
         async with connected(address_of(broker.host, broker.port)) as agent:
             number = str(broker.node_id)
             return (await configs_of(agent, BROKER, [number], names or None)).get(number, ())
