@@ -92,6 +92,14 @@ def _catalog_options(command: Callable[..., T]) -> Callable[..., T]:
     help="Format of the values; json and avro get a column for each field.",
 )
 @click.option(
+    "--key",
+    "keys",
+    type=click.Choice(["raw", "text", "json"]),
+    default="raw",
+    show_default=True,
+    help="The column kafka_key: the key's bytes, or a text (UTF-8); json also checks that it is JSON.",
+)
+@click.option(
     "--schema",
     "schema_file",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
@@ -110,7 +118,7 @@ def _catalog_options(command: Callable[..., T]) -> Callable[..., T]:
     type=click.Choice(["column", "fail"]),
     default="column",
     show_default=True,
-    help="If a value does not fit the schema: keep it in kafka_value with kafka_error, or fail.",
+    help="If a value or key does not fit: keep its bytes, with the reason in kafka_error, or fail.",
 )
 @click.option(
     "--mode",
@@ -152,7 +160,7 @@ def export(topic: str, every: str, follow: bool, given: SystemOptions, as_json: 
     Each commit stores its offsets together with its rows, so every record is in the table exactly once, even if the
     command is run again after a crash. The columns are kafka_partition, kafka_offset, kafka_timestamp, kafka_key,
     kafka_value and kafka_headers; with --value json or avro also kafka_tombstone, kafka_error and a column for each
-    field. A new field adds a new column.
+    field. A new field adds a new column. Both engines and both kinds of tables have the same columns.
 
     \b
     Examples:
@@ -160,7 +168,7 @@ def export(topic: str, every: str, follow: bool, given: SystemOptions, as_json: 
           --data ./siltstone-data
       siltstone tables export flights --to iceberg:demo.flights --value json \\
           --follow --every 30s
-      siltstone tables export users --to iceberg:demo.users --mode latest \\
+      siltstone tables export users --to iceberg:demo.users --mode latest --key text \\
           --catalog https://catalog.example/api --warehouse s3://lake/tables
       siltstone tables export orders --to parquet:s3://lake/orders --value avro \\
           --schema order.avsc
@@ -221,6 +229,7 @@ class _Wanted:
     warehouse: str
     properties: tuple[str, ...]
     value: str
+    keys: str
     schema_file: Path | None
     framing: str
     on_error: str
@@ -334,6 +343,7 @@ def _ask(wanted: _Wanted) -> Ask:
             schema_text="" if wanted.schema_file is None else wanted.schema_file.read_text(encoding="utf-8"),
             framing="" if wanted.framing == "none" else wanted.framing,
             on_error=wanted.on_error,
+            keys=wanted.keys,
         )
         return Ask(
             topic=wanted.topic,
