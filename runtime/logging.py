@@ -13,18 +13,20 @@ excepted, because a reader who turns them on wants them all. `docs/operations/lo
 
 from __future__ import annotations
 
+import io
 import logging
 import re
 import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol, TextIO, cast
 
 import structlog
 
 from runtime.clock import Clock, SystemClock
 from runtime.log_bursts import Bursts
+from runtime.text import printable
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 BURST_LINES = 100
@@ -105,9 +107,9 @@ def configure(level: str, format: str, *, burst_lines: int = BURST_LINES, clock:
         # Tracebacks as text: structured ones hold local variables, and so clients' records.
         chain += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     else:
-        plain = structlog.dev.plain_traceback
         colors = sys.stderr.isatty()
-        chain.append(structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain, pad_event_to=0))
+        chain.append(_escape)
+        chain.append(structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=_traceback, pad_event_to=0))
     structlog.configure(
         processors=[*chain, _mask_passwords],
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
@@ -162,6 +164,20 @@ def _add_context(_: Any, __: str, line: structlog.typing.EventDict) -> structlog
             # The line's own fields win: they are about its event, the context is about its surroundings.
             line.setdefault(name, fact)
     return line
+
+
+def _escape(_: Any, __: str, line: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """Names in a line are other people's: they must not steer a reader's terminal. JSON escapes by itself."""
+    for name, fact in line.items():
+        if isinstance(fact, str):
+            line[name] = printable(fact)
+    return line
+
+
+def _traceback(into: TextIO, raised: structlog.typing.ExcInfo) -> None:
+    text = io.StringIO()
+    structlog.dev.plain_traceback(text, raised)
+    into.write(printable(text.getvalue()))
 
 
 class _Libraries(logging.Handler):

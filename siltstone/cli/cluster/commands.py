@@ -22,6 +22,7 @@ from siltstone.kafka.admin import BROKER, TOPIC, alter_cluster_configs, configs_
 from siltstone.kafka.client import ConfigEntry, KafkaClient, connected
 from siltstone.kafka.retrying import address_of
 from siltstone.terminal.output import json_option, print_json, print_pairs, print_table
+from siltstone.terminal.plain import say
 from wire.messages.metadata import MetadataResponse
 
 T = TypeVar("T")
@@ -88,7 +89,7 @@ def info(bootstrap: str, as_json: bool) -> None:
             "partitions": str(partitions),
         }
     )
-    click.echo()
+    say()
     cells = [[str(each["id"]), str(each["address"]), str(each["zone"] or "-")] for each in agents]
     print_table(["agent", "address", "zone"], cells, right=["agent"])
 
@@ -131,7 +132,7 @@ def get_config(names: Sequence[str], show_all: bool, bootstrap: str, as_json: bo
     elif entries:
         print_table(["config", "value", "from"], [[each.name, each.value or "", _from(each)] for each in entries])
     else:
-        click.echo("no cluster-wide config is set; --all shows the values in force")
+        say("no cluster-wide config is set; --all shows the values in force")
 
 
 @config.command("set")
@@ -164,12 +165,12 @@ def set_config(pairs: Sequence[str], deleted: Sequence[str], yes: bool, bootstra
 
     losses = _run(bootstrap, look)
     for line in _warnings(losses):
-        click.echo(f"warning: {line}", err=True)
+        say(f"warning: {line}", err=True)
     if losses:
         confirm(yes, f"set this for the whole cluster all the same? {plural(len(losses), 'topic')} will lose records")
     _run(bootstrap, work)
     for name, value in changes.items():
-        click.echo(f"reset {name}" if value is None else f"set {name}={value}")
+        say(f"reset {name}" if value is None else f"set {name}={value}")
 
 
 async def _of_agent(client: KafkaClient, names: Sequence[str]) -> Sequence[ConfigEntry]:

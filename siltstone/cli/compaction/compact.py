@@ -34,6 +34,7 @@ from siltstone.processes.opening import opened_stores
 from siltstone.processes.stopping import unless
 from siltstone.terminal.compaction_progress import shown_progress
 from siltstone.terminal.output import console, json_option, print_json, print_pairs
+from siltstone.terminal.plain import say
 
 TIMEOUT_S = 3600
 COMPACTOR_LOADS_MS = 10_000
@@ -102,7 +103,7 @@ def compact(
             )
             done = asyncio.run(work)
         except KeyboardInterrupt:
-            click.echo(
+            say(
                 "stopped waiting. The request stays, and compactors carry it out. Show their progress with:\n"
                 f"  siltstone topics explain {topic}{given.hints.places}",
                 err=True,
@@ -123,9 +124,9 @@ def _say_what_is_due(topic: str, urls: Urls, given: SystemOptions, *, as_json: b
         return
     print_states(explained)
     if not any(state.due for state in explained.states):
-        click.echo("nothing is due")
-    click.echo(f"compact it now: siltstone compact {topic} --now{given.hints.places}")
-    click.echo(f"why not yet: siltstone topics explain {topic}{given.hints.places}")
+        say("nothing is due")
+    say(f"compact it now: siltstone compact {topic} --now{given.hints.places}")
+    say(f"why not yet: siltstone topics explain {topic}{given.hints.places}")
 
 
 async def _compact(urls: Urls, given: SystemOptions, topic: str, *, timeout_ms: float) -> compact_now.Compacted:
@@ -181,7 +182,7 @@ async def _compact_here_if_nobody_does(metadata: MetadataStore, urls: Urls, sett
             " is stored and stays",
             remedy="give --object-store URL, or start `siltstone compactor`",
         )
-    click.echo("no compactor is running: one runs in this process until the pass is done", err=True)
+    say("no compactor is running: one runs in this process until the pass is done", err=True)
     if settings.log_level == "info":  # the log lines of a compactor are not part of this command's answer
         configure("warning", settings.log_format)
     from compactor.compactor import Compactor  # loads the compiler of the kernels, which takes seconds
@@ -220,7 +221,7 @@ def print_compacted(done: compact_now.Compacted) -> None:
     what = "cleaned as far as allowed now" if held else "every partition is cleaned through the end it had"
     print_pairs(pairs, title=f"{done.topic}: {what}")
     if held:
-        click.echo(held)
+        say(held)
 
 
 def held_back_text(done: compact_now.Compacted) -> str:

@@ -25,6 +25,7 @@ from siltstone.embedded.run_file import read_run_file
 from siltstone.kafka.offset_spec import Anchor, parse_offsets
 from siltstone.terminal.live import quiet_interrupts
 from siltstone.terminal.output import json_option, print_json
+from siltstone.terminal.plain import say
 from spark_jobs.environment import INSTALL_EXTRA, INSTALL_TABLES
 
 if TYPE_CHECKING:
@@ -168,8 +169,9 @@ def export(topic: str, every: str, follow: bool, given: SystemOptions, as_json: 
           --data ./siltstone-data
       siltstone tables export flights --to iceberg:demo.flights --value json \\
           --follow --every 30s
-      siltstone tables export users --to iceberg:demo.users --mode latest --key text \\
-          --catalog https://catalog.example/api --warehouse s3://lake/tables
+      siltstone tables export users --to iceberg:demo.users --mode latest \\
+          --key text --catalog https://catalog.example/api \\
+          --warehouse s3://lake/tables
       siltstone tables export orders --to parquet:s3://lake/orders --value avro \\
           --schema order.avsc
     """
@@ -217,7 +219,7 @@ def show_catalog(
     if as_json:
         print_json(dict(found))
     else:
-        click.echo(as_yaml(found), nl=False)
+        say(as_yaml(found), nl=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,7 +287,7 @@ class _Running:
                 else:
                     rounds.ended(report)
                     if as_json:
-                        click.echo(json.dumps(report_json(report, self.table.name)))
+                        say(json.dumps(report_json(report, self.table.name)))
                 never.wait(seconds)
         except KeyboardInterrupt:
             rounds.stopped()
@@ -299,7 +301,7 @@ class _Running:
         chosen = self._wanted.engine
         large = size_bytes >= self._wanted.given.settings.spark_merge_min_bytes
         if chosen == "auto" and large and find_spec("pyspark") is None:
-            click.echo(
+            say(
                 f"reading {size_text(size_bytes)} in this process; with Spark installed, all cores would read:"
                 f" {INSTALL_EXTRA}",
                 err=True,
@@ -309,7 +311,7 @@ class _Running:
                 from spark_jobs.tables.engines import spark_engine
 
                 self._on_spark = spark_engine()
-                click.echo(f"starting Spark on this machine, for {size_text(size_bytes)}", err=True)
+                say(f"starting Spark on this machine, for {size_text(size_bytes)}", err=True)
             return self._on_spark
         return self._in_process
 

@@ -22,6 +22,7 @@ from siltstone.kafka.client import KafkaClient, connected
 from siltstone.kafka.consuming import Reach, read
 from siltstone.kafka.retrying import RetryingClient
 from siltstone.ops.hint_options import HintOptions
+from siltstone.terminal.plain import say
 
 SAMPLED_MAX = 100_000
 """Records that are read to count those without a key: about a second. A larger topic is sampled, and that is said."""
@@ -57,12 +58,12 @@ def alter_command(
         raise click.UsageError("no change was asked for: give --config, --delete-config or --partitions")
     losses = asyncio.run(_losses(bootstrap, given_agents(), name, changes))
     for line in losses:
-        click.echo(f"warning: {line}", err=True)
+        say(f"warning: {line}", err=True)
     if losses:
         confirm(yes, f"alter topic {name!r} all the same?")
     asyncio.run(_alter(bootstrap, given_agents(), name, changes, partitions))
     note_without_effect(name for name, value in changes.items() if value is not None)
-    click.echo(f"altered {name}")
+    say(f"altered {name}")
 
 
 async def _alter(
@@ -74,7 +75,7 @@ async def _alter(
         if partitions is not None:
             await client.create_partitions(name, partitions)
             if "compact" in (await _values(client, name)).get("cleanup.policy", ""):
-                click.echo(GREW, err=True)
+                say(GREW, err=True)
 
 
 async def _values(client: KafkaClient, name: str) -> Mapping[str, str]:
@@ -118,7 +119,7 @@ async def _keyless(bootstrap: str, name: str, spans: Mapping[int, tuple[int, int
     reach = {(name, each): Reach(start, min(end, start + share)) for each, (start, end) in spans.items()}
     async with (
         RetryingClient(bootstrap, SystemClock()) as client,
-        aclosing(read(client, reach, told=lambda line: click.echo(line, err=True))) as batches,
+        aclosing(read(client, reach, told=lambda line: say(line, err=True))) as batches,
     ):
         async for records in batches:
             seen += len(records)
