@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import io
 import logging
-import re
 import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
@@ -26,12 +25,12 @@ import structlog
 
 from runtime.clock import Clock, SystemClock
 from runtime.log_bursts import Bursts
+from runtime.passwords import masked
 from runtime.text import printable
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 BURST_LINES = 100
 LEFT_OUT = "lines left out"
-_PASSWORD = re.compile(r"(://[^/\s:@]*):[^/\s@]+@")
 
 
 class Logger(Protocol):
@@ -190,7 +189,7 @@ class _Libraries(logging.Handler):
         except Exception:
             # The arguments do not fit the text, or the interpreter ends and cannot import: write the raw text instead.
             with suppress(Exception):
-                _Stderr().write(_masked(f"{record.name}: {record.msg} {record.args or ''}\n"))
+                _Stderr().write(masked(f"{record.name}: {record.msg} {record.args or ''}\n"))
 
     def _say(self, record: logging.LogRecord) -> None:
         log = get_logger(record.name)
@@ -216,9 +215,4 @@ class _Stderr:
 
 def _mask_passwords(_: Any, __: str, line: Any) -> str:
     """Runs last, so that it also covers facts and tracebacks."""
-    return _masked(line)
-
-
-def _masked(text: str) -> str:
-    # A function, because `re` imports a module to parse a template, which fails while the interpreter ends.
-    return _PASSWORD.sub(lambda found: f"{found[1]}:***@", text)
+    return masked(line)

@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import TypeVar, cast
 
 from runtime.errors import BadInputError, Outcome, SiltstoneError, UnavailableError
+from runtime.passwords import UNREADABLE, place_in
 from wire.api import API_VERSIONS, decode_response, encode_request
 from wire.error_codes import ErrorCode
 from wire.errors import MalformedFrameError, MalformedMessageError
@@ -145,8 +146,8 @@ def parse_bootstrap(text: str) -> list[tuple[str, int]]:
     for part in map(str.strip, text.split(",")):
         scheme, slashes, place = part.partition("://")
         if slashes:
-            # A URL may carry a password: the message quotes only the scheme.
-            place = place.rpartition("@")[2].partition("/")[0]
+            # A URL may carry a password: the message quotes only the scheme, and a host where nothing else can be.
+            place = "" if "?" in place or place_in(part) == UNREADABLE else place_in(part).partition("/")[0]
             raise BadInputError(
                 f"a bootstrap address is HOST:PORT, not a URL ({scheme}://...)",
                 remedy=f"give the address without {scheme}://: {place or 'HOST:9092'}. It is the port for Kafka"
@@ -156,8 +157,8 @@ def parse_bootstrap(text: str) -> list[tuple[str, int]]:
         port = int(found["port"] or DEFAULT_PORT) if found else 0
         if found is None or not 0 < port < 65_536:
             raise BadInputError(
-                # Text before an "@" may hold a password.
-                f"bootstrap address {part.rpartition('@')[2]!r} is not HOST:PORT",
+                # Text around an "@", or that of a driver's "password=...", may hold a password.
+                f"bootstrap address {'' if any(each in text for each in '@=') else f'{part!r} '}is not HOST:PORT",
                 remedy="give, for example, 127.0.0.1:9092 or [::1]:9092",
             )
         addresses.append((found["ipv6"] or found["host"], port))
