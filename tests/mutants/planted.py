@@ -10,6 +10,7 @@ from tests.mutants.mutant import Mutant
 from tests.mutants.planted_at_borders import BORDERS
 from tests.mutants.planted_in_answers import ANSWERS
 from tests.mutants.planted_in_claims import GONE
+from tests.mutants.planted_in_survivors import SURVIVORS
 
 ORACLES = "tests/property/test_messages_against_oracles.py"
 BATCHES = "tests/property/test_record_batches.py"
@@ -343,4 +344,17 @@ CLOCKWORK = (
     ),
 )
 
-MUTANTS = (*ANSWERS, *BORDERS, *WIRE, *METADATA, *WRITING, *COMPACTOR, *STORES, *READING, *ZONES, *GONE, *CLOCKWORK)
+MUTANTS = (
+    *ANSWERS,
+    *BORDERS,
+    *SURVIVORS,
+    *WIRE,
+    *METADATA,
+    *WRITING,
+    *COMPACTOR,
+    *STORES,
+    *READING,
+    *ZONES,
+    *GONE,
+    *CLOCKWORK,
+)
