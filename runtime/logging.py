@@ -13,23 +13,24 @@ excepted, because a reader who turns them on wants them all. `docs/operations/lo
 
 from __future__ import annotations
 
+import io
 import logging
-import re
 import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol, TextIO, cast
 
 import structlog
 
 from runtime.clock import Clock, SystemClock
 from runtime.log_bursts import Bursts
+from runtime.passwords import masked
+from runtime.text import printable
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 BURST_LINES = 100
 LEFT_OUT = "lines left out"
-_PASSWORD = re.compile(r"(://[^/\s:@]*):[^/\s@]+@")
 
 
 class Logger(Protocol):
@@ -105,9 +106,9 @@ def configure(level: str, format: str, *, burst_lines: int = BURST_LINES, clock:
         # Tracebacks as text: structured ones hold local variables, and so clients' records.
         chain += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     else:
-        plain = structlog.dev.plain_traceback
         colors = sys.stderr.isatty()
-        chain.append(structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain, pad_event_to=0))
+        chain.append(_escape)
+        chain.append(structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=_traceback, pad_event_to=0))
     structlog.configure(
         processors=[*chain, _mask_passwords],
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
@@ -164,6 +165,20 @@ def _add_context(_: Any, __: str, line: structlog.typing.EventDict) -> structlog
     return line
 
 
+def _escape(_: Any, __: str, line: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """Names in a line are other people's: they must not steer a reader's terminal. JSON escapes by itself."""
+    for name, fact in line.items():
+        if isinstance(fact, str):
+            line[name] = printable(fact)
+    return line
+
+
+def _traceback(into: TextIO, raised: structlog.typing.ExcInfo) -> None:
+    text = io.StringIO()
+    structlog.dev.plain_traceback(text, raised)
+    into.write(printable(text.getvalue()))
+
+
 class _Libraries(logging.Handler):
     """Passes on the lines of libraries that use the standard library's logging."""
 
@@ -174,7 +189,7 @@ class _Libraries(logging.Handler):
         except Exception:
             # The arguments do not fit the text, or the interpreter ends and cannot import: write the raw text instead.
             with suppress(Exception):
-                _Stderr().write(_masked(f"{record.name}: {record.msg} {record.args or ''}\n"))
+                _Stderr().write(masked(f"{record.name}: {record.msg} {record.args or ''}\n"))
 
     def _say(self, record: logging.LogRecord) -> None:
         log = get_logger(record.name)
@@ -200,9 +215,4 @@ class _Stderr:
 
 def _mask_passwords(_: Any, __: str, line: Any) -> str:
     """Runs last, so that it also covers facts and tracebacks."""
-    return _masked(line)
-
-
-def _masked(text: str) -> str:
-    # A function, because `re` imports a module to parse a template, which fails while the interpreter ends.
-    return _PASSWORD.sub(lambda found: f"{found[1]}:***@", text)
+    return masked(line)

@@ -86,8 +86,8 @@ def parse_store_url(url: str) -> ObjectStoreUrl:
     try:
         parts = urlsplit(url)
         has_user = parts.username is not None or parts.password is not None
-    except ValueError as error:
-        raise StoreMisconfiguredError(f"object.store.url cannot be read: {error}", remedy=f"write {_FORMS}") from None
+    except ValueError:  # neither quoted nor chained: its message may contain a part of a secret
+        raise StoreMisconfiguredError("object.store.url cannot be read", remedy=f"write {_FORMS}") from None
     if has_user:
         raise _credentials("object.store.url")
     if parts.fragment:
@@ -179,7 +179,8 @@ def _parse_s3(parts: SplitResult) -> ObjectStoreUrl:
     bucket = parts.netloc
     if _BUCKET.fullmatch(bucket) is None:
         raise StoreMisconfiguredError(
-            f"object.store.url names the bucket {bucket!r}",
+            # The text before an "@" further on may be a key and its secret.
+            f"object.store.url names {'no bucket' if ':' in bucket else f'the bucket {bucket!r}'}",
             remedy="write s3://bucket/prefix, 3 to 255 letters, digits, . _ -",
         )
     prefix = unquote(parts.path).strip("/")
@@ -250,13 +251,13 @@ def _parse_endpoint(text: str) -> str:
         if parts.username is not None or parts.password is not None:
             raise _credentials("the endpoint in object.store.url")
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
-            raise StoreMisconfiguredError(f"object.store.url has the endpoint {text!r}", remedy=remedy)
-    except ValueError as error:
-        raise StoreMisconfiguredError(
-            f"object.store.url has an endpoint that cannot be read: {error}", remedy=remedy
-        ) from None
+            quoted = "a wrong endpoint" if "@" in text else f"the endpoint {text!r}"
+            raise StoreMisconfiguredError(f"object.store.url has {quoted}", remedy=remedy)
+    except ValueError:  # as above
+        raise StoreMisconfiguredError("object.store.url has an endpoint that cannot be read", remedy=remedy) from None
     if parts.path not in ("", "/") or parts.query or parts.fragment:
-        raise StoreMisconfiguredError(f"object.store.url has an endpoint with a path: {text!r}", remedy=remedy)
+        quoted = "" if "@" in text else f": {text!r}"
+        raise StoreMisconfiguredError(f"object.store.url has an endpoint with a path{quoted}", remedy=remedy)
     return f"{parts.scheme}://{parts.netloc}"
 
 

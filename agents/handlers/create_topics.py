@@ -15,7 +15,7 @@ from agents.topics.rules import (
     RequestError,
     assigned_replicas,
     check_configs,
-    check_name,
+    check_new_name,
     check_partitions,
     code_of,
 )
@@ -64,7 +64,7 @@ async def handle(broker: Broker, header: RequestHeader, request: CreateTopicsReq
 
 
 async def _create(broker: Broker, asked: CreatableTopic, *, validate_only: bool) -> CreatableTopicResult:
-    check_name(asked.name)
+    check_new_name(asked.name)
     partitions, replication_factor = _partitions(broker, asked)
     check_partitions(partitions)
     configs = _configs(asked)

@@ -22,7 +22,7 @@ from uuid import UUID
 
 from agents.broker import Broker
 from agents.placement import eligible, zone_of
-from agents.topics.rules import RequestError, check_name, code_of
+from agents.topics.rules import RequestError, check_name, check_new_name, code_of
 from agents.topics.topic_entries import View, encode_error, encode_partitions, encode_topic
 from metadata.contract.leases import AgentInfo
 from metadata.contract.topics import Topic, TopicExistsError
@@ -286,7 +286,7 @@ async def _look_again(broker: Broker, wanted: Sequence[MetadataRequestTopic], al
 
 async def _create(broker: Broker, name: str) -> bool:
     try:
-        check_name(name)
+        check_new_name(name)
         await broker.metadata.agents.create_topic(name, partitions=broker.settings.num_partitions, configs={})
     except RequestError:
         return False

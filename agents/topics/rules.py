@@ -16,6 +16,9 @@ NAME_CHARACTERS_MAX = 249
 PARTITIONS_MAX = 100_000
 """Partitions of one topic. A request for more is a mistake, and would hold the store's locks for seconds."""
 
+INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state"})
+"""Kafka's `Topic.INTERNAL_TOPICS` without `__share_group_state`, which no tool reads."""
+
 _NAME = re.compile(r"[a-zA-Z0-9._-]+")
 
 
@@ -40,6 +43,21 @@ def check_name(name: str) -> None:
     else:
         return
     raise RequestError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"topic name {name[:64]!r} {reason}")
+
+
+def check_new_name(name: str) -> None:
+    """The name of a topic to be created. Raises RequestError(INVALID_TOPIC_EXCEPTION).
+
+    Tools would read a topic with the name of an internal one as Kafka's own state, and find none
+    (docs/decisions/0030). A topic that has such a name from before stays usable.
+    """
+    check_name(name)
+    if name in INTERNAL_TOPICS:
+        raise RequestError(
+            ErrorCode.INVALID_TOPIC_EXCEPTION,
+            f"{name} is the name of an internal topic of Kafka; here committed offsets lie in Postgres, and admin APIs"
+            " such as OffsetFetch and ListGroups read them",
+        )
 
 
 def check_partitions(count: int) -> None:

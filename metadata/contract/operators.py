@@ -93,7 +93,7 @@ class SystemView:
     job_inputs: Sequence[tuple[int, int, int | None]]
     """The inputs of live jobs: (job id, file id, extent id); extent id None = a whole L0 file."""
     pins: Sequence[int]
-    """Creation times of live pins."""
+    """Creation times of live pins, by pin id."""
 
 
 class HeldBytes(NamedTuple):

@@ -212,9 +212,7 @@ class MemoryCompactors:
 
     async def beat_job(self, job_id: int, epoch: int, *, progress: Mapping[str, object] | None = None) -> None:
         job = self._running(job_id, epoch, progress=progress)
-        now_ms = self._clock.wall_ms()
-        shown = job.row.progress if progress is None else dict(progress)
-        job.row = replace(job.row, lease_until_ms=now_ms + JOB_LEASE_MS, progress=shown)
+        job.row = replace(job.row, lease_until_ms=self._clock.wall_ms() + JOB_LEASE_MS)
 
     async def give_back_job(self, job_id: int, epoch: int, *, trouble: str = "", file_ids: Sequence[int] = ()) -> None:
         job = self.database.jobs.get(job_id)
@@ -341,11 +339,13 @@ class MemoryCompactors:
     ) -> Job:
         """The running job, if the caller holds it and its time limit has not passed; else raises JobLostError.
 
-        A job past its limit fails, with its last step in the error.
+        `progress` is kept. A job past its limit fails, with its last step in the error.
         """
         job = self.database.jobs.get(job_id)
         if job is None or job.row.epoch != epoch or job.row.state is not JobState.RUNNING:
             raise job_rules.job_lost(job_id, epoch)
+        if progress is not None:
+            job.row = replace(job.row, progress=dict(progress))
         deadline_ms = job.row.deadline_ms or 0
         if self._clock.wall_ms() > (deadline_ms if by_ms is None else min(deadline_ms, by_ms)):
             self._fail(job, job_rules.past_limit(progress), (), 0)

@@ -28,7 +28,7 @@ from metadata.contract.topics import (
 )
 from metadata.memory.groups import summary_of
 from metadata.memory.tables import File, Job, MemoryDatabase
-from metadata.memory.views import l0_file, partition_views_of, watermarks_of
+from metadata.memory.views import l0_file, partition_views_of, shown_to_readers, watermarks_of
 from metadata.rules.history import ServerHistory, history_moved
 from metadata.rules.jobs import holds
 from metadata.rules.packed_index import iter_index
@@ -114,7 +114,7 @@ class MemoryOperators:
         for job in db.live_jobs():
             inputs += [(job.row.job_id, file_id, None) for file_id in job.l0_files]
             inputs += [(job.row.job_id, db.extents[id_].row.file_id, id_) for id_ in job.extents]
-        rows = (extent.row for extent in db.extents.values() if extent.dead_ms is None)
+        rows = (shown_to_readers(extent.row) for extent in db.extents.values() if extent.dead_ms is None)
         return SystemView(
             now_ms=now_ms,
             watermarks=[watermarks_of(id_, partition) for id_, partition in sorted(db.partitions.items())],

@@ -9,7 +9,7 @@ from metadata.contract.leveled import LeveledExtent
 from metadata.contract.readers import PIN_MS_MAX, L0FileRow, TopicSnapshot, partition_snapshots, unknown_topic
 from metadata.contract.topics import Topic
 from metadata.memory.tables import MemoryDatabase, Pin
-from metadata.memory.views import watermarks_of
+from metadata.memory.views import shown_to_readers, watermarks_of
 from runtime.clock import Clock
 
 
@@ -21,7 +21,9 @@ class MemoryReaders:
         self._clock = clock
 
     async def leveled_extents(self, partition_id: int, offset: int, *, limit: int = 64) -> Sequence[LeveledExtent]:
-        return [_shown(row) for row in self.database.leveled(partition_id) if row.last_offset >= offset][:limit]
+        return [shown_to_readers(row) for row in self.database.leveled(partition_id) if row.last_offset >= offset][
+            :limit
+        ]
 
     async def leveled_extents_by_timestamp(
         self, partition_id: int, timestamp_ms: int, *, from_offset: int = 0, limit: int = 16
@@ -30,7 +32,7 @@ class MemoryReaders:
         return [row for row in rows if row.max_timestamp_ms >= timestamp_ms and row.record_count][:limit]
 
     async def largest_leveled_timestamp(self, partition_id: int) -> LeveledExtent | None:
-        rows = (_shown(row) for row in self.database.leveled(partition_id) if row.record_count)
+        rows = (shown_to_readers(row) for row in self.database.leveled(partition_id) if row.record_count)
         return max(rows, key=lambda row: row.max_timestamp_ms, default=None)
 
     async def topics(self) -> Sequence[Topic]:
@@ -49,7 +51,7 @@ class MemoryReaders:
             partitions=partition_snapshots(
                 [watermarks_of(id_, db.partitions[id_]) for id_ in topic.partition_ids],
                 [L0FileRow(info.file_id, info.key, info.size_bytes, info.created_ms, info.index) for info in live],
-                [_shown(row) for id_ in topic.partition_ids for row in db.leveled(id_)],
+                [shown_to_readers(row) for id_ in topic.partition_ids for row in db.leveled(id_)],
             ),
         )
 
@@ -72,8 +74,3 @@ class MemoryReaders:
 
     async def unpin(self, pin_id: int) -> None:
         self.database.pins.pop(pin_id, None)
-
-
-def _shown(row: LeveledExtent) -> LeveledExtent:
-    """The row without what Postgres does not read for agents and readers."""
-    return row._replace(uncompressed_bytes=None, committed_ms=None, earliest_horizon_ms=None, erased_through=0)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from metadata.contract.compactors import FileView, PartitionView
 from metadata.contract.errors import WentBackError
 from metadata.contract.files import FileInfo, FileState, L0File
-from metadata.contract.leveled import FileClass
+from metadata.contract.leveled import FileClass, LeveledExtent
 from metadata.contract.topics import (
     Topic,
     Watermarks,
@@ -110,3 +110,8 @@ def partition_views_of(db: MemoryDatabase, topic: Topic) -> list[PartitionView]:
             )
         )
     return views
+
+
+def shown_to_readers(row: LeveledExtent) -> LeveledExtent:
+    """The row without what Postgres does not read for agents, readers and operators."""
+    return row._replace(uncompressed_bytes=None, committed_ms=None, earliest_horizon_ms=None, erased_through=0)

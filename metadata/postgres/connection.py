@@ -16,7 +16,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -29,6 +28,7 @@ from metadata.postgres.driver import DRIVER_ERRORS, Connection, is_refused_by_dr
 from metadata.postgres.history import SYSTEM_IDENTIFIER, TIMELINE
 from metadata.postgres.tables import SCHEMA_REVISION
 from runtime.errors import BadInputError, BugError
+from runtime.passwords import HOW_TO_WRITE, UNREADABLE, place_in
 from runtime.runtime import Runtime
 
 CONNECT_TIMEOUT_S = 10.0
@@ -84,8 +84,17 @@ async def connect(
             command_timeout_s=statement_timeout_ms / 1000 * CLIENT_PATIENCE,
             settings=settings,
         )
-    except (*CONNECTION_ERRORS, ValueError) as error:
-        raise MetadataUnavailableError(f"cannot connect to Postgres at {_place(url)}: {_reason(error)}") from error
+    except ValueError:  # neither quoted nor chained: its message may contain a part of the password
+        raise MetadataUnavailableError(
+            f"cannot connect to Postgres at {place_in(url, port=5432)}: its URL cannot be read", remedy=HOW_TO_WRITE
+        ) from None
+    except CONNECTION_ERRORS as error:
+        place = place_in(url, port=5432)
+        # A host that is a part of the password is in the driver's message too.
+        why = type(error).__name__ if place == UNREADABLE else _reason(error)
+        raise MetadataUnavailableError(
+            f"cannot connect to Postgres at {place}: {why}", remedy=HOW_TO_WRITE if place == UNREADABLE else ""
+        ) from (None if place == UNREADABLE else error)
 
 
 def driver_url(url: str) -> str:
@@ -351,14 +360,6 @@ async def _close(connection: Connection) -> None:
         await connection.close(timeout=CONNECT_TIMEOUT_S)
     except CONNECTION_ERRORS:
         connection.terminate()
-
-
-def _place(url: str) -> str:
-    parts = urlsplit(url)
-    try:
-        return f"{parts.hostname or 'localhost'}:{parts.port or 5432}{parts.path}"
-    except ValueError:
-        return "an address that cannot be read"
 
 
 def _reason(error: BaseException) -> str:

@@ -197,7 +197,7 @@ class PostgresOperators:
             live = sa.select(FILES).where(FILES.c.state == "live").order_by(FILES.c.file_id)
             l0 = (await connection.execute(live.where(FILES.c.level == 0))).mappings()
             counts = live.with_only_columns(FILES.c.file_id, FILES.c.live_extents).where(FILES.c.level > 0)
-            pins = sa.select(PINS.c.created_ms).where(PINS.c.expires_ms > at_ms)
+            pins = sa.select(PINS.c.created_ms).where(PINS.c.expires_ms > at_ms).order_by(PINS.c.pin_id)
             marks = (await connection.execute(sa.text(f"{WATERMARKS_QUERY} ORDER BY 1"))).mappings()
             return SystemView(
                 now_ms=at_ms,

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import click
 
 from runtime.errors import SiltstoneError
+from siltstone.terminal.plain import escape_error, say
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
     # name: (module:attribute, one line of help)
@@ -85,12 +86,24 @@ class LazyGroup(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl([(name, help_line) for name, (_, help_line) in COMMANDS.items()])
 
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        try:
+            return super().make_context(info_name, args, parent, **extra)
+        except click.ClickException as error:
+            escape_error(error)
+            raise
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except click.UsageError as error:
             fail_usage(error)
-        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+        except click.ClickException as error:
+            escape_error(error)
+            raise
+        except (click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise  # click handles these, also when the reader of our output has gone (`| head`)
         except Exception as error:
             if os.environ.get(TRACEBACK_VARIABLE, "") not in ("", "0"):
@@ -100,8 +113,6 @@ class LazyGroup(click.Group):
 
 def fail(error: Exception) -> NoReturn:
     """Print an error and its remedy to stderr; exit with code 1."""
-    from runtime.text import printable
-
     if isinstance(error, SiltstoneError):
         from siltstone.cli.postgres_remedies import remedy_of
 
@@ -112,9 +123,9 @@ def fail(error: Exception) -> NoReturn:
         message = f"{type(error).__name__}: {error}"
         # Nothing raised this on purpose, so it is a bug in Siltstone and not a mistake of the user.
         remedy = f"this is a bug in Siltstone: run again with {TRACEBACK_VARIABLE}=1 and report the traceback"
-    click.echo(f"error: {printable(message)}", err=True)
+    say(f"error: {message}", err=True)
     if remedy:
-        click.echo(f"remedy: {printable(remedy)}", err=True)
+        say(f"remedy: {remedy}", err=True)
     sys.exit(1)
 
 
@@ -122,10 +133,11 @@ def fail_usage(error: click.UsageError) -> NoReturn:
     """Print click's message about wrong usage, and a remedy when one is known; exit with code 2."""
     from siltstone.cli.options.usage import usage_remedy
 
+    escape_error(error)
     error.show()
     remedy = usage_remedy(error)
     if remedy:
-        click.echo(f"remedy: {remedy}", err=True)
+        say(f"remedy: {remedy}", err=True)
     sys.exit(error.exit_code)
 
 

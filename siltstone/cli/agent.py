@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from siltstone.cli.options.setting_options import read_settings, setting_options
+from siltstone.terminal.plain import say
 
 
 @click.command()
@@ -58,7 +59,7 @@ def agent(
     settings = read_settings(config, assignments, options)
 
     def ready(running: RunningAgent) -> None:
-        click.echo(f"bootstrap: {running.bootstrap}")
-        click.echo(f"metrics: {running.metrics_url}")
+        say(f"bootstrap: {running.bootstrap}")
+        say(f"metrics: {running.metrics_url}")
 
     asyncio.run(run_agent(settings, on_ready=ready, lifeline=lifeline))

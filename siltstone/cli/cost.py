@@ -27,6 +27,7 @@ from siltstone.ops.cost.l0_store import ONE_ZONE_NOTE, l0_store
 from siltstone.ops.cost.prices import AS_OF, PRICES, REGION
 from siltstone.ops.cost.storage import STORAGE_CLASSES, class_day_note
 from siltstone.terminal.output import console, json_option, print_json, print_pairs, print_table
+from siltstone.terminal.plain import say
 
 BAR_WIDTH = 24
 
@@ -218,9 +219,9 @@ def _print(estimated: Cost, steps: Sequence[LingerStep]) -> None:
     flow, load = estimated.flow, estimated.flow.load
     most = max((line.usd for line in (*estimated.lines, *estimated.kafka)), default=0) or 1
     _print_lines(f"Siltstone, {load.mib_s:g} MiB/s in, {load.consumers} x out", estimated.lines, estimated.usd, most)
-    click.echo()
+    say()
     _print_lines("Kafka, three replicas on EBS", estimated.kafka, estimated.kafka_usd, most)
-    click.echo()
+    say()
     print_table(
         ["linger (ms)", "produce p50 (ms)", "p99 (ms)", "PUT L0 ($)", "without early seals ($)"],
         [
@@ -236,7 +237,7 @@ def _print(estimated: Cost, steps: Sequence[LingerStep]) -> None:
         right=("linger (ms)", "produce p50 (ms)", "p99 (ms)", "PUT L0 ($)", "without early seals ($)"),
         title=f"Effect of produce.linger.ms ({l0_store(estimated.prices, second=load.second_store).upload_source})",
     )
-    click.echo()
+    say()
     if flow.agents < flow.agents_needed:
         console().print(
             f"too few agents: {flow.agents}; the load needs {flow.agents_needed}", style="bold red", markup=False

@@ -12,6 +12,7 @@ from runtime.settings.loading import DATA_VARIABLE
 from siltstone.cli.options.data_option import DEFAULT_DATA
 from siltstone.cli.options.setting_options import read_settings, setting_options
 from siltstone.processes.running import RunningAgent, RunningCompactor
+from siltstone.terminal.plain import say
 
 
 @click.command()
@@ -110,7 +111,7 @@ def dev(
 
 
 def _tell(running: Sequence[RunningAgent]) -> None:
-    click.echo(f"bootstrap: {','.join(agent.bootstrap for agent in running)}")
+    say(f"bootstrap: {','.join(agent.bootstrap for agent in running)}")
     _tell_metrics("metrics", running)
 
 
@@ -121,4 +122,4 @@ def _tell_compactors(running: Sequence[RunningCompactor]) -> None:
 def _tell_metrics(name: str, running: Sequence[RunningAgent | RunningCompactor]) -> None:
     urls = [each.metrics_url for each in running if each.metrics_url]
     if urls:
-        click.echo(f"{name}: {','.join(urls)}")
+        say(f"{name}: {','.join(urls)}")

@@ -43,6 +43,7 @@ from siltstone.ops.doctor import (
 )
 from siltstone.ops.producers import producers_of
 from siltstone.terminal.output import console, json_option, print_json
+from siltstone.terminal.plain import say
 from storage.cluster import Action
 from storage.local import reserve_bytes
 from storage.probe import probe_conditional_create
@@ -74,7 +75,7 @@ def doctor(given: SystemOptions, as_json: bool) -> None:
         print_json([{field: str(getattr(check, field)) for field in fields} for check in checks])
     else:
         if given.data is None and not (given.metadata_url and given.object_store_url):
-            click.echo(_not_looked_at(given))
+            say(_not_looked_at(given))
         _print(checks)
     if not (given.data or given.metadata_url or given.object_store_url):
         raise BadInputError(
@@ -174,4 +175,4 @@ def _print(checks: Sequence[Check]) -> None:
         if check.verdict is not Verdict.OK:
             out.print(f"     remedy: {check.remedy}", markup=False, soft_wrap=True)
     counts = {verdict: sum(check.verdict is verdict for check in checks) for verdict in Verdict}
-    click.echo(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
+    say(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))

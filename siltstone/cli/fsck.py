@@ -29,6 +29,7 @@ from siltstone.cli.options.system_options import (
 from siltstone.ops.adoption import Unknown, adopted_changes, allowances, obstacles, unknown_objects
 from siltstone.ops.fsck import Finding, check_system
 from siltstone.terminal.output import console, json_option, print_json, print_table
+from siltstone.terminal.plain import say
 
 VIOLATIONS_SHOWN = 20
 """Violations that are printed for each invariant; --json prints all."""
@@ -89,9 +90,9 @@ def fsck(quick: bool, adopt: bool, given: SystemOptions, as_json: bool) -> None:
     else:
         _print(report.findings)
         for line in _janitor_lines(report):
-            click.echo(line)
+            say(line)
         broken = report.broken
-        click.echo(plural(broken, "violation") if broken else "clean")
+        say(plural(broken, "violation") if broken else "clean")
     sys.exit(1 if report.broken and not report.is_adopted else 0)
 
 
@@ -138,9 +139,9 @@ def _print(findings: Sequence[Finding]) -> None:
     print_table(columns, cells, right=["checked", "violations"])
     for finding in findings:
         for violation in finding.violations[:VIOLATIONS_SHOWN]:
-            click.echo(f"{violation.id}: {violation.message}")
+            say(f"{violation.id}: {violation.message}")
         if len(finding.violations) > VIOLATIONS_SHOWN:
-            click.echo(f"{finding.id}: {len(finding.violations) - VIOLATIONS_SHOWN:,} more; --json lists them all")
+            say(f"{finding.id}: {len(finding.violations) - VIOLATIONS_SHOWN:,} more; --json lists them all")
 
 
 def _janitor_lines(report: _Report) -> Iterator[str]:

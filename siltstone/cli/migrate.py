@@ -14,6 +14,7 @@ from runtime.text import plural
 from siltstone.cli.options.data_option import data_option, unless_typed
 from siltstone.cli.options.setting_options import read_settings, setting_options
 from siltstone.cli.options.system_options import POSTGRES_NAMES, ways_to_name
+from siltstone.terminal.plain import say
 
 
 @click.command()
@@ -76,18 +77,18 @@ def _act(url: str, *, reader: str | None, dry_run: bool) -> None:
     if dry_run:
         _say_plan(url)
         return
-    click.echo(f"schema: {asyncio.run(_migrate(url))}")
+    say(f"schema: {asyncio.run(_migrate(url))}")
     if reader:
         from metadata.migrations.migrate import grant_reader
 
         left = asyncio.run(grant_reader(url, reader))
-        click.echo(f"reader: {reader} may read and pin")
+        say(f"reader: {reader} may read and pin")
         if left:
-            click.echo(
+            say(
                 f"the role of metadata.url may not set the time-outs of {reader}; run this as a role that may:",
                 err=True,
             )
-            click.echo(";\n".join(left) + ";", err=True)
+            say(";\n".join(left) + ";", err=True)
 
 
 def _say_plan(url: str) -> None:
@@ -97,23 +98,23 @@ def _say_plan(url: str) -> None:
 
     plan = asyncio.run(plan_migration(url))
     present, target = plan.present, plan.target
-    click.echo(f"schema: {present.revision or 'none'}")
-    click.echo(f"target: {target}")
+    say(f"schema: {present.revision or 'none'}")
+    say(f"target: {target}")
     for step in plan.steps:
-        click.echo(f"  {step.revision}  {step.about} (accepts programs of {revision_of(step.oldest_program)} or newer)")
+        say(f"  {step.revision}  {step.about} (accepts programs of {revision_of(step.oldest_program)} or newer)")
     if present.is_newer_than(target):
         takes = "accepts this release too" if present.takes(target) else "does not accept this release"
-        click.echo(f"nothing to do: a newer release has migrated the schema, and the schema {takes}")
+        say(f"nothing to do: a newer release has migrated the schema, and the schema {takes}")
         sys.exit(0 if present.takes(target) else 1)
     if not plan.steps:
-        click.echo("nothing to do")
+        say("nothing to do")
     for each in plan.must_stop:
-        click.echo(f"must stop first: {each.kind} {each.place} (schema {revision_of(each.program)})")
+        say(f"must stop first: {each.kind} {each.place} (schema {revision_of(each.program)})")
     for each in plan.missing_rights:
-        click.echo(f"this role lacks: {each}")
+        say(f"this role lacks: {each}")
     if plan.must_stop or plan.missing_rights:
         sys.exit(1)
-    click.echo(f"may stay: {plural(len(plan.running), 'running program')}" if plan.running else "no program runs")
+    say(f"may stay: {plural(len(plan.running), 'running program')}" if plan.running else "no program runs")
 
 
 async def _migrate(url: str) -> str:

@@ -22,6 +22,7 @@ from siltstone.embedded.run_file import read_run_file
 from siltstone.ops.producers import Producer, advice_for, budget_advice, budget_of, producers_of, round_text
 from siltstone.processes.http_endpoint import PRODUCERS_PATH
 from siltstone.terminal.output import json_option, print_json, print_table
+from siltstone.terminal.plain import say
 
 TIMEOUT_S = 10.0
 
@@ -78,7 +79,7 @@ def producers(agents: tuple[str, ...], data: Path | None, seconds: float, as_jso
         return
     _print(found, seconds)
     for line in filter(None, map(budget_advice, budgets)):
-        click.echo(line)
+        say(line)
 
 
 def agent_urls(data: Path | None, agents: Sequence[str]) -> Sequence[str]:
@@ -127,7 +128,7 @@ def fetch_page(url: str) -> Mapping[str, Any]:
 def _print(found: Sequence[Producer], seconds: float) -> None:
     if not found:
         since = f"in {seconds:g} s" if seconds else "since the agents started"
-        click.echo(f"no producer waited for the agents {since}")
+        say(f"no producer waited for the agents {since}")
         return
     columns = ["client.id", "library", "waits", "a round", "rounds", *(["rate"] if seconds else []), "advice"]
     rows = [

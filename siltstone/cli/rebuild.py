@@ -17,6 +17,7 @@ from runtime.text import plural
 from siltstone.cli.options.system_options import POSTGRES_NAMES, SystemOptions, opened_store, url_options, ways_to_name
 from siltstone.ops.rebuild.run import Rebuild, Rebuilt
 from siltstone.terminal.output import json_option, print_json, print_pairs, print_table
+from siltstone.terminal.plain import say
 
 WITH_LOSSES = 3
 """Exit code of a rebuild that is done but could not restore everything."""
@@ -73,7 +74,7 @@ async def _rebuild(given: SystemOptions, *, dry_run: bool, force: bool, append_n
             store=store,
             metadata_url=given.metadata_url,
             runtime=Runtime(),
-            say=lambda line: click.echo(line, err=True),
+            say=lambda line: say(line, err=True),
             force=force,
             dry_run=dry_run,
             append_newer_l0=append_newer_l0,
@@ -96,7 +97,7 @@ def _counts(rebuilt: Rebuilt) -> dict[str, int | None]:
 
 def _print(rebuilt: Rebuilt) -> None:
     for line in rebuilt.found.passed_over:
-        click.echo(f"skipped: {line}")
+        say(f"skipped: {line}")
     counts = {
         name.replace("_", " "): "not counted: counting must read records" if count is None else f"{count:,}"
         for name, count in _counts(rebuilt).items()
@@ -106,19 +107,19 @@ def _print(rebuilt: Rebuilt) -> None:
         what = "rebuilt by an earlier run"
     print_pairs(counts, title=f"cluster {rebuilt.plan.cluster_id}: {what}")
     if rebuilt.appended:
-        click.echo("appended at NEW OFFSETS; tell everyone who stored the old offsets of these records:")
+        say("appended at NEW OFFSETS; tell everyone who stored the old offsets of these records:")
         columns = ["topic", "partition", "records", "first offset", "last offset"]
         cells = [[each.topic, *(f"{number:,}" for number in each[1:])] for each in rebuilt.appended]
         print_table(columns, cells, right=columns[1:])
     losses = rebuilt.losses
     if losses:
-        click.echo("not restored:")
+        say("not restored:")
         columns = ["what", "topic", "partition", "records", "detail"]
         cells = [[what, topic, f"{part:,}", f"{records:,}", detail] for what, topic, part, records, detail in losses]
         print_table(columns, cells, right=["partition", "records"])
     for line in _other_lines(rebuilt):
-        click.echo(line)
-    click.echo("complete: every acknowledged record" if rebuilt.is_complete else "with losses")
+        say(line)
+    say("complete: every acknowledged record" if rebuilt.is_complete else "with losses")
 
 
 def _other_lines(rebuilt: Rebuilt) -> Iterator[str]:

@@ -13,6 +13,7 @@ from siltstone.cli.options.system_options import SystemOptions, Urls, opened, re
 from siltstone.ops.record_report import STEP_COLUMNS, Diagnosis, diagnosis_json, pairs_of, step_cells
 from siltstone.ops.record_trace import diagnose
 from siltstone.terminal.output import json_option, print_json, print_pairs, print_table
+from siltstone.terminal.plain import say
 
 
 @click.group()
@@ -64,10 +65,10 @@ async def _read(urls: Urls, topic: str, partition: int, offset: int, given: Syst
 def _print(found: Diagnosis) -> None:
     print_pairs(pairs_of(found))
     if found.steps:
-        click.echo()
+        say()
         print_table(list(STEP_COLUMNS), [step_cells(each) for each in found.steps], right=["file"])
     if found.why or found.remedy:
-        click.echo()
-        click.echo(f"{found.verdict.value}: {found.why}" if found.why else found.verdict.value)
+        say()
+        say(f"{found.verdict.value}: {found.why}" if found.why else found.verdict.value)
     if found.remedy:
-        click.echo(f"remedy: {found.remedy}")
+        say(f"remedy: {found.remedy}")

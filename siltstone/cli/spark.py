@@ -14,6 +14,7 @@ from rich.text import Text
 from runtime.text import plural, size_text
 from siltstone.cli.options.setting_options import read_settings, setting_options
 from siltstone.terminal.output import console, json_option, print_json
+from siltstone.terminal.plain import say
 
 if TYPE_CHECKING:
     from spark_jobs.doctor import Check
@@ -54,7 +55,7 @@ def doctor(config: Path | None, assignments: tuple[str, ...], no_run: bool, java
     if java_home:
         from spark_jobs.environment import find_environment
 
-        click.echo(find_environment(os.environ).java.home)
+        say(str(find_environment(os.environ).java.home))
         return
     from spark_jobs.doctor import examine
 
@@ -69,7 +70,7 @@ def doctor(config: Path | None, assignments: tuple[str, ...], no_run: bool, java
         print_json([{field: getattr(check, field) for field in fields} for check in checks])
     else:
         bad = sum(not check.ok for check in checks)
-        click.echo(f"{len(checks) - bad} ok, {bad} not ok")
+        say(f"{len(checks) - bad} ok, {bad} not ok")
     sys.exit(0 if all(check.ok for check in checks) else 1)
 
 
@@ -116,7 +117,7 @@ def archive(out: Path, python: str | None, as_json: bool) -> None:
         packages = {each.name: each.version for each in written.packages}
         print_json({"path": str(out), "bytes": written.size_bytes, "python": written.python, "packages": packages})
         return
-    click.echo(
+    say(
         f"{out}: {size_text(written.size_bytes)}, unpacked {size_text(written.unpacked_bytes)},"
         f" {plural(len(written.packages), 'package')}, for Python {written.version} at {written.python}"
     )

@@ -29,6 +29,7 @@ import siltstone
 from runtime.clock import SystemClock
 from runtime.errors import BadInputError, SiltstoneError
 from runtime.logging import get_logger
+from runtime.passwords import HOW_TO_WRITE
 from runtime.settings.checks import is_memory
 from runtime.settings.loading import (
     DATA_VARIABLE,
@@ -165,7 +166,7 @@ def _check_urls(settings: Settings) -> None:
         except ValueError:  # not chained: its message may contain a part of the password
             raise SettingsError(
                 "metadata.url cannot be read: the text after the ':' of the host is not a port",
-                remedy="write postgresql://USER:PASSWORD@HOST:PORT/DB, with / : @ in a password as %2F %3A %40",
+                remedy=HOW_TO_WRITE,
             ) from None
         open_metadata(settings.metadata_url)  # parses the URL; only its `open` would connect
 

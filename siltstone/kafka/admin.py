@@ -13,7 +13,8 @@ from wire.messages.metadata import MetadataResponse
 
 TOPIC, BROKER = 2, 4
 """Types of config resources. The broker with the empty name stands for the whole cluster."""
-DELETE_TIMEOUT_MS = 30_000
+DELETE_TIMEOUT_MS = 8_000
+"""An agent's own limit for a deletion, below this client's limit for an answer."""
 _OP_SET, _OP_DELETE = 0, 1
 
 

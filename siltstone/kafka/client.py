@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import TypeVar, cast
 
 from runtime.errors import BadInputError, Outcome, SiltstoneError, UnavailableError
+from runtime.passwords import UNREADABLE, place_in
 from wire.api import API_VERSIONS, decode_response, encode_request
 from wire.error_codes import ErrorCode
 from wire.errors import MalformedFrameError, MalformedMessageError
@@ -40,9 +41,12 @@ from wire.schema import Message, Octets, VersionRange, message_table
 Response = TypeVar("Response", bound=Message)
 
 CLIENT_ID = "siltstone"
-TIMEOUT_MS = 30_000
+TIMEOUT_MS = 9_000
+"""For the answer to a request that does not wait by itself, so that a hung agent is reported within 10 s."""
 CONNECT_TIMEOUT_MS = 4_000
-"""Time for a connection, and again for its first answer: a hung agent is reported within 10 s."""
+"""Time for a connection, and again for its first answer, for the same reason."""
+STORE_WAIT_MS = 15_000
+"""An agent waits this long for an object, and then says so: a fetch is given time for that answer."""
 DEFAULT_PORT = 9092
 _ADDRESS = re.compile(r"(?:\[(?P<ipv6>[^\]]+)\]|(?P<host>[^\s:\[\]@/]+))(?::(?P<port>\d{1,5}))?")
 FRAME_BYTES_MAX = 128 << 20
@@ -108,6 +112,13 @@ class ConnectionLostError(UnavailableError):
     outcome = Outcome.UNKNOWN
 
 
+class HungAgentError(ConnectionLostError):
+    """The agent took the request and did not answer in time."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(f"{address} did not answer in time", remedy=_HUNG_REMEDY)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigEntry:
     """The effective value of a topic config. `source` says where it is set: "topic" for an override, for example."""
@@ -135,8 +146,8 @@ def parse_bootstrap(text: str) -> list[tuple[str, int]]:
     for part in map(str.strip, text.split(",")):
         scheme, slashes, place = part.partition("://")
         if slashes:
-            # A URL may carry a password: the message quotes only the scheme.
-            place = place.rpartition("@")[2].partition("/")[0]
+            # A URL may carry a password: the message quotes only the scheme, and a host where nothing else can be.
+            place = "" if "?" in place or place_in(part) == UNREADABLE else place_in(part).partition("/")[0]
             raise BadInputError(
                 f"a bootstrap address is HOST:PORT, not a URL ({scheme}://...)",
                 remedy=f"give the address without {scheme}://: {place or 'HOST:9092'}. It is the port for Kafka"
@@ -146,8 +157,8 @@ def parse_bootstrap(text: str) -> list[tuple[str, int]]:
         port = int(found["port"] or DEFAULT_PORT) if found else 0
         if found is None or not 0 < port < 65_536:
             raise BadInputError(
-                # Text before an "@" may hold a password.
-                f"bootstrap address {part.rpartition('@')[2]!r} is not HOST:PORT",
+                # Text around an "@", or that of a driver's "password=...", may hold a password.
+                f"bootstrap address {'' if any(each in text for each in '@=') else f'{part!r} '}is not HOST:PORT",
                 remedy="give, for example, 127.0.0.1:9092 or [::1]:9092",
             )
         addresses.append((found["ipv6"] or found["host"], port))
@@ -179,7 +190,8 @@ class KafkaClient:
         timeout_ms: float,
     ) -> None:
         self._reader, self._writer = reader, writer
-        self._address, self._client_id, self._timeout_ms = address, client_id, timeout_ms
+        self.address, self._client_id, self._timeout_ms = address, client_id, timeout_ms
+        self._agents_timeout_ms = int(timeout_ms * 0.9)  # its own answer comes before this client gives up
         self._first_answer_ms = min(timeout_ms, CONNECT_TIMEOUT_MS)
         self._correlation_id = 0
         self._broken = False
@@ -206,7 +218,7 @@ class KafkaClient:
                 await client._negotiate()
             except ConnectionLostError as error:
                 await client.close()
-                is_hung = is_hung or isinstance(error.__cause__, TimeoutError)
+                is_hung = is_hung or isinstance(error, HungAgentError)
                 refusals.append(f"{address} (connected, but it {error.message.removeprefix(address).strip()})")
                 continue
             except BaseException:
@@ -228,13 +240,14 @@ class KafkaClient:
     async def call(self, request: Message, response: type[Response], *, timeout_ms: float | None = None) -> Response:
         """Send one request in the newest version that both sides know, and wait for its answer.
 
-        `timeout_ms` replaces the client's own. The caller checks the error codes inside the answer.
+        `timeout_ms` replaces the client's own, for a request that an agent answers only after a wait. The caller checks
+        the error codes inside the answer.
         """
         table = message_table(type(request))
         version = self._version(table.api_key, table.versions)
         async with self._one_at_a_time:
             if self._broken:
-                raise ConnectionLostError(f"the connection to {self._address} is broken", remedy="connect again")
+                raise ConnectionLostError(f"the connection to {self.address} is broken", remedy="connect again")
             self._correlation_id += 1
             parts = encode_request(table.api_key, version, self._correlation_id, self._client_id, request)
             try:
@@ -244,18 +257,15 @@ class KafkaClient:
                     frame = await self._read_frame()
             except BaseException as error:
                 self._broken = True  # a late answer would be mistaken for the answer to the next request
-                if isinstance(error, (OSError, EOFError, TimeoutError)):
-                    why = "did not answer in time" if isinstance(error, TimeoutError) else "closed the connection"
-                    raise ConnectionLostError(
-                        f"{self._address} {why}", remedy=_HUNG_REMEDY if isinstance(error, TimeoutError) else ""
-                    ) from error
+                if isinstance(error, TimeoutError):
+                    raise HungAgentError(self.address) from error
+                if isinstance(error, (OSError, EOFError)):
+                    raise ConnectionLostError(f"{self.address} closed the connection") from error
                 raise
         correlation_id, answer = decode_response(table.api_key, version, frame)
         if correlation_id != self._correlation_id or not isinstance(answer, response):
             self._broken = True
-            raise MalformedMessageError(
-                f"{self._address} answered request {self._correlation_id} with {correlation_id}"
-            )
+            raise MalformedMessageError(f"{self.address} answered request {self._correlation_id} with {correlation_id}")
         return answer
 
     async def send(self, request: Message) -> None:
@@ -264,7 +274,7 @@ class KafkaClient:
         version = self._version(table.api_key, table.versions)
         async with self._one_at_a_time:
             if self._broken:
-                raise ConnectionLostError(f"the connection to {self._address} is broken", remedy="connect again")
+                raise ConnectionLostError(f"the connection to {self.address} is broken", remedy="connect again")
             self._correlation_id += 1
             try:
                 async with asyncio.timeout(self._timeout_ms / 1000):
@@ -275,7 +285,7 @@ class KafkaClient:
             except BaseException as error:
                 self._broken = True
                 if isinstance(error, (OSError, TimeoutError)):
-                    raise ConnectionLostError(f"{self._address} did not accept the request") from error
+                    raise ConnectionLostError(f"{self.address} did not accept the request") from error
                 raise
 
     def supports(self, api_key: int) -> bool:
@@ -294,7 +304,7 @@ class KafkaClient:
         for topic in answer.topics:
             _check(topic.error_code, f"topic {name!r}")
             return topic
-        raise MalformedMessageError(f"{self._address} answered Metadata without the topic {name!r}")
+        raise MalformedMessageError(f"{self.address} answered Metadata without the topic {name!r}")
 
     async def create_topic(self, name: str, *, partitions: int, configs: Mapping[str, str] | None = None) -> None:
         """Create a topic; -1 partitions: the agent's default. Raises KafkaError TOPIC_ALREADY_EXISTS and others."""
@@ -304,14 +314,14 @@ class KafkaClient:
             replication_factor=-1,
             configs=[create_topics.CreatableTopicConfig(name=k, value=v) for k, v in (configs or {}).items()],
         )
-        request = create_topics.CreateTopicsRequest(topics=[topic], timeout_ms=int(self._timeout_ms))
+        request = create_topics.CreateTopicsRequest(topics=[topic], timeout_ms=self._agents_timeout_ms)
         answer = await self.call(request, create_topics.CreateTopicsResponse)
         for result in answer.topics:
             _check(result.error_code, f"create topic {name!r}", result.error_message)
 
     async def delete_topic(self, name: str) -> None:
         request = delete_topics.DeleteTopicsRequest(
-            topics=[delete_topics.DeleteTopicState(name=name)], timeout_ms=int(self._timeout_ms)
+            topics=[delete_topics.DeleteTopicState(name=name)], timeout_ms=self._agents_timeout_ms
         )
         answer = await self.call(request, delete_topics.DeleteTopicsResponse)
         for result in answer.responses:
@@ -320,7 +330,7 @@ class KafkaClient:
     async def create_partitions(self, name: str, count: int) -> None:
         """Grow a topic to `count` partitions."""
         topic = create_partitions.CreatePartitionsTopic(name=name, count=count, assignments=None)
-        request = create_partitions.CreatePartitionsRequest(topics=[topic], timeout_ms=int(self._timeout_ms))
+        request = create_partitions.CreatePartitionsRequest(topics=[topic], timeout_ms=self._agents_timeout_ms)
         answer = await self.call(request, create_partitions.CreatePartitionsResponse)
         for result in answer.results:
             what = f"add partitions to topic {name!r}"
@@ -382,13 +392,13 @@ class KafkaClient:
         data = produce.TopicProduceData(
             name=topic, partition_data=[produce.PartitionProduceData(index=partition, records=batch)]
         )
-        request = produce.ProduceRequest(acks=acks, timeout_ms=int(self._timeout_ms), topic_data=[data])
+        request = produce.ProduceRequest(acks=acks, timeout_ms=self._agents_timeout_ms, topic_data=[data])
         answer = await self.call(request, produce.ProduceResponse)
         for answered in answer.responses:
             for result in answered.partition_responses:
                 _check(result.error_code, f"produce to {topic}-{partition}", result.error_message)
                 return result.base_offset
-        raise MalformedMessageError(f"{self._address} answered Produce without {topic}-{partition}")
+        raise MalformedMessageError(f"{self.address} answered Produce without {topic}-{partition}")
 
     async def fetch(
         self,
@@ -408,7 +418,9 @@ class KafkaClient:
             max_bytes=max_bytes,
             topics=[fetch.FetchTopic(topic=topic, partitions=[asked])],
         )
-        answer = await self.call(request, fetch.FetchResponse, timeout_ms=self._timeout_ms + max_wait_ms)
+        answer = await self.call(
+            request, fetch.FetchResponse, timeout_ms=self._timeout_ms + STORE_WAIT_MS + max_wait_ms
+        )
         _check(answer.error_code, f"fetch from {topic}-{partition}")
         for answered in answer.responses:
             for data in answered.partitions:
@@ -418,22 +430,22 @@ class KafkaClient:
                     log_start_offset=data.log_start_offset,
                     records=memoryview(b"") if data.records is None else cast("memoryview", data.records),
                 )
-        raise MalformedMessageError(f"{self._address} answered Fetch without {topic}-{partition}")
+        raise MalformedMessageError(f"{self.address} answered Fetch without {topic}-{partition}")
 
     async def _negotiate(self) -> None:
         request = api_versions.ApiVersionsRequest()
         answer = await self.call(request, api_versions.ApiVersionsResponse, timeout_ms=self._first_answer_ms)
-        _check(answer.error_code, f"negotiate versions with {self._address}")
+        _check(answer.error_code, f"negotiate versions with {self.address}")
         self._served = {each.api_key: VersionRange(each.min_version, each.max_version) for each in answer.api_keys}
 
     def _version(self, api_key: int, ours: VersionRange) -> int:
         theirs = self._served.get(api_key)
         if theirs is None:
-            raise BadInputError(f"{self._address} does not serve API key {api_key}")
+            raise BadInputError(f"{self.address} does not serve API key {api_key}")
         version = min(ours.high, theirs.high, _LAST_VERSION_WITH_NAMES.get(api_key, ours.high))
         if version < max(ours.low, theirs.low):
             raise BadInputError(
-                f"{self._address} serves versions {theirs.low} to {theirs.high} of API key {api_key}, "
+                f"{self.address} serves versions {theirs.low} to {theirs.high} of API key {api_key}, "
                 f"this client speaks {ours.low} to {ours.high}"
             )
         return version
@@ -441,7 +453,7 @@ class KafkaClient:
     async def _read_frame(self) -> memoryview:
         length = int.from_bytes(await self._reader.readexactly(4), "big", signed=True)
         if not 0 < length <= FRAME_BYTES_MAX:
-            raise MalformedFrameError(f"{self._address} announced a frame of {length} bytes: is this a Kafka port?")
+            raise MalformedFrameError(f"{self.address} announced a frame of {length} bytes: is this a Kafka port?")
         return memoryview(await self._reader.readexactly(length))
 
 

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from runtime.clock import Clock
 from runtime.errors import BadInputError, UnavailableError
-from siltstone.kafka.client import ConnectionLostError, KafkaClient, KafkaError, connected
+from siltstone.kafka.client import ConnectionLostError, HungAgentError, KafkaClient, KafkaError, connected
 from siltstone.kafka.consumer_protocol import PROTOCOL_TYPE, parse_assignment
 from siltstone.kafka.records import TopicPartition
 from siltstone.kafka.retrying import RetryNotice, address_of, is_passing
@@ -270,7 +270,10 @@ class GroupClient:
                 if isinstance(error, KafkaError) and not is_passing(error.code):
                     raise
                 # No agent answered and none ever did: the bootstrap address is probably wrong, so do not wait.
-                if not (self._known or isinstance(error, (KafkaError, ConnectionLostError))):
+                answered = isinstance(error, (KafkaError, ConnectionLostError)) and not isinstance(
+                    error, HungAgentError
+                )
+                if not (self._known or answered):
                     raise
                 if not notice.failed(error, is_lost=isinstance(error, UnavailableError), wait_ms=BACKOFF_MS):
                     raise

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from runtime.clock import Clock
 from runtime.errors import BadInputError
 from siltstone.kafka import range_assignor
-from siltstone.kafka.client import KafkaClient, KafkaError
+from siltstone.kafka.client import TIMEOUT_MS, KafkaClient, KafkaError
 from siltstone.kafka.consumer_protocol import (
     PROTOCOL_TYPE,
     assignment,
@@ -32,9 +32,9 @@ SESSION_TIMEOUT_MS = 45_000
 REBALANCE_TIMEOUT_MS = 60_000
 """In a rebalance the other members wait this long for this member."""
 HEARTBEAT_MS = 3_000
-JOIN_PATIENCE_MS = 330_000
+JOIN_PATIENCE_MS = 300_000 + TIMEOUT_MS
 """A join is answered when all members have joined. Members of other libraries may take five minutes (their default
-max.poll.interval.ms); this is half a minute more."""
+max.poll.interval.ms)."""
 REJOIN_MS = 100
 _UNKNOWN_MEMBER = int(ErrorCode.UNKNOWN_MEMBER_ID)
 _MEMBER_ID_REQUIRED = int(ErrorCode.MEMBER_ID_REQUIRED)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from runtime.errors import BadInputError, SiltstoneError
-from siltstone.kafka.client import KafkaClient, KafkaError
+from siltstone.kafka.client import STORE_WAIT_MS, TIMEOUT_MS, KafkaClient, KafkaError
 from siltstone.kafka.record_format import OutputRecord
 from wire.batch import BatchHeader, CorruptBatchError, crc_matches, iter_headers
 from wire.errors import MalformedMessageError
@@ -67,7 +67,8 @@ async def fetch_partitions(
         max_bytes=FETCH_BYTES_MAX,
         topics=[fetch.FetchTopic(topic=topic, partitions=partitions) for topic, partitions in asked.items()],
     )
-    answer = await client.call(request, fetch.FetchResponse)
+    timeout_ms = TIMEOUT_MS + STORE_WAIT_MS + max_wait_ms
+    answer = await client.call(request, fetch.FetchResponse, timeout_ms=timeout_ms)
     if answer.error_code:
         raise KafkaError(answer.error_code, "fetch")
     return [
@@ -149,7 +150,7 @@ async def produce_batches(
         await client.send(request)
         return {}
     # Longer than the agent's own limit, so that the agent's answer arrives before this client gives up.
-    answer = await client.call(request, produce.ProduceResponse, timeout_ms=PRODUCE_TIMEOUT_MS + 5_000)
+    answer = await client.call(request, produce.ProduceResponse, timeout_ms=PRODUCE_TIMEOUT_MS + TIMEOUT_MS)
     results = {
         each.index: ProduceResult(
             error_code=each.error_code,

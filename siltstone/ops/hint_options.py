@@ -5,12 +5,11 @@ Each is empty or begins with a space, so that it can follow a command: f"siltsto
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_PASSWORD = re.compile(r"(://[^/\s:@]*):[^/\s@]+@")
+from runtime.passwords import masked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +27,7 @@ NO_HINT_OPTIONS = HintOptions()
 
 def option(name: str, value: str) -> str:
     """ " --name value", quoted for a shell; empty for an empty value. Passwords in URLs are masked."""
-    masked = _PASSWORD.sub(r"\1:***@", value)
-    return f" --{name} {shlex.quote(masked)}" if value else ""
+    return f" --{name} {shlex.quote(masked(value))}" if value else ""
 
 
 def hint_options_for(

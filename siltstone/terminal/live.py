@@ -13,7 +13,7 @@ from rich.live import Live
 
 from runtime.clock import SystemClock
 from siltstone.processes.stopping import stop_signals, unless
-from siltstone.terminal.output import console
+from siltstone.terminal.output import Escaped, console
 
 
 async def draw_until_stopped(read: Callable[[], Awaitable[RenderableType]], *, every_ms: int) -> None:
@@ -23,7 +23,7 @@ async def draw_until_stopped(read: Callable[[], Awaitable[RenderableType]], *, e
 
     async def draw(live: Live) -> None:
         while True:
-            live.update(await read(), refresh=True)
+            live.update(Escaped(await read()), refresh=True)
             await clock.sleep_ms(every_ms)
 
     with stop_signals(stopping), Live(console=console(), auto_refresh=False, screen=False) as live:

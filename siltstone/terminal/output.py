@@ -15,7 +15,8 @@ from typing import Any, BinaryIO, TypeVar, cast
 import click
 from rich import box
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderableType, RenderHook, RenderResult
+from rich.segment import Segment
 from rich.table import Table
 
 from runtime.text import printable
@@ -39,7 +40,27 @@ def json_option(command: Command) -> Command:
 
 def console(*, stderr: bool = False) -> Console:
     stream = sys.stderr if stderr else sys.stdout
-    return Console(stderr=stderr, highlight=False, soft_wrap=False, width=None if stream.isatty() else PIPED_WIDTH)
+    made = Console(stderr=stderr, highlight=False, soft_wrap=False, width=None if stream.isatty() else PIPED_WIDTH)
+    made.push_render_hook(_Escaping())
+    return made
+
+
+class _Escaping(RenderHook):
+    """Escapes the text of everything that is printed; rich's own codes, for colors and the cursor, are no text."""
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        return [Escaped(each) for each in renderables]
+
+
+class Escaped:
+    """A renderable without characters that would steer the terminal."""
+
+    def __init__(self, inner: RenderableType) -> None:
+        self._inner = inner
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for segment in console.render(self._inner, options):
+            yield segment if segment.control else Segment(printable(segment.text), segment.style)
 
 
 def print_json(value: Any) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from runtime.errors import SiltstoneError, UnavailableError
+from runtime.passwords import HOW_TO_WRITE, UNREADABLE, place_in
 from spark_jobs.environment import INSTALL_TABLES
 from spark_jobs.scan.arrow import MissingExtraError
 from spark_jobs.tables.errors import BadTableError, PlaceUnavailableError
@@ -85,9 +86,9 @@ def shown(place: CatalogPlace) -> str:
     """The catalog in a message: without user, password and parameters."""
     if "://" not in place.url:
         return f"the Iceberg catalog {place.url!r}"
-    parts = urlsplit(place.url)
-    host = parts.netloc.rpartition("@")[2]
-    return f"the Iceberg catalog at {parts.scheme}://{host}{parts.path}"
+    scheme = place.url.partition("://")[0]
+    where = place_in(place.url)
+    return f"the Iceberg catalog at {where if where == UNREADABLE else f'{scheme}://{where}'}"
 
 
 @contextmanager
@@ -137,6 +138,14 @@ def _files(place: CatalogPlace) -> dict[str, str]:
 
 
 def _kind(place: CatalogPlace) -> dict[str, str]:
+    # None of these texts is quoted: it may hold a password.
+    if "://" not in place.url and any(each in place.url for each in "@=/"):
+        raise BadTableError(
+            "--catalog is neither a URL nor a name",
+            remedy="write postgresql://, sqlite:///, http(s)://, or a name in pyiceberg's configuration",
+        )
+    if _in_postgres(place) and place_in(place.url) == UNREADABLE:
+        raise BadTableError("the URL of the Iceberg catalog's Postgres cannot be read", remedy=HOW_TO_WRITE)
     scheme = place.url.partition("://")[0].partition("+")[0]
     if _in_postgres(place):
         return {"type": "sql", "uri": sqlalchemy_url(place.url), "pool_pre_ping": "true"}

@@ -2,7 +2,8 @@
 
 Every row begins with its record's place; then come the columns of its value. A value that does not fit keeps its bytes
 in `kafka_value` and the reason in `kafka_error`, and its fitting parts are in its columns; or, if so configured, it
-ends the export. Every part of a value is in one of these places.
+ends the export. Every part of a value is in one of these places. A key that is no text, or no JSON, although keys are
+asked for as that, keeps its bytes in `kafka_key_bytes`.
 
 For JSON the converter also collects the kind of everything that it saw; from that the table's missing columns are made.
 """
@@ -37,6 +38,7 @@ from spark_jobs.tables.kinds import (
 )
 
 RAW, JSON_VALUES, AVRO = "raw", "json", "avro"
+TEXT_KEYS, JSON_KEYS = "text", "json"
 CONFLUENT = "confluent"
 TO_COLUMN, FAIL = "column", "fail"
 KINDS_MAX = 10_000
@@ -52,7 +54,9 @@ _PLACE = (
 _TOMBSTONE = pa.field("kafka_tombstone", pa.bool_())
 _ERROR = pa.field("kafka_error", pa.string())
 _SCHEMA_ID = pa.field("kafka_schema_id", pa.int32())
-BASE_NAMES = tuple(field.name for field in (*_PLACE, _TOMBSTONE, _ERROR, _SCHEMA_ID))
+_TEXT_KEY = pa.field("kafka_key", pa.string())
+_KEY_BYTES = pa.field("kafka_key_bytes", pa.binary())
+BASE_NAMES = tuple(field.name for field in (*_PLACE, _TOMBSTONE, _ERROR, _SCHEMA_ID, _KEY_BYTES))
 """The names of our own columns."""
 _OF_ICEBERG = (
     *("_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id", "_last_updated_sequence_number"),
@@ -68,7 +72,7 @@ REASONS_MAX = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueFormat:
-    """The way to read values. Raises BadTableError for one that means nothing."""
+    """The way to read values and keys. Raises BadTableError for one that means nothing."""
 
     kind: str = RAW
     """raw, json or avro."""
@@ -78,6 +82,8 @@ class ValueFormat:
     """`confluent`, or nothing."""
     on_error: str = TO_COLUMN
     """Or `fail`."""
+    keys: str = RAW
+    """raw (bytes), text, or json: a text that is checked to be JSON."""
 
     def __post_init__(self) -> None:
         if self.kind not in (RAW, JSON_VALUES, AVRO):
@@ -86,6 +92,8 @@ class ValueFormat:
             raise BadTableError("Avro values can only be read with their schema", remedy="give --schema FILE.avsc")
         if self.kind == RAW and self.schema_text:
             raise BadTableError("raw values have no schema", remedy="give --value json or --value avro with --schema")
+        if self.keys not in (RAW, TEXT_KEYS, JSON_KEYS):
+            raise BadTableError(f"keys cannot be read as {self.keys!r}", remedy="raw, text or json")
         if self.framing and (self.framing != CONFLUENT or self.kind != AVRO):
             raise BadTableError(f"framing {self.framing!r} of {self.kind} values is not known")
 
@@ -111,15 +119,21 @@ class ValueFormat:
 
     @property
     def text(self) -> str:
-        """The format of a table's values, which never changes."""
-        return f"{self.kind} with {self.framing}'s frame" if self.framing else self.kind
+        """The format of a table's values and keys, which never changes."""
+        values = f"{self.kind} with {self.framing}'s frame" if self.framing else self.kind
+        return values if self.keys == RAW else f"{values}, keys as {self.keys}"
 
 
 def base_fields(values: ValueFormat) -> list[Field]:
     """The columns before those of the value."""
-    if values.kind == RAW:
-        return list(_PLACE)
-    return [*_PLACE, _TOMBSTONE, _ERROR] + ([_SCHEMA_ID] if values.framing else [])
+    fields: list[Field] = [_TEXT_KEY if each.name == "kafka_key" and values.keys != RAW else each for each in _PLACE]
+    if values.kind != RAW:
+        fields += [_TOMBSTONE, _ERROR]
+    elif values.keys != RAW:
+        fields.append(_ERROR)
+    if values.framing:
+        fields.append(_SCHEMA_ID)
+    return fields if values.keys == RAW else [*fields, _KEY_BYTES]
 
 
 def table_schema(values: ValueFormat, fields: Sequence[Field]) -> Any:
@@ -149,7 +163,8 @@ class Reader(Protocol):
 
 
 class Converter:
-    """The converter of one file or of several with the same columns. `errors` counts the values that did not fit."""
+    """The converter of one file or of several with the same columns. `errors` counts the records of which the value or
+    the key did not fit."""
 
     def __init__(self, values: ValueFormat, fields: Sequence[Field]) -> None:
         self._values, self._fields = values, list(fields)
@@ -165,30 +180,48 @@ class Converter:
     def convert(self, batch: Any) -> Any:
         """A `pyarrow.RecordBatch` of `schema`. Raises BadValueError if values that do not fit should end the export."""
         place = {name: batch.column(batch.schema.get_field_index(name)) for name in batch.schema.names}
-        columns = [place[name] for name in ("partition", "offset", "timestamp", "key", "value", "headers")]
-        if self._reader is None:
-            return pa.RecordBatch.from_arrays(columns, schema=self.schema)
-        values: list[bytes | None] = place["value"].to_pylist()
-        rows = [_NOTHING if value is None else self._reader.read(value) for value in values]
-        arrays = self._arrays(rows)
-        self._judge(rows, place)
-        kept = [value if row.error is not None else None for value, row in zip(values, rows, strict=True)]
-        # Column 4 is `kafka_value`: only values that did not fit keep their bytes, the others are in their columns.
-        columns[4] = pa.array(kept, pa.binary())
-        columns.append(pa.array([value is None for value in values], pa.bool_()))
-        columns.append(pa.array([row.error for row in rows], pa.string()))
-        if self._values.framing:
-            columns.append(pa.array([row.schema_id for row in rows], pa.int32()))
-        return pa.RecordBatch.from_arrays([*columns, *arrays], schema=self.schema)
+        columns: dict[str, Any] = {
+            f"kafka_{name}": place[name] for name in ("partition", "offset", "timestamp", "key", "value", "headers")
+        }
+        arrays: list[Any] = []
+        rows: list[Row] = [_NOTHING] * batch.num_rows
+        if self._reader is not None:
+            values: list[bytes | None] = place["value"].to_pylist()
+            rows = [_NOTHING if value is None else self._reader.read(value) for value in values]
+            arrays = self._arrays(rows)
+            # Only values that did not fit keep their bytes, the others are in their columns.
+            kept = [value if row.error is not None else None for value, row in zip(values, rows, strict=True)]
+            columns["kafka_value"] = pa.array(kept, pa.binary())
+            columns["kafka_tombstone"] = pa.array([value is None for value in values], pa.bool_())
+            columns["kafka_schema_id"] = pa.array([row.schema_id for row in rows], pa.int32())
+        reasons = [row.error for row in rows]
+        self._judge("value", reasons, place)
+        if self._values.keys != RAW:
+            of_keys = self._keys(columns, place["key"])
+            self._judge("key", of_keys, place)
+            reasons = ["; ".join(filter(None, both)) or None for both in zip(of_keys, reasons, strict=True)]
+        columns["kafka_error"] = pa.array(reasons, pa.string())
+        self.errors += sum(reason is not None for reason in reasons)
+        base = [columns[field.name] for field in base_fields(self._values)]
+        return pa.RecordBatch.from_arrays([*base, *arrays], schema=self.schema)
 
-    def _judge(self, rows: Sequence[Row], place: Mapping[str, Any]) -> None:
-        wrong = [number for number, row in enumerate(rows) if row.error is not None]
-        self.errors += len(wrong)
-        if wrong and self._values.on_error == FAIL:
-            at = f"partition {place['partition'][wrong[0]]}, offset {place['offset'][wrong[0]]}"
+    def _keys(self, columns: dict[str, Any], keys: Any) -> list[str | None]:
+        """Replace the keys by texts. Returns the reasons of those that are none, whose bytes are kept."""
+        found: list[bytes | None] = keys.to_pylist()
+        read = [(None, None) if key is None else _key_text(key, self._values.keys) for key in found]
+        kept = [key if text is None else None for key, (text, _) in zip(found, read, strict=True)]
+        columns["kafka_key"] = pa.array([text for text, _ in read], pa.string())
+        columns["kafka_key_bytes"] = pa.array(kept, pa.binary())
+        return [reason for _, reason in read]
+
+    def _judge(self, part: str, reasons: Sequence[str | None], place: Mapping[str, Any]) -> None:
+        """`part`: value or key."""
+        wrong = next((number for number, reason in enumerate(reasons) if reason is not None), None)
+        if wrong is not None and self._values.on_error == FAIL:
+            at = f"partition {place['partition'][wrong]}, offset {place['offset'][wrong]}"
             raise BadValueError(
-                f"a value does not fit ({at}): {rows[wrong[0]].error}",
-                remedy="--on-error column keeps such values in the columns kafka_value and kafka_error",
+                f"a {part} does not fit ({at}): {reasons[wrong]}",
+                remedy=f"--on-error column keeps it in the columns kafka_{_KEPT[part]} and kafka_error",
             )
 
     def _arrays(self, rows: list[Row]) -> list[Any]:
@@ -214,6 +247,23 @@ class Converter:
 
 
 _NOTHING = Row(None, None)
+_KEPT = {"value": "value", "key": "key_bytes"}
+
+
+def _key_text(key: bytes, kind: str) -> tuple[str | None, str | None]:
+    """The key as text, or None and the reason."""
+    try:
+        text = key.decode()
+    except UnicodeDecodeError as error:
+        return None, f"the key is not UTF-8 (byte {error.start})"
+    if kind == JSON_KEYS:
+        try:
+            json.loads(text, parse_constant=_refuse)
+        except ValueError as error:
+            return None, f"the key is not JSON: {_first_line(error)}"
+        except RecursionError:
+            return None, "the key is not JSON that can be read: too many lists or objects inside of each other"
+    return text, None
 
 
 def _first_line(error: Exception) -> str:

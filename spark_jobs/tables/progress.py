@@ -99,8 +99,8 @@ def check_same(
         )
     if progress.values != values:
         raise WrongTableError(
-            f"the table was written from {progress.values} values, and these are to be read as {values}",
-            remedy=f"give --value {progress.values.partition(' ')[0]}, with the same --framing, or another table",
+            f"the table was written from values read as {progress.values}, and these are to be read as {values}",
+            remedy=f"give {_options_of(progress.values)}, or another table",
         )
     if progress.topic_id == str(topic.topic_id):
         return progress
@@ -152,6 +152,12 @@ def check_begin(snapshot: TopicSnapshot, offset: int) -> None:
 def unchanged(progress: Progress | None, snapshot: TopicSnapshot) -> bool:
     """Whether the latest view that the table holds is still that of the topic."""
     return progress is not None and progress == fresh(snapshot, progress.mode, progress.values, ends(snapshot))
+
+
+def _options_of(values: str) -> str:
+    """The options that read values, and keys, as the table has them."""
+    kind, _, keys = values.partition(", keys as ")
+    return f"--value {kind.partition(' ')[0]}, with the same --framing" + (f", --key {keys}" if keys else "")
 
 
 def fresh(snapshot: TopicSnapshot, mode: str, values: str, offsets: Mapping[int, int]) -> Progress:

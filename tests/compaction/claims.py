@@ -17,7 +17,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from compactor.deletion.janitor import ClocksApartError, Janitor, JanitorLimits
+from compactor.deletion.janitor import ClocksApartError
+from metadata.contract.leases import JOB_LEASE_MS
 from runtime.settings.table import Settings
 from siltstone.cli.options.system_options import SystemOptions
 from siltstone.cli.topics.explain import explained
@@ -28,7 +29,7 @@ from siltstone.ops.record_trace import diagnose
 from storage.format.inspect import inspect_file
 from storage.keys import LEVEL_PREFIXES
 from storage.objects import ObjectStore
-from tests.compaction.histories import ACTIONS, JOB_LEASE_MS, act, settle
+from tests.compaction.histories import ACTIONS, act, settle
 from tests.compaction.model import UNREADABLE, Rec
 from tests.compaction.specs import GRACE_MS, LIMIT_MS, PURGE_MS
 from tests.compaction.world import NEVER, World
@@ -53,7 +54,6 @@ FEW_MERGES: Mapping[str, Any] = {
 REQUESTED = 0.6
 """The chance that a compacted topic is asked to be compacted in the calm."""
 PARTITIONS_MAX = 1_000
-ORPHAN_AGE_MS = JOB_LEASE_MS + LIMIT_MS
 DIAGNOSED = 4
 """Offsets asked about at once."""
 GIVEN = SystemOptions(
@@ -168,14 +168,6 @@ async def run_claims(world: World, habits: Mapping[str, float], *, periods: int 
     """One history."""
     claims = Claims(world.seed)
     await world.begin()
-    janitor = Janitor(
-        store=world.objects,
-        metadata=world.metadata,
-        runtime=world.runtime,
-        limits=JanitorLimits(
-            grace_ms=GRACE_MS, orphan_age_ms=ORPHAN_AGE_MS, orphan_refuse_files=1_000, orphan_bound_ms=ORPHAN_AGE_MS
-        ),
-    )
     names = [name for name, _ in ACTIONS]
     for _ in range(periods):
         weights = [weight * habits.get(name, 1) * world.random.choice([0.5, 1, 2]) for name, weight in ACTIONS]
@@ -183,13 +175,13 @@ async def run_claims(world: World, habits: Mapping[str, float], *, periods: int 
             await act(world, world.random.choices(names, weights)[0])
             if claims.random.random() < SHARE:
                 await claims.ask(world)
-        await _calm(world, janitor, claims)
+        await _calm(world, claims)
         if world.violations:
             break
     return claims
 
 
-async def _calm(world: World, janitor: Janitor, claims: Claims) -> None:
+async def _calm(world: World, claims: Claims) -> None:
     """Everything is leveled and cleaned, what is dead is rewritten and deleted. Merges that had run are never
     committed. In the end no file holds bytes that were dead when the calm began."""
     world.held, began_ms, options = [], world.clock.wall_ms(), world.options
@@ -205,12 +197,12 @@ async def _calm(world: World, janitor: Janitor, claims: Claims) -> None:
     for span_ms in (GRACE_MS + 1_000, GRACE_MS + 1_000, PURGE_MS, GRACE_MS + 1_000):
         await claims.ask(world)
         world.clock.advance_ms(span_ms)
-        await janitor.sweep()
+        await world.janitor.sweep()
         await claims.ask(world)
         await settle(world, rounds=3)
     # Last, so that claims are made beside objects that no row names.
     with contextlib.suppress(ClocksApartError):  # a directory has a clock of its own
-        await janitor.sweep_orphans()
+        await world.janitor.sweep_orphans()
     await claims.ask(world)
     world.options = options
     for held in await world.metadata.operators.held_bytes(range(PARTITIONS_MAX)):

@@ -6,15 +6,18 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from compactor.deletion.orphans import ATTEMPT_OUTLIVES_JOB_MS
 from metadata.contract.jobs import JobState
+from metadata.contract.leases import JOB_LEASE_MS
 from metadata.contract.topics import Topic
 from metadata.rules.jobs import EXHAUSTED_RETRY_MS
+from storage.keys import CLUSTER_KEY
+from storage.objects import ObjectNotFoundError
 from tests.compaction.model import UNREADABLE, repeated_keys
 from tests.compaction.specs import GRACE_MS, LIMIT_MS, PURGE_MS
 from tests.compaction.world import World
 
 STEPS = 60
-JOB_LEASE_MS = 10_000
 IDLE_ROUNDS = 3
 """Idle time, longer than any wait in the planner's options."""
 
@@ -61,7 +64,10 @@ def run_seed(seed: int, *, steps: int = STEPS, habits: Mapping[str, float] = NO_
     """`habits`: factors for the frequency of some actions; without them the seed chooses. `heavy`: merges are cut into
     units."""
     world = World(seed, heavy=heavy)
-    asyncio.run(_history(world, steps, habits))
+    try:
+        asyncio.run(_history(world, steps, habits))
+    except ObjectNotFoundError as error:
+        world.violations.append(f"FILE-1: {error.message}")
     return Outcome(seed, world.violations, world.says, world.counts)
 
 
@@ -200,14 +206,16 @@ async def _check_clean(world: World, compacted: Sequence[Topic], *, last: bool) 
 
 
 async def _check_nothing_left(world: World) -> None:
-    """After grace and purge deadline, the bucket holds the live files and no byte of an overwritten value."""
+    """After grace, purge deadline and the age of what jobs leave, the bucket holds the live files alone."""
     for _ in range(3):
         world.clock.advance_ms(PURGE_MS + 1_000)
         await settle(world, rounds=3)
-        world.clock.advance_ms(GRACE_MS + 1_000)
+        world.clock.advance_ms(GRACE_MS + ATTEMPT_OUTLIVES_JOB_MS + 1_000)
         await world.sweep()
     live = {file.key for file in await world.metadata.operators.files(limit=1_000_000) if file.state == "live"}
     stored = {stat.key async for stat in world.objects.list()}
     if missing := live - stored:
         world.violations.append(f"FILE-1: {sorted(missing)} are gone")
+    if left := stored - live - {CLUSTER_KEY}:
+        world.violations.append(f"{sorted(left)} are left")
     await world.check()

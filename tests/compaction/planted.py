@@ -13,6 +13,7 @@ from compactor.cleaning.partition_cleaner import PartitionCleaner
 from compactor.merging.execute import MergeEngine
 from metadata.contract.jobs import ClaimedJob, CommitMerge
 from metadata.memory.compactors import MemoryCompactors
+from metadata.memory.deletion import MemoryDeletion
 
 Plant = Callable[[], AbstractContextManager[None]]
 
@@ -96,6 +97,20 @@ def forgets_the_clear() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def deletes_without_aborting() -> Iterator[None]:
+    """The janitor takes objects of merges that are at work, and leaves no row that would stop their commit."""
+
+    async def unknown(self: MemoryDeletion, key: str) -> bool:
+        return key not in await self.known_keys([key])
+
+    with (
+        patch("compactor.deletion.janitor.writers_patience_ms", lambda *_, **__: {}),
+        patch.object(MemoryDeletion, "abort_file", unknown),
+    ):
+        yield
+
+
 PLANTED: Mapping[str, Plant] = {
     "drops-tombstones-of-partial-merges": drops_tombstones_of_partial_merges,
     "horizon-from-the-spec-alone": horizon_from_the_spec_alone,
@@ -103,4 +118,5 @@ PLANTED: Mapping[str, Plant] = {
     "zombies-commit": zombies_commit,
     "covers-the-gaps": covers_the_gaps,
     "forgets-the-clear": forgets_the_clear,
+    "deletes-without-aborting": deletes_without_aborting,
 }

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
+from compactor.deletion.janitor import Janitor, JanitorLimits
 from compactor.merging.execute import MergeEngine
 from compactor.planning.options import MergeMemory
 from compactor.planning.plan import new_job, plan_merges
@@ -19,7 +20,7 @@ from compactor.planning.spec import MergeKind, MergeSpec
 from compactor.worker import Engine
 from metadata.contract.jobs import ClaimedJob, CommitMerge, InputsBusyError, JobLostError, MergeRefusedError
 from metadata.contract.l0_commit import CommitL0, Committed, L0Batch
-from metadata.contract.leases import AgentAddress, WriterLease
+from metadata.contract.leases import JOB_LEASE_MS, AgentAddress, WriterLease
 from metadata.contract.topics import Topic
 from metadata.memory.store import MemoryMetadata
 from metadata.rules.packed_index import iter_index
@@ -35,13 +36,15 @@ from storage.wrappers.retrying import Retrying
 from tests.compaction.log import describe, records_of
 from tests.compaction.model import PartitionModel, Rec, SlowReader, wrongs
 from tests.compaction.poison import opaque_records, poisoned
-from tests.compaction.specs import GRACE_MS, OPTIONS, arbitrary_spec
+from tests.compaction.specs import GRACE_MS, LIMIT_MS, OPTIONS, arbitrary_spec
 from tests.fixtures.heavy_merges import in_units
 from wire.batch import read_header
 from wire.codecs import Codec
 from wire.records import NewRecord, build_batch
 
 NEVER = 1 << 60
+WRITER_BOUND_MS = JOB_LEASE_MS + LIMIT_MS
+"""No writer commits an older object."""
 Sent = tuple[bytes, list[NewRecord]]
 """A batch and its records; no records if they cannot be read."""
 
@@ -80,6 +83,7 @@ class World:
         self.values = 0
         self.options = OPTIONS
         self.counts: dict[str, int] = {}
+        self.janitor = self.new_janitor()
 
     def new_clock(self) -> ManualClock:
         return ManualClock()
@@ -95,6 +99,12 @@ class World:
             self.counts[what] = self.counts.get(what, 0) + times
 
     # ---- begin
+
+    def new_janitor(self) -> Janitor:
+        limits = JanitorLimits(
+            grace_ms=GRACE_MS, orphan_age_ms=GRACE_MS, orphan_refuse_files=1_000, orphan_bound_ms=WRITER_BOUND_MS
+        )
+        return Janitor(store=self.objects, metadata=self.metadata, runtime=self.runtime, limits=limits)
 
     async def begin(self) -> None:
         await self.metadata.open()
@@ -382,12 +392,12 @@ class World:
             self.count("expire")
 
     async def sweep(self) -> None:
-        dead = await self.metadata.deletion.dead_files(grace_ms=GRACE_MS)
-        if dead:
-            gone = await self.objects.delete_many([file.key for file in dead])
-            await self.metadata.deletion.files_deleted([file.file_id for file in dead if file.key in set(gone.keys)])
-            self.say(f"swept files {[file.file_id for file in dead]}")
+        swept = await self.janitor.sweep()
+        orphans = await self.janitor.sweep_orphans()
+        if swept.deleted_files or orphans.deleted:
+            self.say(f"swept {swept.deleted_files} dead files and {orphans.deleted} orphans")
             self.count("sweep")
+            self.count("orphan", orphans.deleted)
 
     async def change_policy(self) -> None:
         topic = self.random.choice(self.topics)

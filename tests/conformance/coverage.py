@@ -29,7 +29,7 @@ ABSENT = (
     (
         "internal topics",
         "`__consumer_offsets`, `__transaction_state`",
-        "there are none ([decision 0030](decisions/0030-apis-with-nothing-to-do.md))",
+        "there are none, and none may be created ([decision 0030](decisions/0030-apis-with-nothing-to-do.md))",
     ),
     ("message formats before v2", "Produce 0-2, Fetch 0-3", "clients older than Kafka 0.11 do not work"),
 )

@@ -410,6 +410,7 @@ async def test_a_job_past_its_limit_is_lost_and_failed(world: World, step: str) 
     assert failed is not None
     assert failed.state is JobState.FAILED
     assert failed.error == past_limit({"step": "waits"} if step == "beat" else None)
+    assert failed.progress == ({"step": "waits"} if step == "beat" else {})
     view = await world.service.compactors.compaction_view()
     assert (view.busy_files, view.files[0].trouble_until_ms) == (frozenset(), 0)
     assert await extents_of(world.service, one) == []

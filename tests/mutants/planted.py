@@ -12,6 +12,7 @@ from tests.mutants.planted_in_answers import ANSWERS
 from tests.mutants.planted_in_claims import GONE
 from tests.mutants.planted_in_erase_command import ASKED
 from tests.mutants.planted_in_erasures import ERASING
+from tests.mutants.planted_in_survivors import SURVIVORS
 
 ORACLES = "tests/property/test_messages_against_oracles.py"
 BATCHES = "tests/property/test_record_batches.py"
@@ -346,7 +347,18 @@ CLOCKWORK = (
 )
 
 MUTANTS = (
-    *(*ANSWERS, *BORDERS, *WIRE, *METADATA, *WRITING, *COMPACTOR, *STORES, *READING, *ZONES, *GONE, *CLOCKWORK),
+    *ANSWERS,
+    *BORDERS,
+    *SURVIVORS,
+    *WIRE,
+    *METADATA,
+    *WRITING,
+    *COMPACTOR,
+    *STORES,
+    *READING,
+    *ZONES,
+    *GONE,
+    *CLOCKWORK,
     *ERASING,
     *ASKED,
 )

@@ -5,6 +5,9 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 _BORDERS = "tests/contract/test_borders.py"
+_CLEANER = "tests/property/test_cleaner.py"
+_HISTORIES = "tests/integration/metadata/test_metadata_histories.py"
+_TWINS = f"{_HISTORIES}::test_after_every_call_of_a_history_both_stores_hold_the_same"
 _SEAL = "tests/unit/agents/write/test_seal.py"
 _SPARES = (f"{_BORDERS}::test_delete_records_spares_the_extent_of_the_first_record_that_stays",)
 _PINS = (f"{_BORDERS}::test_of_two_pins_the_older_protects_what_died_between_them",)
@@ -16,7 +19,7 @@ BORDERS = (
         file="metadata/postgres/log/delete_records.py",
         text="EXTENTS.c.last_offset < wanted",
         replacement="EXTENTS.c.last_offset <= wanted",
-        tests=_SPARES,
+        tests=(*_SPARES, _TWINS),
     ),
     Mutant(
         name="delete-records-kills-a-live-extent-in-memory",
@@ -30,7 +33,7 @@ BORDERS = (
         file="metadata/postgres/deletion.py",
         text="SELECT min(p.created_ms) FROM pins p",
         replacement="SELECT max(p.created_ms) FROM pins p",
-        tests=_PINS,
+        tests=(*_PINS, _TWINS),
     ),
     Mutant(
         name="the-younger-pin-decides-in-memory",
@@ -44,7 +47,7 @@ BORDERS = (
         file="metadata/migrations/versions/commit_l0_v1.sql",
         text="            last_seen_ms = excluded.last_seen_ms,\n",
         replacement="",
-        tests=_SEEN,
+        tests=(*_SEEN, _TWINS),
     ),
     Mutant(
         name="an-active-producer-looks-silent-in-memory",
@@ -58,7 +61,33 @@ BORDERS = (
         file="metadata/migrations/versions/commit_l0_v1.sql",
         text="a.from_end <= 5",
         replacement="a.from_end <= 4",
-        tests=(f"{_BORDERS}::test_all_of_the_last_five_batches_of_one_file_are_known_as_duplicates",),
+        tests=(f"{_BORDERS}::test_all_of_the_last_five_batches_of_one_file_are_known_as_duplicates", _TWINS),
+    ),
+    Mutant(
+        name="an-agent-of-a-used-seq-hears-of-an-index",
+        file="metadata/postgres/log/commit.py",
+        text="            await self._check_writer(connection, request)\n",
+        replacement="",
+        tests=(
+            "tests/contract/test_metadata.py::test_an_older_epoch_is_fenced_although_it_used_the_seq_itself",
+            "tests/contract/test_metadata.py"
+            "::test_a_seq_that_is_not_above_the_writers_last_is_refused_and_leaves_nothing",
+            _TWINS,
+        ),
+    ),
+    Mutant(
+        name="a-pin-that-ends-now-still-protects",
+        file="metadata/postgres/deletion.py",
+        text="FROM pins p WHERE p.expires_ms > clock_ms()",
+        replacement="FROM pins p WHERE p.expires_ms >= clock_ms()",
+        tests=(_TWINS,),
+    ),
+    Mutant(
+        name="a-file-lives-on-without-extents",
+        file="metadata/postgres/rows.py",
+        text="state = CASE WHEN f.live_extents = c.deaths THEN 'dead' ELSE f.state END",
+        replacement="state = CASE WHEN f.live_extents < c.deaths THEN 'dead' ELSE f.state END",
+        tests=(_TWINS,),
     ),
     Mutant(
         name="records-as-old-as-the-retention-go",
@@ -92,5 +121,19 @@ BORDERS = (
         text="min_timestamp_ms=min([row.min_timestamp_ms for row in rows])",
         replacement="min_timestamp_ms=max([row.min_timestamp_ms for row in rows])",
         tests=(f"{_SEAL}::test_rows_and_extents_have_the_least_and_the_greatest_time_of_their_batches",),
+    ),
+    Mutant(
+        name="the-first-batch-of-an-aborted-transaction-stays",
+        file="compactor/cleaning/rules.py",
+        text="bisect_right(firsts, base_offset) - 1",
+        replacement="bisect_right(firsts, base_offset - 1) - 1",
+        tests=(f"{_CLEANER}::test_a_cleaned_partition_keeps_what_a_compacted_log_promises",),
+    ),
+    Mutant(
+        name="horizons-count-beyond-the-whole-stretch",
+        file="compactor/cleaning/rules.py",
+        text="end = min(bounds.first_uncleanable_offset, bounds.whole_through_offset)",
+        replacement="end = bounds.first_uncleanable_offset",
+        tests=(f"{_CLEANER}::test_a_cleaned_partition_keeps_what_a_compacted_log_promises",),
     ),
 )

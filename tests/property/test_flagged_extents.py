@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.fixtures.chance import examples
 from tests.fixtures.flagged_extents import FlaggedExtent, stamped
-from wire.batch import CRC_COVERS_FROM, read_header
+from wire.batch import BATCH_HEADER_BYTES, CRC_COVERS_FROM, CorruptBatchError, read_header
 from wire.records import NewRecord, build_batch
 
 OFFSET_FIELDS = [*range(8), *range(12, 16)]
@@ -97,6 +97,24 @@ def test_what_is_sound_before_damage_is_served_and_nothing_damaged_is(kind: str,
             is_behind = first_bad is not None and rest and rest[0] not in found.batches[: first_bad + 1]
             if is_behind and kind != "l0" and not is_head_damaged and (base := read_header(rest[0]).base_offset):
                 assert found.read(base).batches or base in bad_bases, "who goes round the damage reads on"
+
+
+@pytest.mark.parametrize("kind", ["l0", "whole", "thinned"])
+@settings(max_examples=examples(50), deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_a_batch_that_is_damaged_after_the_survey_is_not_served(kind: str, seed: int) -> None:
+    """The survey's bytes and the reader's come from different GETs."""
+    chances = random.Random(seed)
+    found = some_extent(chances, kind)
+    # given: a survey that found everything sound, and then damage that only the CRC of a batch shows
+    parts = found.parts()
+    number = chances.randrange(len(found.batches))
+    batch = found.batches[number]
+    start = sum(map(len, found.batches[:number]))
+    found.data[start + chances.randrange(BATCH_HEADER_BYTES, len(batch))] ^= chances.randint(1, 255)
+    # then: a read that comes to it fails
+    with small_blocks(read_bytes_min=1), pytest.raises(CorruptBatchError, match="CRC-32C"):
+        found.read(read_header(batch).base_offset, parts=parts)
 
 
 @pytest.mark.parametrize("kind", ["l0", "whole", "thinned"])

@@ -34,12 +34,13 @@ from metadata.postgres.connection import (
     sqlstate_of,
 )
 from metadata.postgres.driver import Connection, is_refused_by_driver
-from metadata.rules.refusals import commit_fenced, commit_refused
+from metadata.rules.refusals import commit_fenced, commit_refused, other_epoch, seq_used
 from metadata.rules.results import decode_results
 from runtime.errors import BugError
 from wire.error_codes import ErrorCode
 
 CALL = "SELECT * FROM commit_l0_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18)"
+_WRITER = "SELECT epoch, last_seq FROM writers WHERE writer_id = $1"
 WRITER_FENCED = "SL001"
 REFUSED = frozenset({"SL002", "SL003", "SL004"})
 
@@ -88,9 +89,28 @@ class Committer:
         try:
             return await self._call(connection, request, everything - possible)
         except _DefiniteRefusalError as error:
+            await self._check_writer(connection, request)
             raise CommitRefusedError(
                 f"Postgres refuses key {request.key!r} even without its batches: {error}"
             ) from refusal
+
+    async def _check_writer(self, connection: Connection, request: CommitL0) -> None:
+        """Raises WriterFencedError and CommitRefusedError. An index refuses a seq that a file has before the function
+        compares epoch and seq.
+
+        Call this only after a call with every batch masked was refused, because that call would have answered if the
+        key were known: the repeat of a commit has a used seq too.
+        """
+        try:
+            writer = await connection.fetchrow(_WRITER, request.lease.writer_id)
+        except CONNECTION_ERRORS as error:
+            self._line.drop()
+            raise CommitInDoubtError(f"lost Postgres after it refused key {request.key!r}: {error}") from error
+        if writer is None or writer["epoch"] != request.lease.epoch:
+            present_epoch = None if writer is None else writer["epoch"]
+            raise commit_fenced(request.key, other_epoch(request.lease, present_epoch))
+        if request.seq <= writer["last_seq"]:
+            raise commit_refused(request.key, seq_used(request, writer["last_seq"]))
 
     async def _possible(
         self, connection: Connection, request: CommitL0, taken: AbstractSet[int], candidates: list[int]

@@ -10,17 +10,29 @@ from typing import TypeVar
 
 import click
 
-from metadata.configs.broker import BROKER_CONFIGS
+from metadata.configs.broker import BROKER_CONFIGS, topic_defaults
+from metadata.configs.topic import TOPIC_CONFIGS
 from runtime.errors import BadInputError
+from runtime.text import plural
+from siltstone.cli.groups.asking import confirm
 from siltstone.cli.options.agent_options import agent_options
+from siltstone.cli.topics.losses import Loss, Policy, losses_of, policy_of
 from siltstone.cli.topics.set_configs import parse_configs
-from siltstone.kafka.admin import BROKER, alter_cluster_configs, configs_of
+from siltstone.kafka.admin import BROKER, TOPIC, alter_cluster_configs, configs_of
 from siltstone.kafka.client import ConfigEntry, KafkaClient, connected
 from siltstone.kafka.retrying import address_of
 from siltstone.terminal.output import json_option, print_json, print_pairs, print_table
+from siltstone.terminal.plain import say
 from wire.messages.metadata import MetadataResponse
 
 T = TypeVar("T")
+
+_REMOVING = ("cleanup.policy", "retention.ms", "retention.bytes")
+"""The topic configs by which records go."""
+TOPICS_AT_ONCE = 500
+"""The topics of one DescribeConfigs request."""
+TOPICS_NAMED = 20
+"""A warning names so many topics, and counts the others."""
 
 
 class NoSuchConfigError(BadInputError):
@@ -77,7 +89,7 @@ def info(bootstrap: str, as_json: bool) -> None:
             "partitions": str(partitions),
         }
     )
-    click.echo()
+    say()
     cells = [[str(each["id"]), str(each["address"]), str(each["zone"] or "-")] for each in agents]
     print_table(["agent", "address", "zone"], cells, right=["agent"])
 
@@ -120,17 +132,19 @@ def get_config(names: Sequence[str], show_all: bool, bootstrap: str, as_json: bo
     elif entries:
         print_table(["config", "value", "from"], [[each.name, each.value or "", _from(each)] for each in entries])
     else:
-        click.echo("no cluster-wide config is set; --all shows the values in force")
+        say("no cluster-wide config is set; --all shows the values in force")
 
 
 @config.command("set")
 @click.argument("pairs", nargs=-1, metavar="[NAME=VALUE...]")
 @click.option("--delete", "deleted", multiple=True, metavar="NAME", help="Reset a config to its default. Repeatable.")
+@click.option("--yes", is_flag=True, help="Do not ask before a change that removes records.")
 @agent_options
-def set_config(pairs: Sequence[str], deleted: Sequence[str], bootstrap: str) -> None:
+def set_config(pairs: Sequence[str], deleted: Sequence[str], yes: bool, bootstrap: str) -> None:
     """Set cluster-wide configs, at once and without a restart. All of them are set, or none.
 
-    They hold for every topic without a value of its own. A shorter retention removes records of all these topics.
+    They hold for every topic without a value of its own. Before a change to compaction, or to a shorter retention, the
+    command says which records of which topics will go, and asks.
 
     \b
     Examples:
@@ -143,21 +157,66 @@ def set_config(pairs: Sequence[str], deleted: Sequence[str], bootstrap: str) -> 
     if len(changes) < len(pairs) + len(deleted):
         raise click.UsageError("a config is given twice")
 
+    async def look(client: KafkaClient) -> Mapping[str, Loss]:
+        return await _losses(client, changes)
+
     async def work(client: KafkaClient) -> None:
         await alter_cluster_configs(client, changes)
 
+    losses = _run(bootstrap, look)
+    for line in _warnings(losses):
+        say(f"warning: {line}", err=True)
+    if losses:
+        confirm(yes, f"set this for the whole cluster all the same? {plural(len(losses), 'topic')} will lose records")
     _run(bootstrap, work)
     for name, value in changes.items():
-        click.echo(f"reset {name}" if value is None else f"set {name}={value}")
+        say(f"reset {name}" if value is None else f"set {name}={value}")
 
 
 async def _of_agent(client: KafkaClient, names: Sequence[str]) -> Sequence[ConfigEntry]:
     """The values in force on one agent. An agent answers only for itself, so the client must be connected to it."""
-    for broker in (await client.metadata([])).brokers:
+    brokers = (await client.metadata([])).brokers
+    # First the agent that took the last `config set`: the others hear of a change a moment later.
+    for broker in sorted(brokers, key=lambda each: address_of(each.host, each.port) != client.address):
         async with connected(address_of(broker.host, broker.port)) as agent:
             number = str(broker.node_id)
             return (await configs_of(agent, BROKER, [number], names or None)).get(number, ())
     return ()
+
+
+async def _losses(client: KafkaClient, changes: Mapping[str, str | None]) -> Mapping[str, Loss]:
+    """By topic, the records that the change removes."""
+    if not any(BROKER_CONFIGS[name].topic in _REMOVING for name in changes if name in BROKER_CONFIGS):
+        return {}
+    present = {each.name: each.value or "" for each in (await configs_of(client, BROKER, [""])).get("", ())}
+    changed = {name: changes.get(name, value) for name, value in {**present, **changes}.items()}
+    try:
+        new = topic_defaults({name: value for name, value in changed.items() if value is not None})
+    except ValueError:
+        return {}  # the agent refuses a value that is no number, and says why
+    names = [each.name for each in (await client.metadata()).topics if each.name is not None and not each.is_internal]
+    policies: dict[str, tuple[Policy, Policy]] = {}
+    for first in range(0, len(names), TOPICS_AT_ONCE):
+        chunk = names[first : first + TOPICS_AT_ONCE]
+        for name, entries in (await configs_of(client, TOPIC, chunk, _REMOVING)).items():
+            before = {each.name: each.value or "" for each in entries}
+            following = {each.name for each in entries if each.source != "topic"}
+            after = {**before, **{each: new.get(each, TOPIC_CONFIGS[each].default) for each in following}}
+            old_policy, new_policy = policy_of(before), policy_of(after)
+            if old_policy is not None and new_policy is not None:
+                policies[name] = old_policy, new_policy
+    return await losses_of(client, policies)
+
+
+def _warnings(losses: Mapping[str, Loss]) -> Sequence[str]:
+    lines: list[str] = []
+    for name, loss in sorted(losses.items())[:TOPICS_NAMED]:
+        lines += [f"topic {name}: {line}" for line in loss.lines]
+        if loss.starts_compaction:
+            lines.append(f"topic {name}: compaction removes records without a key")
+    if len(losses) > TOPICS_NAMED:
+        lines.append(f"{plural(len(losses) - TOPICS_NAMED, 'more topic')} will lose records too")
+    return lines
 
 
 def _from(entry: ConfigEntry) -> str:

@@ -27,6 +27,7 @@ from siltstone.ops.compaction.report import states_json
 from siltstone.processes.stopping import unless
 from siltstone.terminal.compaction_progress import shown_progress
 from siltstone.terminal.output import console, json_option, print_json, print_pairs
+from siltstone.terminal.plain import say
 
 TIMEOUT_S = 3600
 INTERRUPTED = 130
@@ -91,7 +92,7 @@ def compact(
             )
             done = asyncio.run(work)
         except KeyboardInterrupt:
-            click.echo(
+            say(
                 "stopped waiting. The request stays, and compactors carry it out. Show their progress with:\n"
                 f"  siltstone topics explain {topic}{given.hints.places}",
                 err=True,
@@ -112,9 +113,9 @@ def _say_what_is_due(topic: str, urls: Urls, given: SystemOptions, *, as_json: b
         return
     print_states(explained)
     if not any(state.due for state in explained.states):
-        click.echo("nothing is due")
-    click.echo(f"compact it now: siltstone compact {topic} --now{given.hints.places}")
-    click.echo(f"why not yet: siltstone topics explain {topic}{given.hints.places}")
+        say("nothing is due")
+    say(f"compact it now: siltstone compact {topic} --now{given.hints.places}")
+    say(f"why not yet: siltstone topics explain {topic}{given.hints.places}")
 
 
 async def _compact(urls: Urls, given: SystemOptions, topic: str, *, timeout_ms: float) -> compact_now.Compacted:
@@ -157,7 +158,7 @@ def print_compacted(done: compact_now.Compacted) -> None:
     what = "cleaned as far as allowed now" if held else "every partition is cleaned through the end it had"
     print_pairs(pairs, title=f"{done.topic}: {what}")
     if held:
-        click.echo(held)
+        say(held)
 
 
 def held_back_text(done: compact_now.Compacted) -> str:

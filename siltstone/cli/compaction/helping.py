@@ -8,8 +8,6 @@ from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any, TypeVar
 
-import click
-
 from metadata.contract.store import MetadataStore
 from runtime.errors import BadInputError
 from runtime.logging import configure
@@ -17,6 +15,7 @@ from runtime.runtime import Runtime
 from runtime.settings.table import Settings
 from siltstone.cli.options.system_options import Urls
 from siltstone.processes.opening import opened_stores
+from siltstone.terminal.plain import say
 
 T = TypeVar("T")
 
@@ -65,7 +64,7 @@ async def _compact_if_nobody_does(
             " is stored and stays",
             remedy="give --object-store URL, or start `siltstone compactor`",
         )
-    click.echo(f"no compactor is running: one runs in this process until {until}", err=True)
+    say(f"no compactor is running: one runs in this process until {until}", err=True)
     if settings.log_level == "info":  # the log lines of a compactor are not part of this command's answer
         configure("warning", settings.log_format)
     from compactor.compactor import Compactor  # loads the compiler of the kernels, which takes seconds

@@ -18,6 +18,7 @@ from siltstone.cli.options.usage import WrongUsageError
 from siltstone.ops.hint_options import HintOptions
 from siltstone.processes.spark_note import ENGINE, spark_note
 from siltstone.terminal.output import console, json_option, print_json, print_pairs, print_table
+from siltstone.terminal.plain import say
 
 BAR_CELLS = 16
 BAR_WIDTH_MIN = 110
@@ -77,7 +78,7 @@ def list_jobs(states: tuple[str, ...], limit: int, given: SystemOptions, as_json
         print_json([_as_json(job) for job in found])
         return
     if not found:
-        click.echo("no jobs")
+        say("no jobs")
         return
     columns = ["id", "kind", "state", "files", "size", "age", "took", "progress", "error"]
     cells = [

@@ -12,6 +12,7 @@ from siltstone.cli.options.system_options import SystemOptions, opened_metadata,
 from siltstone.ops.levels_report import RUNS_SHOWN, LevelClass, levels_json, levels_of, picture
 from siltstone.terminal.live import draw_until_stopped, quiet_interrupts
 from siltstone.terminal.output import console, json_option, print_json
+from siltstone.terminal.plain import say
 
 WATCH_MS = 1_000
 
@@ -50,7 +51,7 @@ def levels(watch: bool, runs: int, given: SystemOptions, as_json: bool) -> None:
     if as_json:
         print_json({"now_ms": now_ms, "levels": levels_json(shown)})
     else:
-        click.echo(picture(shown, now_ms, runs_shown=runs, columns=console().width))
+        say(picture(shown, now_ms, runs_shown=runs, columns=console().width))
 
 
 async def _read(metadata_url: str) -> tuple[Sequence[LevelClass], int]:

@@ -21,6 +21,7 @@ from siltstone.processes.opening import opened_stores
 from siltstone.processes.spark_note import EngineChoice
 from siltstone.processes.stopping import stop_signals
 from siltstone.terminal.output import console
+from siltstone.terminal.plain import say
 
 if TYPE_CHECKING:
     from compactor.merging.execute import Progress as Step
@@ -32,7 +33,7 @@ T = TypeVar("T", bound=Callable[..., object])
 
 def stopped_here(text: str) -> click.exceptions.Exit:
     """Print `text`; the returned exception ends the command with 130, the exit code after Ctrl-C in shells."""
-    click.echo(text, err=True)
+    say(text, err=True)
     return click.exceptions.Exit(130)
 
 
@@ -128,6 +129,6 @@ def shown_steps() -> Generator[Callable[[int, Step], None]]:
                 progress.update(tasks[job_id], description=text, completed=step.fraction)
             elif said.get(job_id) != text:
                 said[job_id] = text
-                click.echo(text, err=True)
+                say(text, err=True)
 
         yield show

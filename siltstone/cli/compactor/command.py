@@ -10,6 +10,7 @@ import click
 
 from siltstone.cli.options.data_option import DATA_OR_URLS, data_option, unless_typed
 from siltstone.cli.options.setting_options import read_settings, setting_options
+from siltstone.terminal.plain import say
 
 SUBCOMMANDS = {
     # name: (module:attribute, one line of help)
@@ -110,7 +111,7 @@ def compactor(
     from siltstone.processes.running import RunningCompactor
 
     def ready(running: RunningCompactor) -> None:
-        click.echo(f"compactor: {running.node_id}")
-        click.echo(f"metrics: {running.metrics_url}")
+        say(f"compactor: {running.node_id}")
+        say(f"metrics: {running.metrics_url}")
 
     asyncio.run(run_compactor(settings, on_ready=ready, lifeline=lifeline))

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from runtime.text import plural
+from siltstone.terminal.plain import say
 
 
 @click.command()
@@ -34,14 +35,14 @@ def warm() -> None:
     took = f"after {(clock.monotonic_ms() - began_ms) / 1000:.1f} s"
     fresh = len(_compiled(place) - before)
     if place is None:
-        click.echo(
+        say(
             f"kernels are compiled, {took}, but not cached: no cache directory can be written, so the next process"
             " compiles them again"
         )
     elif fresh:
-        click.echo(f"kernels are ready, {took}: {plural(fresh, 'kernel')} compiled")
+        say(f"kernels are ready, {took}: {plural(fresh, 'kernel')} compiled")
     else:
-        click.echo(f"kernels are ready, {took}: up to date, nothing was compiled")
+        say(f"kernels are ready, {took}: up to date, nothing was compiled")
 
 
 def _compiled(place: Path | None) -> frozenset[str]:

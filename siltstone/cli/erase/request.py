@@ -46,6 +46,7 @@ from siltstone.ops.erasure.request import (
 )
 from siltstone.ops.erasure.tombstones import KeyLog
 from siltstone.terminal.output import console, json_option, print_json, print_pairs
+from siltstone.terminal.plain import say
 
 NOT_COVERED = (
     "tables and exports, whatever consumers wrote elsewhere, backups, replicas of the bucket, and old versions of"
@@ -142,7 +143,7 @@ def request(
         confirm(yes, f"erase {plural(len(wanted), 'key')} of topic {topic!r} for ever?")
         erasure_id, stored = asyncio.run(_store(urls, given, asked, bootstrap))
         if not as_json:
-            click.echo(f"erasure {erasure_id} is requested: `siltstone erase status {erasure_id}{given.hints.places}`")
+            say(f"erasure {erasure_id} is requested: `siltstone erase status {erasure_id}{given.hints.places}`")
         elif not waits:
             print_json(_json(erasure_id, asked, stored))
         if waits:

@@ -16,6 +16,7 @@ from siltstone.cli.options.usage import WrongUsageError
 from siltstone.ops.erasure.report import read_signing_key, report_of, save
 from siltstone.ops.erasure.status import State, deadline_text, read_states, state_json
 from siltstone.terminal.output import json_option, print_json, print_table
+from siltstone.terminal.plain import say
 
 COLUMNS = ("id", "topic", "marks", "stage", "left", "deadline")
 
@@ -60,7 +61,7 @@ def status(
     if report is not None:
         erasure = states[0].erasure
         for path in save(report, report_of(erasure, marks), erasure.secret, key):
-            click.echo(f"wrote {path}", err=True)
+            say(f"wrote {path}", err=True)
     if as_json:
         print_json({"erasures": [state_json(each) for each in states]})
     elif erasure_id is None:
@@ -68,7 +69,7 @@ def status(
     else:
         print_report(states[0])
         for each in states[0].waits:
-            click.echo(f"waits on: {each.text}")
+            say(f"waits on: {each.text}")
 
 
 async def _read(
@@ -84,7 +85,7 @@ async def _read(
 
 def _print_all(states: Sequence[State]) -> None:
     if not states:
-        click.echo("there is no erasure")
+        say("there is no erasure")
         return
     rows = [
         [

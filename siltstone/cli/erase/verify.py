@@ -21,6 +21,7 @@ from siltstone.ops.erasure.status import NoSuchErasureError
 from siltstone.ops.erasure.verify import NO_OFFSET, KeySearch, MarkSearch, Search, Verified, verify_bucket
 from siltstone.ops.hint_options import HintOptions
 from siltstone.terminal.output import console, json_option, print_json, print_table
+from siltstone.terminal.plain import say
 
 SHOWN_MAX = 100
 """Records and damaged objects that are listed; of more, the number. --json has all."""
@@ -114,17 +115,17 @@ records of {name}"
         print_table(["object", "cannot be read"], [list(each) for each in found.unread[:SHOWN_MAX]])
         _more(len(found.unread))
     if found.is_clean:
-        click.echo(f"in no object: {plural(keys, 'key')} of {name}; {read}")
+        say(f"in no object: {plural(keys, 'key')} of {name}; {read}")
     elif found.found:
         there = len({each.object_key for each in found.found})
-        click.echo(f"found: {plural(len(found.found), 'record')} in {plural(there, 'object')}; {read}")
+        say(f"found: {plural(len(found.found), 'record')} in {plural(there, 'object')}; {read}")
     else:
-        click.echo(f"not found, but {plural(len(found.unread), 'place')} cannot be read; {read}")
+        say(f"not found, but {plural(len(found.unread), 'place')} cannot be read; {read}")
 
 
 def _more(count: int) -> None:
     if count > SHOWN_MAX:
-        click.echo(f"and {count - SHOWN_MAX:,} more; --json has all")
+        say(f"and {count - SHOWN_MAX:,} more; --json has all")
 
 
 @contextmanager

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
-import click
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from compactor.planning.options import plan_options
@@ -22,6 +21,7 @@ from siltstone.ops.erasure.report import report_pairs
 from siltstone.ops.erasure.status import State, read_states, state_json, state_pairs
 from siltstone.ops.hint_options import HintOptions
 from siltstone.terminal.output import console, print_json, print_pairs
+from siltstone.terminal.plain import say
 
 POLL_MS = 500
 INTERRUPTED = 130
@@ -39,7 +39,7 @@ def wait_for_the_end(
     try:
         state = asyncio.run(_wait(urls, given, erasure_id, timeout_ms))
     except KeyboardInterrupt:
-        click.echo(
+        say(
             "stopped waiting. The erasure stays, and compactors carry it out. Show how far it is with:\n"
             f"  siltstone erase status {erasure_id}{given.hints.places}",
             err=True,
@@ -104,6 +104,6 @@ def _shown() -> Generator[Callable[[State], None]]:
             progress.update(task, description="; ".join([stage, *(each.text for each in state.waits)]))
             if not target.is_terminal and stage != said:
                 said = stage
-                click.echo(stage, err=True)
+                say(stage, err=True)
 
         yield show

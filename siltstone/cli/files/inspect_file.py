@@ -27,6 +27,7 @@ from siltstone.kafka.record_format import OutputRecord, json_record, readable, t
 from siltstone.ops.file_records import file_records
 from siltstone.ops.fsck import all_files
 from siltstone.terminal.output import json_option, print_json, print_pairs, print_table, print_title
+from siltstone.terminal.plain import say
 from storage.format.file_properties import encode_properties
 from storage.format.inspect import BatchReport, ExtentReport, FileReport, inspect_file
 
@@ -148,11 +149,11 @@ def _records_json(found: _Inspected, records_max: int) -> dict[str, object]:
 def _print_records(found: _Inspected) -> None:
     print_title("records")
     for record in found.records:
-        click.echo(readable(record, with_topic=True))
+        say(readable(record, with_topic=True))
     if found.is_cut:
-        click.echo(f"and more: the first {plural(len(found.records), 'record')} are shown, --limit 0 shows all")
+        say(f"and more: the first {plural(len(found.records), 'record')} are shown, --limit 0 shows all")
     elif not found.records:
-        click.echo("none")
+        say("none")
 
 
 def _print(found: _Inspected, *, batches: bool, records: bool) -> None:
@@ -185,12 +186,12 @@ def _print(found: _Inspected, *, batches: bool, records: bool) -> None:
     for number, extent in enumerate(report.extents):
         if extent.is_flagged:
             reason = report.properties.flagged.get(number, "") if report.properties else ""
-            click.echo(f"flagged: partition {extent.row.partition} at {extent.row.position}: {reason or 'unread'}")
+            say(f"flagged: partition {extent.row.partition} at {extent.row.position}: {reason or 'unread'}")
         if extent.damage:
-            click.echo(f"damaged: partition {extent.row.partition} at {extent.row.position}: {extent.damage}")
+            say(f"damaged: partition {extent.row.partition} at {extent.row.position}: {extent.damage}")
     if report.damage:
-        click.echo(f"damaged: {report.damage}")
-    click.echo("sound" if report.is_sound else "DAMAGED")
+        say(f"damaged: {report.damage}")
+    say("sound" if report.is_sound else "DAMAGED")
 
 
 def _merge_pairs(report: FileReport) -> dict[str, str]:

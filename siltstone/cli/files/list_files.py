@@ -19,6 +19,7 @@ from siltstone.cli.options.usage import WrongUsageError
 from siltstone.ops.fsck import all_files
 from siltstone.ops.levels_report import payload_bytes_of, share
 from siltstone.terminal.output import console, json_option, print_json, print_table
+from siltstone.terminal.plain import say
 
 KEY_WIDTH_MIN = 150
 """A terminal with at least this many columns has a column for keys; in a narrower one each key has its own line."""
@@ -81,7 +82,7 @@ def list_files(state: str | None, level: int | None, given: SystemOptions, as_js
         print_json([_as_json(file, contents[file.file_id]) for file in rows])
         return
     if not rows:
-        click.echo("no files")
+        say("no files")
         return
     columns = ["id", "level", "state", "size", "live", "age", "partitions", "records"]
     cells = [_cells(file, contents[file.file_id], now_ms) for file in rows]
@@ -91,7 +92,7 @@ def list_files(state: str | None, level: int | None, given: SystemOptions, as_js
         print_table([*columns, "key"], [[*row, key] for row, key in zip(cells, keys, strict=True)], right=right)
     else:
         print_table(columns, cells, right=right, below=keys)
-    click.echo(f"{plural(len(rows), 'file')}, {size_text(sum(file.size_bytes for file in rows))}")
+    say(f"{plural(len(rows), 'file')}, {size_text(sum(file.size_bytes for file in rows))}")
 
 
 def _cells(file: FileInfo, contents: Contents, now_ms: int) -> list[str]:

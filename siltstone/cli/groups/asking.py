@@ -16,6 +16,7 @@ from siltstone.kafka.groups import all_groups
 from siltstone.kafka.records import TopicPartition, offsets_at
 from siltstone.ops.group_report import LogEnds
 from siltstone.ops.hint_options import HintOptions
+from siltstone.terminal.plain import say
 
 
 @asynccontextmanager
@@ -75,4 +76,4 @@ def confirm(yes: bool, question: str) -> None:
 
 def tell(line: str) -> None:
     """Print a line to stderr."""
-    click.echo(printable(line), err=True)
+    say(line, err=True)

@@ -27,6 +27,7 @@ from siltstone.ops.group_report import (
 )
 from siltstone.ops.hint_options import HintOptions
 from siltstone.terminal.output import json_option, print_json, print_pairs, print_table
+from siltstone.terminal.plain import say
 
 STATES = ("Empty", "Stable", "PreparingRebalance", "CompletingRebalance", "Dead")
 
@@ -73,7 +74,7 @@ def list_groups(states: Sequence[str], bootstrap: str, as_json: bool) -> None:
         cells = [[each.group_id, each.state, each.protocol_type or "-", each.coordinator] for each in found]
         print_table(["group", "state", "protocol", "coordinator"], cells)
     else:
-        click.echo("no groups")
+        say("no groups")
 
 
 @groups.command()
@@ -98,7 +99,7 @@ def describe(names: Sequence[str], bootstrap: str, as_json: bool) -> None:
         return
     for number, (group, rows) in enumerate(described):
         if number:
-            click.echo()
+            say()
         _print_group(group, rows)
 
 
@@ -135,7 +136,7 @@ def _print_group(group: GroupDescription, rows: Sequence[PartitionLag]) -> None:
         }
     )
     if rows:
-        click.echo()
+        say()
         columns, cells = list(LAG_COLUMNS), [lag_cells(each) for each in rows]
         if sys.stdout.isatty():
             columns.insert(5, "read")
@@ -144,11 +145,11 @@ def _print_group(group: GroupDescription, rows: Sequence[PartitionLag]) -> None:
         print_table(columns, cells, right=["partition", "committed", "log end", "lag"])
     for row in rows:
         if row.note:
-            click.echo(f"{row.topic} partition {row.partition}: {row.note}")
+            say(f"{row.topic} partition {row.partition}: {row.note}")
     idle = [each for each in group.members if each.assignment == {}]
     for member in idle:
         who = printable(f"{member.instance_id or member.member_id} ({member.client_id} {member.host})", keep="")
-        click.echo(f"nothing assigned to {who}")
+        say(f"nothing assigned to {who}")
 
 
 @groups.command()
@@ -168,7 +169,7 @@ def delete(names: Sequence[str], yes: bool, bootstrap: str) -> None:
         for name in dict.fromkeys(names):
             async with group_hints(bootstrap, name, given):
                 await GroupClient(bootstrap, name, SystemClock(), told=tell).delete()
-            click.echo(f"deleted {printable(name)}")
+            say(f"deleted {printable(name)}")
 
     given = given_agents()
     asyncio.run(work())

@@ -22,6 +22,7 @@ from siltstone.kafka.records import TopicPartition, offsets_at
 from siltstone.ops.group_report import RESET_COLUMNS, LogEnds, Reset, reset_cells, reset_json, resets, shifted
 from siltstone.ops.hint_options import HintOptions
 from siltstone.terminal.output import json_option, print_json, print_table
+from siltstone.terminal.plain import say
 
 Chosen = Sequence[tuple[str, Sequence[int] | None]]
 """Topics with the chosen partitions of each; None for all partitions."""
@@ -125,7 +126,7 @@ def reset_command(
         [reset_cells(each) for each in rows],
         right=["partition", "before", "after", "change", "lag after"],
     )
-    click.echo(
+    say(
         f"reset {plural(len(rows), 'offset')} of {name}"
         if execute
         else "nothing was changed; add --execute to commit these offsets"
@@ -249,4 +250,4 @@ def delete_offsets_command(name: str, chosen: Chosen, yes: bool, bootstrap: str)
                 await client.delete_offsets(set(partitions))
         return len(set(partitions))
 
-    click.echo(f"deleted {plural(asyncio.run(work()), 'committed offset')} of {name}")
+    say(f"deleted {plural(asyncio.run(work()), 'committed offset')} of {name}")

@@ -14,7 +14,6 @@ from typing import NamedTuple
 import click
 
 from runtime.clock import Clock, SystemClock
-from runtime.text import printable
 from siltstone.cli.groups.asking import partition_counts
 from siltstone.cli.options.agent_options import agent_options, given_agents, name_hints
 from siltstone.cli.options.completion import TOPIC
@@ -33,6 +32,7 @@ from siltstone.kafka.retrying import PATIENCE_MS, RetryingClient
 from siltstone.ops.hint_options import HintOptions
 from siltstone.processes.stopping import stop_signals, unless
 from siltstone.terminal.output import print_when_taken
+from siltstone.terminal.plain import say
 
 Written = Callable[[OutputRecord], bytes]
 
@@ -147,7 +147,7 @@ def _writer(text: str | None, *, as_json: bool, many: bool) -> Written:
 
 
 def _tell(line: str) -> None:
-    click.echo(printable(line), err=True)
+    say(line, err=True)
 
 
 async def _consume(

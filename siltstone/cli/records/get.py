@@ -21,6 +21,7 @@ from siltstone.kafka.records import TopicPartition
 from siltstone.kafka.retrying import RetryingClient
 from siltstone.ops.hint_options import HintOptions
 from siltstone.terminal.output import print_bytes, print_json
+from siltstone.terminal.plain import say
 
 
 class NoSuchKeyError(BadInputError):
@@ -80,7 +81,7 @@ async def _find(
     bootstrap: str, hints: HintOptions, topic: str, key: bytes, *, all_partitions: bool
 ) -> tuple[OutputRecord | None, Sequence[TopicPartition]]:
     def told(line: str) -> None:
-        click.echo(line, err=True)
+        say(line, err=True)
 
     async def places(inner: KafkaClient) -> Sequence[TopicPartition]:
         async with name_hints(inner, topic, hints):

@@ -45,6 +45,7 @@ from siltstone.kafka.retrying import RetryingClient
 from siltstone.ops.hint_options import HintOptions
 from siltstone.processes.stopping import stop_signals, unless
 from siltstone.terminal.output import console, json_option, print_json
+from siltstone.terminal.plain import say
 from wire.codecs import Codec
 from wire.records import Headers
 
@@ -88,7 +89,7 @@ class Tally:
         if self.verbose:
             for number in range(count):
                 offset = "?" if stored.base_offset < 0 else stored.base_offset + number
-                click.echo(f"{self.topic} {stored.partition}@{offset}")
+                say(f"{self.topic} {stored.partition}@{offset}")
 
     def refused(self, refused: Refused) -> None:
         first, last = refused.records[0].number, refused.records[-1].number
@@ -100,9 +101,9 @@ class Tally:
 
     def fail(self, which: str, count: int, why: str, remedy: str) -> None:
         if self.failed < ERRORS_SHOWN:
-            click.echo(f"error: {which}: {why}", err=True)
+            say(f"error: {which}: {why}", err=True)
             if remedy:
-                click.echo(f"remedy: {remedy}", err=True)
+                say(f"remedy: {remedy}", err=True)
         self.failed += count
 
 
@@ -204,7 +205,7 @@ def produce(
         reader = RecordReader(parse_format(VALUE_LINES if text is None else text), key=key, empty_is_null=tombstone)
     only_one = tombstone and key is not None and text is None and path is None
     if not only_one and path is None and sys.stdin.isatty():
-        click.echo("each line is a record; Ctrl-D ends the input", err=True)
+        say("each line is a record; Ctrl-D ends the input", err=True)
     options = ProduceOptions(
         acks=-1 if acks == "all" else int(acks),
         codec=Codec[compression.upper()],
@@ -222,7 +223,7 @@ def produce(
             raise
     _print(tally, as_json=as_json)
     if stopped and not only_one:
-        click.echo(f"stopped: the input after record {tally.given} was not written", err=True)
+        say(f"stopped: the input after record {tally.given} was not written", err=True)
     if tally.failed:
         sys.exit(1)
     if stopped and not sys.stdin.isatty():
@@ -256,7 +257,7 @@ async def _produce(
     answer within STOP_MS and no second signal comes."""
     clock = SystemClock()
     stopping = asyncio.Event()
-    async with RetryingClient(bootstrap, clock, told=lambda line: click.echo(line, err=True)) as client:
+    async with RetryingClient(bootstrap, clock, told=lambda line: say(line, err=True)) as client:
 
         async def count(inner: KafkaClient) -> int:
             async with name_hints(inner, topic, hints):
@@ -276,7 +277,7 @@ async def _produce(
         async def stop() -> None:
             await stopping.wait()
             if writer.in_flight:
-                click.echo(f"stopping, {plural(writer.in_flight, 'record')} in flight; again to quit", err=True)
+                say(f"stopping, {plural(writer.in_flight, 'record')} in flight; again to quit", err=True)
             await unless(again, clock.sleep_ms(STOP_MS))
             over.set()
 
@@ -377,7 +378,7 @@ def _print(tally: Tally, *, as_json: bool) -> None:
         print_json({"topic": tally.topic, "written": tally.written, "failed": tally.failed, "partitions": partitions})
         return
     if tally.failed > ERRORS_SHOWN:
-        click.echo(f"and {tally.failed - ERRORS_SHOWN:,} more records failed", err=True)
+        say(f"and {tally.failed - ERRORS_SHOWN:,} more records failed", err=True)
     where = [
         f"{partition}@{first}" + (f"..{last}" if last > first else "") if first >= 0 else f"{partition}"
         for partition, (first, last, _) in ranges
@@ -385,4 +386,4 @@ def _print(tally: Tally, *, as_json: bool) -> None:
     more = f" and {len(where) - PARTITIONS_SHOWN} more partitions" if len(where) > PARTITIONS_SHOWN else ""
     places = f": {', '.join(where[:PARTITIONS_SHOWN])}{more}" if where else ""
     failed = f"; {plural(tally.failed, 'record')} failed" if tally.failed else ""
-    click.echo(f"wrote {plural(tally.written, 'record')} to {tally.topic}{places}{failed}", err=tally.verbose)
+    say(f"wrote {plural(tally.written, 'record')} to {tally.topic}{places}{failed}", err=tally.verbose)

@@ -25,6 +25,7 @@ from siltstone.embedded.run_file import read_run_file
 from siltstone.kafka.offset_spec import Anchor, parse_offsets
 from siltstone.terminal.live import quiet_interrupts
 from siltstone.terminal.output import json_option, print_json
+from siltstone.terminal.plain import say
 from spark_jobs.environment import INSTALL_EXTRA, INSTALL_TABLES
 
 if TYPE_CHECKING:
@@ -92,6 +93,14 @@ def _catalog_options(command: Callable[..., T]) -> Callable[..., T]:
     help="Format of the values; json and avro get a column for each field.",
 )
 @click.option(
+    "--key",
+    "keys",
+    type=click.Choice(["raw", "text", "json"]),
+    default="raw",
+    show_default=True,
+    help="The column kafka_key: the key's bytes, or a text (UTF-8); json also checks that it is JSON.",
+)
+@click.option(
     "--schema",
     "schema_file",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
@@ -110,7 +119,7 @@ def _catalog_options(command: Callable[..., T]) -> Callable[..., T]:
     type=click.Choice(["column", "fail"]),
     default="column",
     show_default=True,
-    help="If a value does not fit the schema: keep it in kafka_value with kafka_error, or fail.",
+    help="If a value or key does not fit: keep its bytes, with the reason in kafka_error, or fail.",
 )
 @click.option(
     "--mode",
@@ -152,7 +161,7 @@ def export(topic: str, every: str, follow: bool, given: SystemOptions, as_json: 
     Each commit stores its offsets together with its rows, so every record is in the table exactly once, even if the
     command is run again after a crash. The columns are kafka_partition, kafka_offset, kafka_timestamp, kafka_key,
     kafka_value and kafka_headers; with --value json or avro also kafka_tombstone, kafka_error and a column for each
-    field. A new field adds a new column.
+    field. A new field adds a new column. Both engines and both kinds of tables have the same columns.
 
     \b
     Examples:
@@ -161,7 +170,8 @@ def export(topic: str, every: str, follow: bool, given: SystemOptions, as_json: 
       siltstone tables export flights --to iceberg:demo.flights --value json \\
           --follow --every 30s
       siltstone tables export users --to iceberg:demo.users --mode latest \\
-          --catalog https://catalog.example/api --warehouse s3://lake/tables
+          --key text --catalog https://catalog.example/api \\
+          --warehouse s3://lake/tables
       siltstone tables export orders --to parquet:s3://lake/orders --value avro \\
           --schema order.avsc
     """
@@ -209,7 +219,7 @@ def show_catalog(
     if as_json:
         print_json(dict(found))
     else:
-        click.echo(as_yaml(found), nl=False)
+        say(as_yaml(found), nl=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,6 +231,7 @@ class _Wanted:
     warehouse: str
     properties: tuple[str, ...]
     value: str
+    keys: str
     schema_file: Path | None
     framing: str
     on_error: str
@@ -276,7 +287,7 @@ class _Running:
                 else:
                     rounds.ended(report)
                     if as_json:
-                        click.echo(json.dumps(report_json(report, self.table.name)))
+                        say(json.dumps(report_json(report, self.table.name)))
                 never.wait(seconds)
         except KeyboardInterrupt:
             rounds.stopped()
@@ -290,7 +301,7 @@ class _Running:
         chosen = self._wanted.engine
         large = size_bytes >= self._wanted.given.settings.spark_merge_min_bytes
         if chosen == "auto" and large and find_spec("pyspark") is None:
-            click.echo(
+            say(
                 f"reading {size_text(size_bytes)} in this process; with Spark installed, all cores would read:"
                 f" {INSTALL_EXTRA}",
                 err=True,
@@ -300,7 +311,7 @@ class _Running:
                 from spark_jobs.tables.engines import spark_engine
 
                 self._on_spark = spark_engine()
-                click.echo(f"starting Spark on this machine, for {size_text(size_bytes)}", err=True)
+                say(f"starting Spark on this machine, for {size_text(size_bytes)}", err=True)
             return self._on_spark
         return self._in_process
 
@@ -334,6 +345,7 @@ def _ask(wanted: _Wanted) -> Ask:
             schema_text="" if wanted.schema_file is None else wanted.schema_file.read_text(encoding="utf-8"),
             framing="" if wanted.framing == "none" else wanted.framing,
             on_error=wanted.on_error,
+            keys=wanted.keys,
         )
         return Ask(
             topic=wanted.topic,

@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
-import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from runtime.clock import Clock
-from runtime.text import plural, size_text
+from runtime.text import plural, printable, size_text
 from siltstone.terminal.output import console, print_json, print_pairs, print_table
+from siltstone.terminal.plain import say
 
 if TYPE_CHECKING:
     from spark_jobs.tables.export import Report
@@ -37,14 +37,14 @@ def shown_progress(text: str, clock: Clock) -> Generator[Show]:
     with Progress(
         *columns, TimeElapsedColumn(), console=target, transient=True, disable=not target.is_terminal
     ) as progress:
-        bar = progress.add_task(text, total=None)
+        bar = progress.add_task(printable(text), total=None)
 
         def show(done: int, total: int, /) -> None:
             nonlocal told_ms
             progress.update(bar, completed=done, total=total)
             if not target.is_terminal and clock.monotonic_ms() - told_ms >= TELL_MS:
                 told_ms = clock.monotonic_ms()
-                click.echo(f"{text}: {done} of {plural(total, 'slice')}", err=True)
+                say(f"{text}: {done} of {plural(total, 'slice')}", err=True)
 
         yield show
 
@@ -73,7 +73,7 @@ class Rounds:
         self._held = held or {}
         place = begin if begin != "start" else "the start"
         where = place if held is None else f"offsets {offsets_text(held)}"
-        click.echo(
+        say(
             f"following {self._topic} -> {self._table} every {self._every}, from {where}; Ctrl-C stops",
             err=self._as_json,
         )
@@ -92,15 +92,15 @@ class Rounds:
             self._told_ms = now_ms
             what = report_line(report) if report.commits else "nothing new"
             behind = f", {report.behind:,} behind its end" if report.behind else ""
-            click.echo(f"{self._time()} {what}, at offsets {offsets_text(self._held)}{behind}")
+            say(f"{self._time()} {what}, at offsets {offsets_text(self._held)}{behind}")
 
     def failed(self, error: Exception) -> None:
-        click.echo(f"{self._time()} round failed, the next one in {self._every} tries again: {error}", err=True)
+        say(f"{self._time()} round failed, the next one in {self._every} tries again: {error}", err=True)
 
     def stopped(self) -> None:
         wrong = f", {plural(self._errors, 'error')}" if self._errors else ""
         at = f"; the table ends at offsets {offsets_text(self._held)}" if self._held else ""
-        click.echo(
+        say(
             f"stopped after {plural(self._rounds, 'round')}: {plural(self._rows, 'row')} in"
             f" {plural(self._files, 'file')}, {size_text(self._bytes)}{wrong}{at}",
             err=self._as_json,
@@ -136,7 +136,7 @@ def print_report(report: Report, table: str, *, as_json: bool) -> None:
         print_json(report_json(report, table))
         return
     if not report.commits:
-        click.echo(f"{table} is up to date")
+        say(f"{table} is up to date")
         return
     pairs = {"written": report_line(report), "commits": ", ".join(report.commits)}
     if report.added_columns:

@@ -5,35 +5,27 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 
 import click
 
 from metadata.configs.broker import SYNONYMS, as_topic_value
 from metadata.configs.topic import TOPIC_CONFIGS
 from runtime.clock import SystemClock
-from runtime.text import age_text, plural, size_text
+from runtime.text import plural
 from siltstone.cli.groups.asking import confirm
 from siltstone.cli.options.agent_options import agent_options, given_agents, name_hints
 from siltstone.cli.options.completion import TOPIC
+from siltstone.cli.topics.losses import losses_of, policy_of
 from siltstone.cli.topics.set_configs import GREW, note_without_effect, parse_configs
-from siltstone.kafka.admin import BROKER, configs_of, stored_bytes
-from siltstone.kafka.client import EARLIEST, LATEST, KafkaClient, connected
+from siltstone.kafka.admin import BROKER, configs_of
+from siltstone.kafka.client import KafkaClient, connected
 from siltstone.kafka.consuming import Reach, read
 from siltstone.kafka.retrying import RetryingClient
 from siltstone.ops.hint_options import HintOptions
+from siltstone.terminal.plain import say
 
 SAMPLED_MAX = 100_000
 """Records that are read to count those without a key: about a second. A larger topic is sampled, and that is said."""
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """What a topic's configs remove. -1 of a limit: no limit."""
-
-    compacts: bool
-    retention_ms: int
-    retention_bytes: int
 
 
 @click.command("alter")
@@ -66,12 +58,12 @@ def alter_command(
         raise click.UsageError("no change was asked for: give --config, --delete-config or --partitions")
     losses = asyncio.run(_losses(bootstrap, given_agents(), name, changes))
     for line in losses:
-        click.echo(f"warning: {line}", err=True)
+        say(f"warning: {line}", err=True)
     if losses:
         confirm(yes, f"alter topic {name!r} all the same?")
     asyncio.run(_alter(bootstrap, given_agents(), name, changes, partitions))
     note_without_effect(name for name, value in changes.items() if value is not None)
-    click.echo(f"altered {name}")
+    say(f"altered {name}")
 
 
 async def _alter(
@@ -83,7 +75,7 @@ async def _alter(
         if partitions is not None:
             await client.create_partitions(name, partitions)
             if "compact" in (await _values(client, name)).get("cleanup.policy", ""):
-                click.echo(GREW, err=True)
+                say(GREW, err=True)
 
 
 async def _values(client: KafkaClient, name: str) -> Mapping[str, str]:
@@ -96,7 +88,7 @@ async def _losses(bootstrap: str, hints: HintOptions, name: str, changes: Mappin
         return ()
     async with connected(bootstrap) as client:
         async with name_hints(client, name, hints):
-            topic = await client.topic(name)
+            await client.topic(name)
         before = await _values(client, name)
         cluster = {each.name: each.value or "" for each in (await configs_of(client, BROKER, [""])).get("", ())}
         reset = {each: default_of(each, cluster) for each, value in changes.items() if value is None and each in before}
@@ -104,27 +96,10 @@ async def _losses(bootstrap: str, hints: HintOptions, name: str, changes: Mappin
         old, new = policy_of(before), policy_of(after)
         if old is None or new is None:
             return []  # the agent refuses a value that is no number, and says why
-        numbers = sorted(each.partition_index for each in topic.partitions)
-        starts = await client.list_offsets(name, numbers, EARLIEST)
-        ends = await client.list_offsets(name, numbers, LATEST)
-        lines: list[str] = []
-        if is_shorter(new.retention_ms, old.retention_ms):
-            at = SystemClock().wall_ms() - new.retention_ms
-            kept = await client.list_offsets(name, numbers, max(0, int(at)))
-            going = sum((ends[each] if kept[each] < 0 else kept[each]) - starts[each] for each in numbers)
-            if going > 0:
-                offsets = plural(sum(ends.values()) - sum(starts.values()), "offset")
-                age = age_text(new.retention_ms)
-                lines.append(f"the new retention.ms, {age}, removes {plural(going, 'record')} of {offsets}")
-        if is_shorter(new.retention_bytes, old.retention_bytes):
-            sizes = await stored_bytes(await client.metadata([name]), [name])
-            over = sum(max(0, size - new.retention_bytes) for (each, _), size in sizes.items() if each == name)
-            if over:
-                lines.append(f"about {size_text(over)} lie above the new retention.bytes: the oldest records go")
-    if new.compacts and not old.compacts and any(ends[each] > starts[each] for each in numbers):
-        lines.append("compaction keeps only the newest record of each key: all older ones go")
-        lines.append(await _keyless(bootstrap, name, {each: (starts[each], ends[each]) for each in numbers}))
-    return lines
+        loss = (await losses_of(client, {name: (old, new)})).get(name)
+    if loss is None:
+        return ()
+    return [*loss.lines, await _keyless(bootstrap, name, loss.spans)] if loss.starts_compaction else loss.lines
 
 
 def default_of(config: str, cluster: Mapping[str, str]) -> str:
@@ -133,24 +108,6 @@ def default_of(config: str, cluster: Mapping[str, str]) -> str:
     if brokers:
         return as_topic_value(brokers[0], cluster[brokers[0].name])
     return TOPIC_CONFIGS[config].default if config in TOPIC_CONFIGS else ""
-
-
-def policy_of(configs: Mapping[str, str]) -> Policy | None:
-    """None when a value is no number."""
-    deletes = "delete" in configs.get("cleanup.policy", "delete")
-    try:
-        return Policy(
-            "compact" in configs.get("cleanup.policy", ""),
-            int(configs.get("retention.ms", "-1")) if deletes else -1,
-            int(configs.get("retention.bytes", "-1")) if deletes else -1,
-        )
-    except ValueError:
-        return None
-
-
-def is_shorter(new: int, old: int) -> bool:
-    """Whether a limit removes more than before; below zero is no limit."""
-    return new >= 0 and (old < 0 or new < old)
 
 
 async def _keyless(bootstrap: str, name: str, spans: Mapping[int, tuple[int, int]]) -> str:
@@ -162,7 +119,7 @@ async def _keyless(bootstrap: str, name: str, spans: Mapping[int, tuple[int, int
     reach = {(name, each): Reach(start, min(end, start + share)) for each, (start, end) in spans.items()}
     async with (
         RetryingClient(bootstrap, SystemClock()) as client,
-        aclosing(read(client, reach, told=lambda line: click.echo(line, err=True))) as batches,
+        aclosing(read(client, reach, told=lambda line: say(line, err=True))) as batches,
     ):
         async for records in batches:
             seen += len(records)

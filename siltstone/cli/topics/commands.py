@@ -20,6 +20,7 @@ from siltstone.cli.topics.list_topics import list_command
 from siltstone.cli.topics.set_configs import note_without_effect, parse_configs
 from siltstone.cli.topics.trim import trim_command
 from siltstone.kafka.client import KafkaClient, connected
+from siltstone.terminal.plain import say
 
 T = TypeVar("T")
 
@@ -66,7 +67,7 @@ def create(names: Sequence[str], partitions: int | None, configs: Sequence[str],
         for name in dict.fromkeys(names):
             await client.create_topic(name, partitions=partitions or -1, configs=overrides)
             count = len((await client.topic(name)).partitions)
-            click.echo(f"created {name} with {plural(count, 'partition')}")
+            say(f"created {name} with {plural(count, 'partition')}")
 
     _run(bootstrap, work)
     note_without_effect(overrides)
@@ -97,9 +98,9 @@ def delete(name: str, yes: bool, bootstrap: str) -> None:
             await client.delete_topic(name)
 
     _run(bootstrap, work)
-    click.echo(f"deleted {name}")
+    say(f"deleted {name}")
     within = age_text(Settings().purge_deadline_ms)
-    click.echo(
+    say(
         f"its bytes leave the bucket within purge.deadline.ms of the compactors ({within} unless they set it)", err=True
     )
 

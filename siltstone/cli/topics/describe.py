@@ -24,6 +24,7 @@ from siltstone.ops.compaction.evidence import is_compacted
 from siltstone.ops.compaction.report import brief_lines, states_json, troubles_json
 from siltstone.ops.hint_options import HintOptions, option
 from siltstone.terminal.output import json_option, print_json, print_pairs, print_table
+from siltstone.terminal.plain import say
 
 SET_ON_TOPIC = "topic"
 
@@ -77,7 +78,7 @@ def describe_command(name: str, all_configs: bool, bootstrap: str, given: System
         if explained is None:
             raise TypeError("neither an agent nor the metadata was asked")
         described = _without_agent(explained)
-        click.echo(f"no agent runs on {given.data}: this answer is from the metadata", err=True)
+        say(f"no agent runs on {given.data}: this answer is from the metadata", err=True)
     if as_json:
         _print_json(name, described, explained)
     else:
@@ -161,7 +162,7 @@ def shown_value(config: str, value: str) -> str:
 def _print(name: str, described: Described, explained: Explained | None, *, all_configs: bool) -> None:
     """Print the most important part last, so that it stays on the screen."""
     print_pairs({"topic": name, "id": described.topic_id, "partitions": str(len(described.partitions))})
-    click.echo()
+    say()
     shown = [each for each in described.configs if all_configs or acts(each.name) or each.source == SET_ON_TOPIC]
     rows = [
         [each.name, shown_value(each.name, each.value or ""), each.source, "acts" if acts(each.name) else "no effect"]
@@ -170,8 +171,8 @@ def _print(name: str, described: Described, explained: Explained | None, *, all_
     print_table(["config", "value", "from", "effect"], rows)
     left_out = len(described.configs) - len(shown)
     if left_out:
-        click.echo(f"and {plural(left_out, 'config')} that Siltstone stores but does not act on; --all shows all")
-    click.echo()
+        say(f"and {plural(left_out, 'config')} that Siltstone stores but does not act on; --all shows all")
+    say()
     columns = ["partition", "agent", "log start offset", "high watermark"]
     cells = [
         [
@@ -184,12 +185,12 @@ def _print(name: str, described: Described, explained: Explained | None, *, all_
     ]
     print_table(columns, cells, right=columns)
     if described.is_compacted:
-        click.echo()
+        say()
         if explained is not None:
             print_states(explained)
         else:
-            click.echo("to see the progress of compaction, add --data DIR or --metadata URL")
+            say("to see the progress of compaction, add --data DIR or --metadata URL")
     elif explained is not None and (lines := brief_lines(explained.reasons)):
-        click.echo()
+        say()
         for line in lines:
-            click.echo(line)
+            say(line)

@@ -40,6 +40,7 @@ from siltstone.ops.compaction.reasons import Reason, explain
 from siltstone.ops.compaction.report import brief_lines, joined
 from siltstone.ops.remains import stray_objects, strays_of
 from siltstone.terminal.output import json_option, print_json, print_table
+from siltstone.terminal.plain import say
 from storage.objects import ObjectStore
 
 FAILED_SHOWN_MS = 3_600_000
@@ -80,9 +81,9 @@ def explain_command(topic: str, given: SystemOptions, as_json: bool) -> None:
         print_json({"topic": topic, "reasons": [reason.as_json() for reason in explained.reasons]})
         return
     for text, remedy in joined(explained.reasons):
-        click.echo(f"- {text}")
+        say(f"- {text}")
         if remedy:
-            click.echo(f"  remedy: {remedy}")
+            say(f"  remedy: {remedy}")
 
 
 async def read_explained(metadata_url: str, name: str, given: SystemOptions, *, store_url: str = "") -> Explained:
@@ -202,7 +203,7 @@ def print_states(explained: Explained) -> None:
     ]
     print_table(columns, rows, right=columns[:6])
     for line in brief_lines(explained.reasons):
-        click.echo(line)
+        say(line)
 
 
 def last_pass_text(last_cleaned_ms: int | None, now_ms: int) -> str:

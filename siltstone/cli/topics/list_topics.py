@@ -13,6 +13,7 @@ from siltstone.kafka.admin import TOPIC, configs_of, stored_bytes
 from siltstone.kafka.client import EARLIEST, LATEST, KafkaClient, KafkaError, connected
 from siltstone.kafka.records import TopicPartition, offsets_at
 from siltstone.terminal.output import json_option, print_json, print_table
+from siltstone.terminal.plain import say
 
 POLICY = "cleanup.policy"
 
@@ -37,12 +38,12 @@ def list_command(bootstrap: str, names_only: bool, as_json: bool) -> None:
         print_json(rows)
     elif names_only:
         for row in rows:
-            click.echo(row["name"])
+            say(str(row["name"]))
     elif rows:
         columns = ["topic", "partitions", "records", "size", "policy", "id"]
         print_table(columns, [_cells(row) for row in rows], right=["partitions", "records", "size"])
     else:
-        click.echo("no topics")
+        say("no topics")
 
 
 def _cells(row: Mapping[str, object]) -> Sequence[str]:

@@ -8,6 +8,7 @@ import click
 
 from metadata.configs.topic import TOPIC_CONFIGS
 from siltstone.cli.options.agent_options import acts
+from siltstone.terminal.plain import say
 
 GREW = (
     "warning: the topic is compacted, and clients now send some keys to another partition. The last record of such a"
@@ -19,9 +20,7 @@ def note_without_effect(configs: Iterable[str]) -> None:
     """Print a note to stderr for each config that was set but has no effect."""
     for config in configs:
         if not acts(config):
-            click.echo(
-                f"note: {config} is stored, but has no effect in this version: {TOPIC_CONFIGS[config].doc}", err=True
-            )
+            say(f"note: {config} is stored, but has no effect in this version: {TOPIC_CONFIGS[config].doc}", err=True)
 
 
 def parse_configs(pairs: Sequence[str]) -> dict[str, str]:

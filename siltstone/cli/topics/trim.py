@@ -20,6 +20,7 @@ from siltstone.kafka.offset_spec import OffsetRange, parse_offsets, parse_partit
 from siltstone.kafka.records import TopicPartition
 from siltstone.ops.hint_options import HintOptions
 from siltstone.terminal.output import print_table
+from siltstone.terminal.plain import say
 
 
 @click.command("trim")
@@ -52,14 +53,14 @@ def trim_command(name: str, before: str, partitions: str | None, yes: bool, boot
     ends = asyncio.run(log_ends(bootstrap, places))
     going = {each: offset for each, offset in places.items() if each in ends and offset > ends[each].start}
     if not going:
-        click.echo("nothing to remove: no record lies before that place")
+        say("nothing to remove: no record lies before that place")
         return
     count = sum(offset - ends[each].start for each, offset in going.items())
     rows = [[str(each[1]), str(ends[each].start), str(offset)] for each, offset in sorted(going.items())]
     print_table(["partition", "log start", "new log start"], rows, right=["partition", "log start", "new log start"])
     confirm(yes, f"remove {plural(count, 'offset')} of topic {name!r} for ever?")
     asyncio.run(_trim(bootstrap, going))
-    click.echo(f"trimmed {name}: {plural(count, 'offset')} in {plural(len(going), 'partition')}")
+    say(f"trimmed {name}: {plural(count, 'offset')} in {plural(len(going), 'partition')}")
 
 
 async def _places(
@@ -68,7 +69,7 @@ async def _places(
     async with connected(bootstrap) as client:
         async with name_hints(client, name, hints):
             there = await partitions_of(client, name, wanted)
-        found = await reaches(client, there, span, to_end=True, told=lambda line: click.echo(line, err=True))
+        found = await reaches(client, there, span, to_end=True, told=lambda line: say(line, err=True))
     return {each: reach.position for each, reach in found.items()}
 
 

@@ -141,6 +141,7 @@ async def test_wrong_topics_are_refused_one_by_one_with_kafkas_errors(raw: RawCo
         topic("good"),
         topic("there"),
         topic("bad name"),
+        topic("__consumer_offsets", 50),
         topic("zero", 0),
         topic("many", 2_000_000),
         topic("no-replicas", 1, 0),
@@ -156,6 +157,7 @@ async def test_wrong_topics_are_refused_one_by_one_with_kafkas_errors(raw: RawCo
         "good": "NONE",
         "there": "TOPIC_ALREADY_EXISTS",
         "bad name": "INVALID_TOPIC_EXCEPTION",
+        "__consumer_offsets": "INVALID_TOPIC_EXCEPTION",
         "zero": "INVALID_PARTITIONS",
         "many": "INVALID_PARTITIONS",
         "no-replicas": "INVALID_REPLICATION_FACTOR",
@@ -289,6 +291,14 @@ async def test_topics_are_created_on_the_way_as_kafkas_two_flags_say(dial: Dial,
     assert (await opened.call(asked(False), MetadataResponse, 8)).topics[0].error_code == unknown
     [made] = (await opened.call(asked(True), MetadataResponse, 8)).topics
     assert (made.error_code, len(made.partitions)) == (0, 4)
+
+
+async def test_topics_with_the_names_of_kafkas_internal_ones_are_never_made_on_the_way(raw: RawConnection) -> None:
+    names = ["__consumer_offsets", "__transaction_state"]
+    asked = MetadataRequest(topics=[MetadataRequestTopic(name=name) for name in names], allow_auto_topic_creation=True)
+    for _ in range(2):
+        answer = await raw.call(asked, MetadataResponse, 8)
+        assert [each.error_code for each in answer.topics] == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION] * 2
 
 
 async def test_one_request_makes_no_more_than_a_hundred_topics(dial: Dial, start_agent: StartAgent) -> None:

@@ -14,7 +14,7 @@ from runtime.errors import UnavailableError
 from siltstone.kafka.client import ConnectionLostError, KafkaClient, KafkaError
 from siltstone.kafka.consuming import Reach, read
 from siltstone.kafka.groups import GroupClient
-from siltstone.kafka.producing import IN_DOUBT, ProduceOptions, Refused, Stored, TopicWriter, WriteResults
+from siltstone.kafka.producing import BATCH_BYTES, IN_DOUBT, ProduceOptions, Refused, Stored, TopicWriter, WriteResults
 from siltstone.kafka.record_format import InputRecord, OutputRecord
 from siltstone.kafka.retrying import RetryingClient
 from tests.fixtures.agents import RunningAgent, read_all
@@ -115,6 +115,24 @@ async def test_an_answer_that_is_lost_stores_nothing_twice_and_loses_nothing(
         assert offsets == [0, 10, 20]
     assert told.refused == []
     assert "retrying" in lines[0] and lines[1] == "an agent answers again"
+
+
+async def test_a_batch_that_is_too_large_is_written_in_parts_and_in_its_order(
+    agent: RunningAgent, client: KafkaClient
+) -> None:
+    # given: a full batch, of which an agent takes at most a fifth at once, and a small one after it
+    await client.create_topic("orders", partitions=1, configs={"max.message.bytes": str(BATCH_BYTES // 5)})
+    padded = [
+        InputRecord(number + 1, None, b"%07d" % number * 100, (), 0) for number in range(BATCH_BYTES // 700 + 100)
+    ]
+    told = Told()
+    async with RetryingClient(agent.address, SystemClock()) as steady:
+        await told.writer(steady, "orders", 1, ProduceOptions()).write(padded)
+    # then
+    assert told.refused == [] and len(told.stored) > 4
+    assert [each.number for part in told.stored for each in part.records] == [each.number for each in padded]
+    written = [bytes(record.value or b"") for _, record in await read_all(client, "orders")]
+    assert written == [each.value for each in padded]
 
 
 def answering(clock: ManualClock, code: ErrorCode, until_ms: float) -> Callable[[KafkaClient], Awaitable[str]]:

@@ -108,6 +108,31 @@ def test_a_shorter_retention_says_what_goes_and_a_longer_one_does_not_ask(run: A
     run("topics", "alter", topic, "--config", "retention.ms=3600000", "--yes")
 
 
+def test_a_shorter_retention_of_the_cluster_names_the_topics_that_lose_records_and_asks(run: Any, topic: str) -> None:
+    # given a topic that follows the cluster, and one with a retention of its own, both with old records
+    own = f"{topic}-own"
+    run("topics", "create", own, "--partitions", "1", "--config", "retention.ms=-1")
+    run("cluster", "config", "set", "log.retention.ms=-1")
+    for name in (topic, own):
+        run("produce", name, "-f", r"%T %v\n", stdin=b"1700000000000 old\n1700000000001 old\n")
+        run("produce", name, stdin=b"new\n")
+    # when the retention of the cluster gets shorter, in any unit, by a value or by a reset
+    for words in (("log.retention.minutes=60", "--delete", "log.retention.ms"), ("--delete", "log.retention.ms")):
+        asked = run("cluster", "config", "set", *words, code=2).stderr
+        # then the topic that follows it is named, the other is not, and nothing was set
+        assert f"topic {topic}: the new retention.ms" in asked and "removes 2 records of 3 offsets" in asked
+        assert own not in asked and "remedy: add --yes" in asked
+    assert "log.retention.ms" in run("cluster", "config", "get").stdout
+    compacting = run("cluster", "config", "set", "log.cleanup.policy=compact", code=2).stderr
+    assert f"topic {topic}: compaction removes records without a key" in compacting
+    assert f"topic {topic}: " in run("cluster", "config", "set", "log.retention.bytes=1", code=2).stderr
+    # and a longer one, one that loses nothing and one that has nothing to do with records are set without a question
+    run("cluster", "config", "set", "log.retention.bytes=1000000000", "log.roll.ms=1000000", "log.retention.hours=-1")
+    run("cluster", "config", "set", "--delete", "log.retention.bytes", "--delete", "log.roll.ms")
+    run("topics", "delete", own, "--yes")
+    run("cluster", "config", "set", "--delete", "log.retention.ms", "--delete", "log.retention.hours", "--yes")
+
+
 def test_trim_removes_the_oldest_records_and_asks(run: Any, topic: str) -> None:
     run("produce", topic, stdin=b"a\nb\nc\nd\n")
     assert "remedy: add --yes" in run("topics", "trim", topic, "--before", "3", code=2).stderr
@@ -133,7 +158,7 @@ def test_the_cluster_shows_its_agents_and_its_configs_are_set_and_reset(run: Any
     assert shown["cluster_id"] and shown["topics"] >= 1 and shown["partitions"] >= 1
     assert shown["cluster_id"] in run("cluster", "info").stdout
     assert "no cluster-wide config is set" in run("cluster", "config", "get").stdout
-    run("cluster", "config", "set", "log.retention.ms=7200000")
+    run("cluster", "config", "set", "log.retention.ms=7200000", "--yes")
     assert json.loads(run("cluster", "config", "get", "--json").stdout)[0]["value"] == "7200000"
     [one] = json.loads(run("cluster", "config", "get", "log.retention.ms", "--json").stdout)
     assert one["value"] == "7200000"
@@ -144,7 +169,7 @@ def test_the_cluster_shows_its_agents_and_its_configs_are_set_and_reset(run: Any
         "the new retention.ms, 2h00m, removes 1 record of 1 offset"
         in run("topics", "alter", topic, "--delete-config", "retention.ms", code=2).stderr
     )
-    run("cluster", "config", "set", "--delete", "log.retention.ms")
+    run("cluster", "config", "set", "--delete", "log.retention.ms", "--yes")
     assert "no cluster-wide config is set" in run("cluster", "config", "get").stdout
     assert "did you mean 'log.retention.ms'?" in run("cluster", "config", "get", "log.retention.m", code=1).stderr
     assert "is not a whole number" in run("cluster", "config", "set", "log.retention.ms=soon", code=1).stderr

@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import fastavro
@@ -24,7 +25,7 @@ from spark_jobs.tables.export import Table
 from spark_jobs.tables.file_task import WrittenFile
 from spark_jobs.tables.parquet_table import ParquetTable, live_files
 from tests.fixtures.agents import read_all
-from tests.fixtures.lake import RAW, Lake
+from tests.fixtures.lake import JSON, RAW, Lake
 
 
 @pytest.fixture(params=["parquet", "iceberg"])
@@ -94,6 +95,41 @@ async def test_raw_rows_are_what_a_consumer_reads(lake: Lake, table: Table) -> N
     assert [(row["kafka_key"], row["kafka_value"]) for row in rows] == [
         (bytes(key or b""), None if value is None else bytes(value)) for key, value in consumed
     ]
+
+
+@pytest.mark.parametrize("values", [RAW, JSON], ids=["raw values", "json values"])
+async def test_keys_become_text_or_json_and_keys_that_are_neither_keep_their_bytes(
+    lake: Lake, table: Table, values: ValueFormat
+) -> None:
+    # given keys of every sort
+    await lake.client.create_topic("t", partitions=1)
+    keys = [b'{"id": 1}', "Zürich".encode(), None, b"", b"\xff\x00", b"[" * 100_000, b"NaN"]
+    for key in keys:
+        await lake.send("t", 0, b'{"n": 1}', key=key)
+    # when they are exported as JSON, then those that are JSON are text, and the others have their bytes and a reason
+    as_json = replace(values, keys="json")
+    report = await lake.exported("t", table, as_json)
+    rows = await lake.rows(table)
+    assert [row["kafka_key"] for row in rows] == ['{"id": 1}', *([None] * 6)]
+    assert [row["kafka_key_bytes"] for row in rows] == [None, keys[1], None, *keys[3:]]
+    assert [row["kafka_error"] is None for row in rows] == [True, False, True, *([False] * 4)]
+    assert (report.rows, report.errors) == (7, 5)
+    # and as text, in another table
+    named = lake.parquet if isinstance(table, ParquetTable) else lake.iceberg
+    other = named("other")
+    report = await lake.exported("t", other, replace(values, keys="text"))
+    rows = await lake.rows(other)
+    texts = ['{"id": 1}', "Zürich", None, "", None, "[" * 100_000, "NaN"]
+    assert [row["kafka_key"] for row in rows] == texts
+    assert [row["kafka_key_bytes"] for row in rows] == [None] * 4 + [b"\xff\x00", None, None]
+    assert [row["kafka_error"] for row in rows if row["kafka_error"]] == ["the key is not UTF-8 (byte 0)"]
+    assert all(row["kafka_value"] == (b'{"n": 1}' if values is RAW else None) for row in rows)
+    # then a table keeps to its way of reading keys, and --on-error fail ends the export
+    with pytest.raises(WrongTableError, match="keys as text") as refused:
+        await lake.exported("t", named("other"), values)
+    assert "--key text" in refused.value.remedy
+    with pytest.raises(BadValueError, match=r"a key does not fit \(partition 0, offset 4\)"):
+        await lake.exported("t", named("third"), replace(values, keys="text", on_error="fail"))
 
 
 @mostly_parquet
@@ -374,7 +410,7 @@ async def test_values_of_a_table_are_read_one_way_for_ever(lake: Lake, table: Ta
     await lake.client.create_topic("t", partitions=1)
     await lake.send_json("t", 0, {"id": 1})
     await lake.exported("t", table, RAW)
-    with pytest.raises(WrongTableError, match="written from raw values") as refused:
+    with pytest.raises(WrongTableError, match="written from values read as raw") as refused:
         await lake.exported("t", again(lake, table))
     assert "--value raw" in str(refused.value.remedy)
     await lake.exported("t", again(lake, table), RAW)

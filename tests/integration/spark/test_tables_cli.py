@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from click.testing import CliRunner, Result
 from metadata.urls import open_metadata
 from siltstone.cli import main
 from spark_jobs.tables.catalog import CatalogPlace, open_catalog
+from spark_jobs.tables.engines import InProcess
 from spark_jobs.tables.iceberg_table import IcebergTable
 from spark_jobs.tables.parquet_table import ParquetTable, live_files, open_dataset
 from storage.urls import open_store
@@ -264,3 +266,28 @@ async def test_on_spark_the_tasks_write_and_the_driver_commits_once(lake: Lake, 
     report = await lake.exported("t", table, JSON, OnSpark(spark))
     assert (report.rows, report.files, len(report.commits), report.errors) == (2, 2, 1, 0)
     assert [row["id"] for row in await lake.rows(table)] == [0, 1]
+
+
+async def test_both_engines_and_both_kinds_of_tables_have_the_same_columns_types_and_rows(
+    lake: Lake, spark: SparkSession
+) -> None:
+    from spark_jobs.tables.on_spark import OnSpark
+
+    await lake.client.create_topic("t", partitions=2)
+    await lake.send_json("t", 0, {"id": 1, "at": {"x": 1.5}}, {"id": "two"})
+    await lake.send("t", 1, b"no json", None, key=b"\xff")
+    values = replace(JSON, keys="text")
+    # when each engine writes each kind of table
+    found: list[tuple[object, object]] = []
+    for number, engine in enumerate((InProcess(), OnSpark(spark))):
+        for table in (lake.parquet(f"t{number}"), lake.iceberg(f"t{number}")):
+            report = await lake.exported("t", table, values, engine)
+            # Iceberg names the inside of a list in its own way, and reads strings and bytes as large ones of Arrow.
+            names = [
+                (field.name, str(field.type).replace("large_", "").replace("<element:", "<item:"))
+                for field in table.columns
+            ]
+            found.append((names, (report.rows, report.errors, await lake.rows(table))))
+    # then nobody can tell which
+    for each in found[1:]:
+        assert each == found[0]

@@ -105,6 +105,35 @@ async def test_directories_that_a_delete_empties_are_removed(store: LocalStore, 
     assert files_in(tmp_path / "deep/store") == [".tmp"]
 
 
+async def test_a_delete_is_on_disk_before_it_is_answered(
+    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given: three objects, two of them in one directory, and the real calls recorded
+    for key in ("l0/aa/1", "l0/aa/2", "l0/bb/1"):
+        await put(store, key)
+    root = tmp_path / "deep/store"
+    events: list[str] = []
+    fsync, unlink = os.fsync, os.unlink
+
+    def recording_fsync(descriptor: int) -> None:
+        events.append(f"sync {Path(os.readlink(f'/proc/self/fd/{descriptor}')).relative_to(root)}")
+        fsync(descriptor)
+
+    def recording_unlink(path: str | Path, *, dir_fd: int | None = None) -> None:
+        events.append(f"unlink {Path(path).relative_to(root)}")
+        unlink(path, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "fsync", recording_fsync)
+    monkeypatch.setattr(os, "unlink", recording_unlink)
+    # when: a directory keeps an object, then one loses its last
+    await store.delete_many(["l0/aa/1"])
+    first, events[:] = list(events), []
+    await store.delete_many(["l0/bb/1"])
+    # then: the lowest directory that stays is synced, after the object's name is gone
+    assert first == ["unlink l0/aa/1", "sync l0/aa"]
+    assert events == ["unlink l0/bb/1", "sync l0"]
+
+
 async def test_puts_and_deletes_in_one_directory_do_not_disturb_each_other(store: LocalStore) -> None:
     async def put_and_delete(number: int) -> None:
         for turn in range(20):

@@ -119,6 +119,36 @@ async def test_a_put_carries_its_condition_and_checksum_and_neither_expects_nor_
     assert body == BODY
 
 
+async def test_an_upload_in_parts_is_completed_under_the_crc_of_the_whole_object() -> None:
+    """The store compares it with the parts that it has joined. Without it, a lost or doubled part would be stored."""
+    requests: list[tuple[bytes, bytes]] = []
+    named = "<Bucket>bucket</Bucket><Key>p/l1/k</Key>"
+
+    def answer(head: bytes, body: bytes) -> bytes:
+        requests.append((head.lower(), body))
+        if head.startswith(b"POST") and b"uploads" in head.split(b"\r\n")[0]:
+            body_xml = f"<InitiateMultipartUploadResult>{named}<UploadId>u</UploadId></InitiateMultipartUploadResult>"
+            return http(200, body=body_xml)
+        if head.startswith(b"POST"):
+            return http(200, body=f"<CompleteMultipartUploadResult>{named}</CompleteMultipartUploadResult>")
+        return http(200, headers='ETag: "x"\r\n')
+
+    def header(crc32c: int) -> bytes:
+        return b"x-amz-checksum-crc32c: " + base64.b64encode(crc32c.to_bytes(4, "big")).lower() + b"\r\n"
+
+    parts = [b"the first ", b"the second ", b"the end"]
+    async with scripted_server(answer) as url, by_client(url) as store:
+        upload = await store.start_multipart("l1/k")
+        for part in parts:
+            await upload.write(part)
+        await upload.complete()
+    begun, *sent, (completed, _) = requests
+    assert b"x-amz-checksum-algorithm: crc32c\r\n" in begun[0] and b"x-amz-checksum-type: full_object\r\n" in begun[0]
+    assert [header(crc32c(part)) in head for part, (head, _) in zip(parts, sent, strict=True)] == [True] * 3
+    assert header(crc32c(b"".join(parts))) in completed
+    assert b"x-amz-checksum-type: full_object\r\n" in completed and b"if-none-match: *\r\n" in completed
+
+
 ANSWERS_TO_PUT = [
     (412, "PreconditionFailed", ObjectExistsError),
     (409, "ConditionalRequestConflict", StoreUnavailableError),

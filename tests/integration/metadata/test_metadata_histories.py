@@ -1,0 +1,32 @@
+"""Postgres against the memory store: random histories must get the same answers and leave the same rows in both.
+
+The strongest oracles of the tree, the simulation and the histories of compaction, run on the memory store. These
+histories carry what they prove to Postgres.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fixtures.metadata_histories import History
+from tests.fixtures.twin_metadata import Twins
+
+STEPS = 700
+MUST_HAPPEN = frozenset(
+    {"commit_merge", "trimmed", "expired", "silent", "kept", "duplicate", "error 45", "error 3", "delete_topic"}
+    | {"JobLostError", "CommitRefusedError"}
+)
+"""In each history. `kept`: a dead file that a reader's pin may protect."""
+SEEDS, SOAK_SEEDS = range(4), range(1_000, 1_040)
+
+
+@pytest.mark.parametrize("seed", [*SEEDS, *(pytest.param(seed, marks=pytest.mark.soak) for seed in SOAK_SEEDS)])
+async def test_after_every_call_of_a_history_both_stores_hold_the_same(seed: int, postgres_url: str) -> None:
+    print(f"seed {seed}")
+    async with Twins(postgres_url) as twins:
+        history = History(twins, seed)
+        await history.begin()
+        for _ in range(STEPS):
+            await history.step()
+    print(history.counts)
+    assert not (missing := {name for name in MUST_HAPPEN if not history.counts[name]}), f"never happened: {missing}"
