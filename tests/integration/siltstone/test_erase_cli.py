@@ -33,7 +33,7 @@ OLD_MS, T_MS, NEW_MS = 1_700_000_000_000, 1_710_000_000_000, 1_720_000_000_000
 GRACE_MS = 1_000
 COMPACTED = MappingProxyType({"cleanup.policy": "compact", "delete.retention.ms": "500"})
 QUICK: dict[str, Any] = {"gc_grace_ms": GRACE_MS, "erase_interval_ms": 200, "job_limit_base_ms": 5_000}
-Pairs = tuple[tuple[str, str | None], ...]
+LONG_GRACE = {"gc_grace_ms": 3_600_000, "orphan_age_ms": 3_600_000}
 
 
 class World:
@@ -203,7 +203,7 @@ async def test_status_says_what_an_erasure_waits_on(world: World, start_compacto
     table = (await world.run("status")).stdout
     assert "lagging" in table and "visits" in table and "erasing" in table
     # when a compactor has merged them, then the rewrite begins later
-    await start_compactor(store=world.store, metadata=world.metadata, **{**QUICK, "gc_grace_ms": 3_600_000})
+    await start_compactor(store=world.store, metadata=world.metadata, **{**QUICK, **LONG_GRACE})
 
     async def later() -> bool:
         (state,) = (await world.json("status", "2"))["erasures"]
@@ -220,7 +220,7 @@ async def test_status_says_what_an_erasure_waits_on(world: World, start_compacto
 async def test_an_interrupted_wait_leaves_the_request(world: World, start_compactor: StartCompactor) -> None:
     await world.create("visits")
     await world.write("visits", ("ada", "was in Paris"))
-    await start_compactor(store=world.store, metadata=world.metadata, **{**QUICK, "gc_grace_ms": 3_600_000})
+    await start_compactor(store=world.store, metadata=world.metadata, **{**QUICK, **LONG_GRACE})
     words = [sys.executable, "-m", "siltstone", "erase", "visits", "--key", "ada", "--yes", "--wait", *world.places]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
