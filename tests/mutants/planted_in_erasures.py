@@ -198,4 +198,67 @@ IN_PLANS = (
     ),
 )
 
-ERASING = (*IN_MERGES, *IN_PLANS)
+DUTY, END = "compactor/deletion/erasures.py", "compactor/deletion/erasure_end.py"
+ENDS = "tests/unit/compactor/deletion/test_erasure_end.py"
+HELD = "tests/integration/compactor/test_erasures.py"
+
+IN_ENDS = (
+    Mutant(
+        name="an-erasure-ends-before-its-last-stage",
+        file=END,
+        text="and (erasure.erases_tombstones or not erasure.tombstones)",
+        replacement="",
+        tests=(f"{ENDS}::test_an_erasure_settles_in_its_last_stage_alone",),
+    ),
+    Mutant(
+        name="an-erasure-that-is-pending-again-stays-settled",
+        file=END,
+        text="    settled_ms = None\n    if not pending",
+        replacement="    settled_ms = known.settled_ms\n    if not pending",
+        tests=(f"{ENDS}::test_an_erasure_settles_when_its_last_pending_file_is_gone_and_stays_settled",),
+    ),
+    Mutant(
+        name="strays-are-judged-without-slack-for-clocks",
+        file=END,
+        text="< settled_ms + CLOCK_SLACK_MS\n    except",
+        replacement="< settled_ms\n    except",
+        tests=(f"{ENDS}::test_only_objects_that_may_have_been_begun_before_the_settled_time_hold_an_erasure_back",),
+    ),
+    Mutant(
+        name="uploads-of-running-merges-are-aborted",
+        file=END,
+        text=", *(now_ms - each - CLOCK_SLACK_MS for each in at_work_ms)",
+        replacement="",
+        tests=(f"{ENDS}::test_no_upload_is_aborted_that_may_belong_to_a_running_merge_or_put",),
+    ),
+    Mutant(
+        name="strays-hold-no-erasure-back",
+        file=DUTY,
+        text="if not strays[number] and not holding and",
+        replacement="if not holding and",
+        tests=(f"{HELD}::test_an_object_without_a_row_holds_an_erasure_back_and_those_of_other_topics_do_not",),
+    ),
+    Mutant(
+        name="uploads-hold-no-erasure-back",
+        file=DUTY,
+        text="and not holding and await",
+        replacement="and await",
+        tests=(f"{HELD}::test_a_forgotten_upload_holds_an_erasure_back_until_it_is_aborted",),
+    ),
+    Mutant(
+        name="the-outputs-of-a-failed-job-count-as-those-of-a-live-one",
+        file=DUTY,
+        text="job.state in (JobState.READY, JobState.RUNNING)",
+        replacement="job.state in JobState",
+        tests=(f"{HELD}::test_outputs_of_a_job_that_lives_hold_nothing_back_and_those_of_a_failed_one_do",),
+    ),
+    Mutant(
+        name="an-erasure-is-done-after-a-failover",
+        file=DUTY,
+        text="        except JanitorHaltedError:\n            return True",
+        replacement="        except JanitorHaltedError:\n            return False",
+        tests=(f"{HELD}::test_nothing_is_declared_done_while_postgres_is_not_the_one_that_was_adopted",),
+    ),
+)
+
+ERASING = (*IN_MERGES, *IN_PLANS, *IN_ENDS)
