@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 from metadata.contract.jobs import JobState
 from metadata.contract.topics import Topic
+from metadata.erasures.contract import ErasureStage
 from metadata.rules.jobs import EXHAUSTED_RETRY_MS
+from tests.compaction import erasures
 from tests.compaction.model import UNREADABLE, repeated_keys
 from tests.compaction.specs import GRACE_MS, LIMIT_MS, PURGE_MS
 from tests.compaction.world import World
@@ -38,6 +40,9 @@ ACTIONS = (
     ("request", 2),
     ("time", 18),
     ("read slowly", 10),
+    ("erase", 10),
+    ("advance erasures", 10),
+    ("erase anything", 3),
 )
 
 NO_HABITS: Mapping[str, float] = {}
@@ -121,6 +126,12 @@ async def act(world: World, action: str) -> None:
             world.pass_time()
         case "read slowly":
             await world.read_slowly()
+        case "erase":
+            await erasures.request(world)
+        case "advance erasures":
+            await erasures.advance(world)
+        case "erase anything":
+            await erasures.arbitrary(world)
         case _:
             raise AssertionError(action)
 
@@ -135,11 +146,11 @@ async def settle(world: World, rounds: int = 12) -> None:
         idle += 1
         for _ in range(40):
             before = len(world.held)
-            await world.run_job()
-            if len(world.held) == before:
+            if not await world.run_job():
                 break
-            await world.commit_one()
-            idle = 0
+            if len(world.held) > before:  # else an erasing merge met a batch that cannot be read
+                await world.commit_one()
+                idle = 0
         if world.violations or idle == IDLE_ROUNDS:
             return
 
@@ -147,6 +158,8 @@ async def settle(world: World, rounds: int = 12) -> None:
 async def _end(world: World) -> None:
     """Without further faults, everything is leveled and cleaned, tombstones go, and no object is left behind."""
     world.say("---- the end begins")
+    # Batches that nobody can read fail erasing merges again and again, and time is short.
+    world.erases = not world.counts.get("poison")
     zombies, world.held = world.held, []
     world.clock.advance_ms(JOB_LEASE_MS + LIMIT_MS + 1_000)
     await settle(world)
@@ -175,6 +188,8 @@ async def _end(world: World) -> None:
         await _check_clean(world, compacted, last=turn == 2)
     await world.check()
     await _check_nothing_left(world)
+    if not world.violations:
+        await _check_erasures(world)
 
 
 async def _check_clean(world: World, compacted: Sequence[Topic], *, last: bool) -> None:
@@ -210,4 +225,23 @@ async def _check_nothing_left(world: World) -> None:
     stored = {stat.key async for stat in world.objects.list()}
     if missing := live - stored:
         world.violations.append(f"FILE-1: {sorted(missing)} are gone")
+    await world.check()
+
+
+async def _check_erasures(world: World) -> None:
+    """Every erasure ends, unless a batch that nobody can read is in its way; then no object holds a value of it."""
+    for _ in range(erasures.ROUNDS_MAX):
+        still_open = await erasures.advance(world)
+        if world.violations or not still_open:
+            break
+        resting_ms = [each.next_ms for each in still_open if each.stage in (ErasureStage.WAITING, ErasureStage.RESTING)]
+        world.clock.advance_ms(max([GRACE_MS + 1_000, *(each - world.clock.wall_ms() for each in resting_ms)]))
+        await settle(world, rounds=4)
+        await world.sweep()
+    else:
+        if not world.counts.get("poison"):
+            for each in still_open:
+                pending = await world.metadata.erasures.pending_files(each.erasure_id)
+                world.violations.append(f"erasure {each.erasure_id} never ended: {each.stage}, pending {pending}")
+    await erasures.judge(world)
     await world.check()

@@ -26,6 +26,7 @@ OPTIONS = PlanOptions(
     mostly_dead_bytes_min=1,
     purge_deadline_ms=PURGE_MS,
     expiry_margin_ms=0,
+    erase_pause_ms=3_000,
     retention_late_ms=3_000,
     job_limit_base_ms=LIMIT_MS,
     job_limit_ms_per_mib=0,

@@ -18,6 +18,8 @@ FIRST_SEEDS = {"drops-tombstones-of-partial-merges": 100}
 MUST_HAPPEN = frozenset(
     {"write", "late", "arbitrary", "run", "not run", "overflow", "deep", "commit", "trimmed", "crash", "JobLostError"}
     | {"poison", "delete records", "expire", "sweep", "policy", "recreate", "request", "reader at the end"}
+    | {"erasure", "erasure with tombstones", "erasure pending", "erasure done", "records erased", "erasing blocked"}
+    | {"arbitrary erasing merge"}
     | {f"job {kind}" for kind in MergeKind}
 )
 
