@@ -48,6 +48,8 @@ ACTIONS = (
 NO_HABITS: Mapping[str, float] = {}
 PARTIAL: Mapping[str, float] = {"plan": 0.3, "arbitrary": 3, "time": 1.5}
 """Mostly merges of a few extents, so that old values lie outside the inputs of a merge."""
+NO_ERASURES: Mapping[str, float] = dict.fromkeys(("erase", "advance erasures", "erase anything"), 0.0)
+"""They hide bugs of other kinds: old values that come back were erased."""
 ALWAYS = frozenset({"write", "plan", "run", "commit", "time"})
 
 

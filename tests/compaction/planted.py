@@ -145,6 +145,11 @@ def erases_at_the_mark() -> Iterator[None]:
         yield
 
 
+IN_ERASURES: Mapping[str, Plant] = {
+    "stamps-as-the-best-input": stamps_as_the_best_input,
+    "stamps-without-erasing": stamps_without_erasing,
+    "erases-at-the-mark": erases_at_the_mark,
+}
 PLANTED: Mapping[str, Plant] = {
     "drops-tombstones-of-partial-merges": drops_tombstones_of_partial_merges,
     "horizon-from-the-spec-alone": horizon_from_the_spec_alone,
@@ -152,7 +157,5 @@ PLANTED: Mapping[str, Plant] = {
     "zombies-commit": zombies_commit,
     "covers-the-gaps": covers_the_gaps,
     "forgets-the-clear": forgets_the_clear,
-    "stamps-as-the-best-input": stamps_as_the_best_input,
-    "stamps-without-erasing": stamps_without_erasing,
-    "erases-at-the-mark": erases_at_the_mark,
+    **IN_ERASURES,
 }
