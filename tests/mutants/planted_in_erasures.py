@@ -261,4 +261,75 @@ IN_ENDS = (
     ),
 )
 
-ERASING = (*IN_MERGES, *IN_PLANS, *IN_ENDS)
+_PENDING = "tests/contract/test_erasures_pending.py"
+_LIFE = "tests/contract/test_erasures.py"
+
+IN_METADATA = (
+    Mutant(
+        name="dead-extents-of-live-files-are-no-erasure-s-business-in-sql",
+        file="metadata/postgres/erasures/pending.py",
+        text="e.state = 'dead'\n            AND e.base_offset < k.end_offset",
+        replacement="e.state = 'dead'\n            AND EXISTS (SELECT FROM files f WHERE f.file_id = e.file_id "
+        "AND f.state = 'dead') AND e.base_offset < k.end_offset",
+        tests=(f"{_PENDING}::test_dead_extents_of_a_live_file_are_pending",),
+    ),
+    Mutant(
+        name="dead-extents-of-live-files-are-no-erasure-s-business-in-memory",
+        file="metadata/memory/erasures.py",
+        text="        if extent.row.partition_id in erasure.ends\n",
+        replacement="        if extent.row.partition_id in erasure.ends\n"
+        "        and (extent.dead_ms is None or not file.is_live)\n",
+        tests=(f"{_PENDING}::test_dead_extents_of_a_live_file_are_pending",),
+    ),
+    Mutant(
+        name="an-extent-with-the-stamp-is-pending-in-sql",
+        file="metadata/postgres/erasures/pending.py",
+        text="e.state = 'live'\n            AND e.base_offset < k.end_offset AND e.erased_through < k.stamp",
+        replacement="e.state = 'live'\n            AND e.base_offset < k.end_offset AND e.erased_through <= k.stamp",
+        tests=(f"{_PENDING}::test_extents_below_the_marks_are_pending_until_they_carry_the_stamp",),
+    ),
+    Mutant(
+        name="an-extent-with-the-stamp-is-pending-in-memory",
+        file="metadata/erasures/stamps.py",
+        text="erased_through < stamp)",
+        replacement="erased_through <= stamp)",
+        tests=(f"{_PENDING}::test_extents_below_the_marks_are_pending_until_they_carry_the_stamp",),
+    ),
+    Mutant(
+        name="l0-files-above-the-bound-are-pending-in-sql",
+        file="metadata/postgres/erasures/pending.py",
+        text="AND f.file_id <= (",
+        replacement="AND -f.file_id <= (",
+        tests=(f"{_PENDING}::test_all_l0_files_committed_before_the_erasure_are_pending_until_deleted",),
+    ),
+    Mutant(
+        name="l0-files-above-the-bound-are-pending-in-memory",
+        file="metadata/memory/erasures.py",
+        text="file.info.level == 0 and file_id <= erasure.l0_through",
+        replacement="file.info.level == 0",
+        tests=(f"{_PENDING}::test_all_l0_files_committed_before_the_erasure_are_pending_until_deleted",),
+    ),
+    Mutant(
+        name="a-stamp-that-an-extent-carries-is-given-again",
+        file="metadata/erasures/stages.py",
+        text="max(of_extents or 0, of_erasures or 0)",
+        replacement="max(of_erasures or 0, 0)",
+        tests=(f"{_LIFE}::test_a_stamp_is_above_those_of_extents_whose_erasures_are_unknown",),
+    ),
+    Mutant(
+        name="a-join-with-later-records-undoes-an-erasure",
+        file="metadata/erasures/stamps.py",
+        text="            erased_through = stamp\n",
+        replacement="            pass\n",
+        tests=(f"{_PENDING}::test_an_erased_extent_stays_erased_when_a_merge_joins_it_with_later_records",),
+    ),
+    Mutant(
+        name="a-join-passes-over-a-pending-erasure",
+        file="metadata/erasures/stamps.py",
+        text="            break\n",
+        replacement="            continue\n",
+        tests=(f"{_PENDING}::test_new_records_do_not_hide_what_an_earlier_erasure_has_left",),
+    ),
+)
+
+ERASING = (*IN_METADATA, *IN_MERGES, *IN_PLANS, *IN_ENDS)
