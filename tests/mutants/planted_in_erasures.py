@@ -12,6 +12,10 @@ LOOK_UP = "tests/property/test_eraser.py::test_a_key_is_found_among_many_and_no_
 MERGE = "tests/integration/merging/test_merge_engine_erase.py"
 GOES = f"{MERGE}::test_records_of_erased_keys_go_from_their_partition_and_every_batch_stays"
 PLAN = "tests/unit/compactor/planning/test_plan_erasures.py"
+HERE = (
+    "tests/integration/compactor/test_heavy_lane.py::"
+    "test_an_erasing_merge_of_any_size_runs_here_and_takes_the_marks_of_its_partitions"
+)
 ANY_PLAN = "tests/property/test_plan.py"
 
 IN_MERGES = (
@@ -184,6 +188,20 @@ IN_PLANS = (
         text="[each for each in due if not _gives_way(draft, each)]",
         replacement="due",
         tests=(f"{PLAN}::test_after_a_failed_merge_of_its_file_an_erasure_lets_others_go_first",),
+    ),
+    Mutant(
+        name="nobody-runs-large-erasing-merges",
+        file="compactor/compactor.py",
+        text="    return heavy_min is not None and await",
+        replacement="    return heavy_min is None and await",
+        tests=(HERE,),
+    ),
+    Mutant(
+        name="the-worker-asks-for-no-marks",
+        file="compactor/worker.py",
+        text="if claimed.job.kind != MergeKind.ERASE:",
+        replacement="if claimed.job.kind != MergeKind.LEVEL:",
+        tests=(HERE,),
     ),
     Mutant(
         name="spark-erases",
