@@ -1,4 +1,8 @@
-"""The tables that a metadata backup copies, with their columns and the rows that are left out."""
+"""The tables that a metadata backup copies, with their columns and the rows that are left out.
+
+Erasures are left out: hashes of erased keys do not belong into the bucket. After a rebuild they are requested again.
+The stamps of extents are copied, so no new erasure gets a stamp that an extent carries already.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Whether an erasure removed a record, or is going to, and the sentence about it. Pure but for `erasures_over`.
 
 A batch keeps its header and its offsets when records leave it, so the log does not tell who removed one. The marks of
-the erasures do, as far as the record's key is known. In a topic that is not compacted nothing else takes a record out
-of its batch, so there the offset is enough.
+the erasures do, as far as the record's key is known. Where nothing is deduped, nothing else takes a record out of its
+batch, so there the offset is enough.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ async def erasures_over(
 
 
 def removed_by(
-    covering: Sequence[Covering], key: bytes | None, *, is_known: bool, is_compacted: bool
+    covering: Sequence[Covering], key: bytes | None, *, is_known: bool, is_deduped: bool
 ) -> Sequence[Erasure]:
     """The erasures of which one removed the record; () if another cause is possible. `is_known`: a file that still
-    holds the record told its key."""
+    holds the record told its key. `is_deduped`: a pass may have removed it."""
     begun = [each for each in covering if each.erasure.stamp is not None]
     if is_known:
         return [each.erasure for each in begun if key is not None and each.has(key)]
-    return [] if is_compacted else [each.erasure for each in begun]
+    return [] if is_deduped else [each.erasure for each in begun]
 
 
 def removes_later(covering: Sequence[Covering], key: bytes | None) -> Erasure | None:

@@ -137,7 +137,8 @@ class _Trace:
         known = await self._removed(replace(known, verdict=Verdict.COMPACTED), view)
         former = known.former
         key = None if former is None else former.key
-        erased = removed_by(covering, key, is_known=former is not None, is_compacted=is_compacted(view.configs))
+        is_deduped = is_compacted(view.configs) and home.level > 1  # dedupe begins at L2
+        erased = removed_by(covering, key, is_known=former is not None, is_deduped=is_deduped)
         if erased and batch is not None:
             said, newer = removed_text(erased, self._hints), None
             known = replace(known, verdict=Verdict.ERASED, erasures=[each.erasure_id for each in erased])

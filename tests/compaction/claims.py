@@ -26,16 +26,13 @@ from siltstone.ops.compaction.causes import Cause
 from siltstone.ops.hint_options import NO_HINT_OPTIONS
 from siltstone.ops.record_report import Verdict
 from siltstone.ops.record_trace import diagnose
-from storage.format.inspect import inspect_file
 from storage.keys import LEVEL_PREFIXES
 from storage.objects import ObjectStore
 from tests.compaction.histories import ACTIONS, act, settle
+from tests.compaction.log import values_in
 from tests.compaction.model import UNREADABLE, Rec
 from tests.compaction.specs import GRACE_MS, LIMIT_MS, PURGE_MS
 from tests.compaction.world import NEVER, World
-from wire.batch import CorruptBatchError, iter_headers
-from wire.codecs import CodecError
-from wire.records import CorruptRecordError, walk
 
 SHARE = 0.2
 """Of the random steps after which claims are asked for; in the calm, after each step."""
@@ -105,21 +102,6 @@ class Claims:
 
     def _count(self, kind: str, times: int = 1) -> None:
         self.asked[kind] = self.asked.get(kind, 0) + times
-
-
-async def values_in(store: ObjectStore, key: str) -> frozenset[bytes]:
-    found: set[bytes] = set()
-    for extent in (await inspect_file(store, key, verify=False)).extents:
-        if not extent.row.length:
-            continue
-        body = memoryview(await store.get_range(key, extent.row.position, extent.row.length))
-        for at, header in iter_headers(body):
-            try:
-                records = list(walk(body[at : at + header.size_bytes]))
-            except (CorruptBatchError, CorruptRecordError, CodecError):
-                continue  # its records were never readable, so nothing is claimed about them
-            found.update(bytes(each.value) for each in records if each.value is not None)
-    return frozenset(found)
 
 
 async def explain_claims(world: World, _: random.Random) -> AsyncIterator[Claim]:

@@ -10,9 +10,11 @@ from compactor.deletion.orphans import ATTEMPT_OUTLIVES_JOB_MS
 from metadata.contract.jobs import JobState
 from metadata.contract.leases import JOB_LEASE_MS
 from metadata.contract.topics import Topic
+from metadata.erasures.contract import ErasureStage
 from metadata.rules.jobs import EXHAUSTED_RETRY_MS
 from storage.keys import CLUSTER_KEY
 from storage.objects import ObjectNotFoundError
+from tests.compaction import erasures
 from tests.compaction.model import UNREADABLE, repeated_keys
 from tests.compaction.specs import GRACE_MS, LIMIT_MS, PURGE_MS
 from tests.compaction.world import World
@@ -41,11 +43,16 @@ ACTIONS = (
     ("request", 2),
     ("time", 18),
     ("read slowly", 10),
+    ("erase", 10),
+    ("advance erasures", 10),
+    ("erase anything", 3),
 )
 
 NO_HABITS: Mapping[str, float] = {}
 PARTIAL: Mapping[str, float] = {"plan": 0.3, "arbitrary": 3, "time": 1.5}
 """Mostly merges of a few extents, so that old values lie outside the inputs of a merge."""
+NO_ERASURES: Mapping[str, float] = dict.fromkeys(("erase", "advance erasures", "erase anything"), 0.0)
+"""They hide bugs of other kinds: old values that come back were erased."""
 ALWAYS = frozenset({"write", "plan", "run", "commit", "time"})
 
 
@@ -127,6 +134,12 @@ async def act(world: World, action: str) -> None:
             world.pass_time()
         case "read slowly":
             await world.read_slowly()
+        case "erase":
+            await erasures.request(world)
+        case "advance erasures":
+            await erasures.advance(world)
+        case "erase anything":
+            await erasures.arbitrary(world)
         case _:
             raise AssertionError(action)
 
@@ -141,11 +154,11 @@ async def settle(world: World, rounds: int = 12) -> None:
         idle += 1
         for _ in range(40):
             before = len(world.held)
-            await world.run_job()
-            if len(world.held) == before:
+            if not await world.run_job():
                 break
-            await world.commit_one()
-            idle = 0
+            if len(world.held) > before:  # else an erasing merge met a batch that cannot be read
+                await world.commit_one()
+                idle = 0
         if world.violations or idle == IDLE_ROUNDS:
             return
 
@@ -153,6 +166,8 @@ async def settle(world: World, rounds: int = 12) -> None:
 async def _end(world: World) -> None:
     """Without further faults, everything is leveled and cleaned, tombstones go, and no object is left behind."""
     world.say("---- the end begins")
+    # Batches that nobody can read fail erasing merges again and again, and time is short.
+    world.erases = not world.counts.get("poison")
     zombies, world.held = world.held, []
     world.clock.advance_ms(JOB_LEASE_MS + LIMIT_MS + 1_000)
     await settle(world)
@@ -181,6 +196,8 @@ async def _end(world: World) -> None:
         await _check_clean(world, compacted, last=turn == 2)
     await world.check()
     await _check_nothing_left(world)
+    if not world.violations:
+        await _check_erasures(world)
 
 
 async def _check_clean(world: World, compacted: Sequence[Topic], *, last: bool) -> None:
@@ -218,4 +235,23 @@ async def _check_nothing_left(world: World) -> None:
         world.violations.append(f"FILE-1: {sorted(missing)} are gone")
     if left := stored - live - {CLUSTER_KEY}:
         world.violations.append(f"{sorted(left)} are left")
+    await world.check()
+
+
+async def _check_erasures(world: World) -> None:
+    """Every erasure ends, unless a batch that nobody can read is in its way; then no object holds a value of it."""
+    for _ in range(erasures.ROUNDS_MAX):
+        still_open = await erasures.advance(world)
+        if world.violations or not still_open:
+            break
+        resting_ms = [each.next_ms for each in still_open if each.stage in (ErasureStage.WAITING, ErasureStage.RESTING)]
+        world.clock.advance_ms(max([GRACE_MS + 1_000, *(each - world.clock.wall_ms() for each in resting_ms)]))
+        await settle(world, rounds=4)
+        await world.sweep()
+    else:
+        if not world.counts.get("poison"):
+            for each in still_open:
+                pending = await world.metadata.erasures.pending_files(each.erasure_id)
+                world.violations.append(f"erasure {each.erasure_id} never ended: {each.stage}, pending {pending}")
+    await erasures.judge(world)
     await world.check()

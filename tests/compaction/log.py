@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from metadata.contract.jobs import CommitMerge
+from storage.format.inspect import inspect_file
+from storage.objects import ObjectStore
 from tests.compaction.model import Rec
 from tests.compaction.poison import opaque_records
-from wire.batch import iter_headers
+from wire.batch import CorruptBatchError, iter_headers
 from wire.codecs import CodecError
 from wire.records import CorruptRecordError, walk
 
@@ -42,3 +44,19 @@ def describe(commit: CommitMerge) -> str:
         + "]"
         for file in commit.outputs
     )
+
+
+async def values_in(store: ObjectStore, key: str) -> frozenset[bytes]:
+    """The values of all records of an object that can be read, whether a row names them or not."""
+    found: set[bytes] = set()
+    for extent in (await inspect_file(store, key, verify=False)).extents:
+        if not extent.row.length:
+            continue
+        body = memoryview(await store.get_range(key, extent.row.position, extent.row.length))
+        for at, header in iter_headers(body):
+            try:
+                records = list(walk(body[at : at + header.size_bytes]))
+            except (CorruptBatchError, CorruptRecordError, CodecError):
+                continue  # its records were never readable, so nothing is said about them
+            found.update(bytes(each.value) for each in records if each.value is not None)
+    return frozenset(found)

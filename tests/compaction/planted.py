@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -10,10 +10,16 @@ from unittest.mock import patch
 
 from compactor.cleaning.bounds import CleanBounds
 from compactor.cleaning.partition_cleaner import PartitionCleaner
+from compactor.erasing.marks_table import MarksTable
+from compactor.erasing.partition_eraser import ErasedWindow, PartitionEraser
 from compactor.merging.execute import MergeEngine
+from compactor.merging.extent_facts import ExtentFacts, FactsOfInputs
 from metadata.contract.jobs import ClaimedJob, CommitMerge
+from metadata.erasures.contract import KeyMark
 from metadata.memory.compactors import MemoryCompactors
 from metadata.memory.deletion import MemoryDeletion
+from wire.batch import CODEC_MASK
+from wire.kernels.batches import BatchTable
 
 Plant = Callable[[], AbstractContextManager[None]]
 
@@ -111,6 +117,54 @@ def deletes_without_aborting() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def stamps_as_the_best_input() -> Iterator[None]:
+    """An output counts as erased as soon as one of its inputs is."""
+    of = FactsOfInputs.of
+
+    def best(self: Any, base_offset: int, last_offset: int, *others: Any) -> ExtentFacts:
+        stamps = [
+            each.erased_through
+            for each in self._inputs
+            if each.base_offset <= last_offset and base_offset <= each.last_offset
+        ]
+        return of(self, base_offset, last_offset, *others)._replace(erased_through=max(stamps, default=0))
+
+    with patch.object(FactsOfInputs, "of", best):
+        yield
+
+
+@contextmanager
+def stamps_without_erasing() -> Iterator[None]:
+    """Batches that were compressed are copied."""
+    erase = PartitionEraser.erase
+
+    def lazy(self: Any, data: Any, table: BatchTable) -> ErasedWindow:
+        if (table.attributes & CODEC_MASK).any():
+            return ErasedWindow(data, table, 0)
+        return erase(self, data, table)
+
+    with patch.object(PartitionEraser, "erase", lazy):
+        yield
+
+
+@contextmanager
+def erases_at_the_mark() -> Iterator[None]:
+    """The record at the mark goes at once: the tombstone that readers have to hear of, or the value that stays."""
+    begin = MarksTable.__init__
+
+    def changed(self: Any, marks: Sequence[KeyMark]) -> None:
+        begin(self, [mark._replace(tombstone=True) for mark in marks])
+
+    with patch.object(MarksTable, "__init__", changed):
+        yield
+
+
+IN_ERASURES: Mapping[str, Plant] = {
+    "stamps-as-the-best-input": stamps_as_the_best_input,
+    "stamps-without-erasing": stamps_without_erasing,
+    "erases-at-the-mark": erases_at_the_mark,
+}
 PLANTED: Mapping[str, Plant] = {
     "drops-tombstones-of-partial-merges": drops_tombstones_of_partial_merges,
     "horizon-from-the-spec-alone": horizon_from_the_spec_alone,
@@ -119,4 +173,5 @@ PLANTED: Mapping[str, Plant] = {
     "covers-the-gaps": covers_the_gaps,
     "forgets-the-clear": forgets_the_clear,
     "deletes-without-aborting": deletes_without_aborting,
+    **IN_ERASURES,
 }

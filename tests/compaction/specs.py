@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from compactor.deletion.janitor import JanitorLimits
 from compactor.planning.spec import MergeKind, MergeSpec, PartitionSpec, PlanOptions
 from metadata.contract.compactors import CompactionView
+from metadata.contract.leases import JOB_LEASE_MS
 from metadata.contract.leveled import LeveledExtent
 
 LIMIT_MS = 4_000
@@ -26,11 +28,18 @@ OPTIONS = PlanOptions(
     mostly_dead_bytes_min=1,
     purge_deadline_ms=PURGE_MS,
     expiry_margin_ms=0,
+    erase_pause_ms=3_000,
     retention_late_ms=3_000,
     job_limit_base_ms=LIMIT_MS,
     job_limit_ms_per_mib=0,
     grace_ms=GRACE_MS,
     jobs_max=6,
+)
+JANITOR_LIMITS = JanitorLimits(
+    grace_ms=GRACE_MS,
+    orphan_age_ms=GRACE_MS,
+    orphan_refuse_files=1_000,
+    orphan_bound_ms=JOB_LEASE_MS + LIMIT_MS,
 )
 
 

@@ -8,19 +8,20 @@ are held back and released in any order, twice, too late or never. Everything fo
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
-from compactor.deletion.janitor import Janitor, JanitorLimits
+from compactor.deletion.janitor import Janitor
 from compactor.merging.execute import MergeEngine
+from compactor.merging.kway_merge import MergeInputError
 from compactor.planning.options import MergeMemory
 from compactor.planning.plan import new_job, plan_merges
 from compactor.planning.spec import MergeKind, MergeSpec
 from compactor.worker import Engine
 from metadata.contract.jobs import ClaimedJob, CommitMerge, InputsBusyError, JobLostError, MergeRefusedError
 from metadata.contract.l0_commit import CommitL0, Committed, L0Batch
-from metadata.contract.leases import JOB_LEASE_MS, AgentAddress, WriterLease
+from metadata.contract.leases import AgentAddress, WriterLease
 from metadata.contract.topics import Topic
 from metadata.memory.store import MemoryMetadata
 from metadata.rules.packed_index import iter_index
@@ -33,18 +34,17 @@ from storage.keys import file_key
 from storage.memory import MemoryStore
 from storage.wrappers.faulty import Fault, FaultPlan, FaultRule, Faulty
 from storage.wrappers.retrying import Retrying
+from tests.compaction.erasures import Erasures, with_erased_keys
 from tests.compaction.log import describe, records_of
 from tests.compaction.model import PartitionModel, Rec, SlowReader, wrongs
 from tests.compaction.poison import opaque_records, poisoned
-from tests.compaction.specs import GRACE_MS, LIMIT_MS, OPTIONS, arbitrary_spec
+from tests.compaction.specs import JANITOR_LIMITS, OPTIONS, arbitrary_spec
 from tests.fixtures.heavy_merges import in_units
 from wire.batch import read_header
 from wire.codecs import Codec
 from wire.records import NewRecord, build_batch
 
 NEVER = 1 << 60
-WRITER_BOUND_MS = JOB_LEASE_MS + LIMIT_MS
-"""No writer commits an older object."""
 Sent = tuple[bytes, list[NewRecord]]
 """A batch and its records; no records if they cannot be read."""
 
@@ -78,12 +78,15 @@ class World:
         self.places: dict[int, tuple[UUID, int]] = {}
         self.readers: list[SlowReader] = []
         self.held: list[Held] = []
-        self.seq = 0
+        self.seq = self.values = 0
         self.late: list[int] = []
-        self.values = 0
+        self.refused: list[tuple[int, bytes, bytes]] = []
+        """(partition id, key, value) of refused records."""
+        self.erasures = Erasures()
+        self.erases = True
         self.options = OPTIONS
         self.counts: dict[str, int] = {}
-        self.janitor = self.new_janitor()
+        self.janitor = Janitor(store=self.objects, metadata=self.metadata, runtime=self.runtime, limits=JANITOR_LIMITS)
 
     def new_clock(self) -> ManualClock:
         return ManualClock()
@@ -99,12 +102,6 @@ class World:
             self.counts[what] = self.counts.get(what, 0) + times
 
     # ---- begin
-
-    def new_janitor(self) -> Janitor:
-        limits = JanitorLimits(
-            grace_ms=GRACE_MS, orphan_age_ms=GRACE_MS, orphan_refuse_files=1_000, orphan_bound_ms=WRITER_BOUND_MS
-        )
-        return Janitor(store=self.objects, metadata=self.metadata, runtime=self.runtime, limits=limits)
 
     async def begin(self) -> None:
         await self.metadata.open()
@@ -160,12 +157,12 @@ class World:
 
     # ---- writing
 
-    async def write(self, *, file_id: int | None = None) -> None:
+    async def write(self, *, file_id: int | None = None, built: Mapping[int, list[Sent]] | None = None) -> None:
+        """`built`: batches by partition id; by chance if left out."""
         r = self.random
-        partitions = sorted(r.sample(sorted(self.models), k=r.randint(1, min(3, len(self.models)))))
-        built = {
-            partition_id: [self._batch(partition_id) for _ in range(r.randint(1, 3))] for partition_id in partitions
-        }
+        if built is None:
+            partitions = sorted(r.sample(sorted(self.models), k=r.randint(1, min(3, len(self.models)))))
+            built = {each: [self._batch(each) for _ in range(r.randint(1, 3))] for each in partitions}
         extents, rows, sent, position = list[ExtentSource](), list[L0Batch](), list[Sent](), 0
         for partition_id, batches in built.items():
             topic_id, number = self.places[partition_id]
@@ -199,12 +196,12 @@ class World:
         )
         await self.objects.put_if_absent(key, file.body, crc32c=file.crc32c)
         self.seq += 1
-        request = CommitL0(
-            lease=self.lease, seq=self.seq, key=key, size_bytes=len(file.body), crc32c=file.crc32c, batches=rows
-        )
+        size_bytes, crc = len(file.body), file.crc32c
+        request = CommitL0(lease=self.lease, seq=self.seq, key=key, size_bytes=size_bytes, crc32c=crc, batches=rows)
         committed = await self._commit(request, file_id)
         for row, (body, of_batch), result in zip(rows, sent, committed.results, strict=True):
             if result.error:
+                self.refused += [(row.partition_id, one.key, one.value) for one in of_batch if one.key and one.value]
                 continue
             model = self.models[row.partition_id]
             assert result.base_offset == model.end, "offsets are dense"
@@ -263,10 +260,10 @@ class World:
 
     async def plan_round(self) -> None:
         view = await self.metadata.compactors.compaction_view()
-        for spec in plan_merges(view, self.options):
-            await self._create(spec)
+        for spec in plan_merges(view if self.erases else replace(view, erasing_files={}), self.options):
+            await self.create(spec)
 
-    async def _create(self, spec: MergeSpec) -> None:
+    async def create(self, spec: MergeSpec) -> None:
         try:
             job_id = await self.metadata.compactors.create_job(new_job(spec))
         except InputsBusyError:
@@ -285,7 +282,7 @@ class World:
         hasty = replace(self.options, l0_files_min=1, l0_wait_ms=0, l0_wait_ms_max=0)
         for spec in plan_merges(view, hasty):
             if spec.kind is MergeKind.LEVEL:
-                await self._create(spec)
+                await self.create(spec)
         await self._run_and_commit([MergeKind.LEVEL])
 
     async def _run_and_commit(self, kinds: Sequence[MergeKind]) -> None:
@@ -309,44 +306,50 @@ class World:
             partition_id = self.random.choice(free).partition_id
             free = [extent for extent in free if extent.partition_id == partition_id]
         chosen = sorted(self.random.sample(free, k=self.random.randint(1, len(free))), key=lambda each: each.extent_id)
-        await self._create(arbitrary_spec(view, chosen))
+        await self.create(arbitrary_spec(view, chosen))
         self.count("arbitrary")
         if self.random.random() < 0.5:
             await self._run_and_commit([MergeKind.MERGE])
 
-    async def run_job(self, *, trouble: bool = False, kinds: Sequence[MergeKind] = ()) -> None:
+    async def run_job(self, *, trouble: bool = False, kinds: Sequence[MergeKind] = ()) -> bool:
+        """False when there was no job."""
         claimed = await self.metadata.compactors.claim_job(self.compactor, kinds=[kind.value for kind in kinds])
         if claimed is None:
-            return
+            return False
         job = claimed.job
         if trouble:
             op = self.random.choice(["get", "get_range", "put", "multipart_complete"])
             fault = self.random.choice([Fault.UNREACHABLE, Fault.LOST_ANSWER, Fault.FULL])
-            # as often as Retrying tries, or only once
-            calls = None if self.random.random() < 0.5 else frozenset({self.random.randint(1, 3)})
+            calls = None if self.random.random() < 0.5 else frozenset({self.random.randint(1, 3)})  # None: no try works
             self.plan.rules = [FaultRule(fault=fault, op=op, calls=calls)]
         try:
-            commit = await self.engine.run(claimed)
+            commit = await self.engine.run(await with_erased_keys(self, claimed))
         except SiltstoneError as error:
             self.say(f"job {job.job_id} epoch {job.epoch} did not run: {error}")
             self.count("not run")
-            if not trouble:
+            blamed = error.file_ids if isinstance(error, MergeInputError) else ()
+            # Erased records may be in a batch that nobody can read.
+            is_blocked = job.kind == MergeKind.ERASE and bool(blamed) and self.poison > 0
+            self.count("erasing blocked", is_blocked)
+            if not trouble and not is_blocked:
                 self.violations.append(f"job {job.job_id} failed without a fault: {error!r}")
-            if self.random.random() < 0.5:
+            if not is_blocked and self.random.random() < 0.5:
                 await self.metadata.compactors.give_back_job(job.job_id, job.epoch)
             else:
-                await self.metadata.compactors.fail_job(job.job_id, job.epoch, error=str(error), retry_after_ms=100)
-            return
+                await self.metadata.compactors.fail_job(
+                    job.job_id, job.epoch, error=str(error), file_ids=blamed, retry_after_ms=100
+                )
+            return True
         finally:
             self.plan.rules = ()
         self.held.append(Held(claimed, commit))
         self.say(f"job {job.job_id} epoch {job.epoch} ran: {describe(commit)}")
         self.count("run")
         self.count("units", commit.summary.get("units", 0))
-        if commit.summary["clears"]:
-            self.count("overflow")
-        if any(one.passes > 1 for one in MergeSpec.from_json(job.spec).partitions.values()):
-            self.count("deep")
+        self.count("records erased", commit.summary.get("records_erased", 0))
+        self.count("overflow", bool(commit.summary["clears"]))
+        self.count("deep", any(one.passes > 1 for one in MergeSpec.from_json(job.spec).partitions.values()))
+        return True
 
     async def commit_one(self, *, twice: bool = False, last: bool = False) -> None:
         if not self.held:
@@ -363,8 +366,7 @@ class World:
             return
         self.say(f"job {job.job_id} epoch {job.epoch} committed, trimmed {first.trimmed_extents}")
         self.count("commit")
-        if first.trimmed_extents:
-            self.count("trimmed")
+        self.count("trimmed", bool(first.trimmed_extents))
         await self.check(held.commit.covered.keys())
 
     async def crash(self) -> None:
@@ -416,6 +418,7 @@ class World:
             model = self.models.pop(partition_id)
             self.readers = [reader for reader in self.readers if reader.model is not model]
             del self.places[partition_id]
+        self.erasures.requested = [each for each in self.erasures.requested if each.topic_id != topic.topic_id]
         self.say(f"delete topic {topic.name}")
         self.count("recreate")
         await self.create_topic(topic.name)
@@ -448,9 +451,8 @@ class World:
         offset = marks.log_start_offset
         while extents := await self.metadata.readers.leveled_extents(partition_id, offset, limit=5):
             for extent in extents:
-                body = (
-                    await self.objects.get_range(extent.key, extent.position, extent.length) if extent.length else b""
-                )
+                place = extent.key, extent.position, extent.length
+                body = await self.objects.get_range(*place) if extent.length else b""
                 stretches.append((extent.base_offset, extent.last_offset, records_of(body, None)))
                 offset = extent.last_offset + 1
         stretches.sort(key=lambda each: each[0])

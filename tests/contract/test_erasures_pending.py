@@ -286,6 +286,21 @@ async def test_of_two_erasures_a_join_fulfils_only_the_one_that_left_nothing_pen
     assert (await pending(world.service, low), await pending(world.service, high)) == ([], [joined])
 
 
+async def test_new_records_do_not_hide_what_an_earlier_erasure_has_left(world: World) -> None:
+    topic, (first, second) = await a_log(world, files=2)
+    high = await request(world.service, topic, mark("a", 20))
+    (erased,) = (await erase_file(world.service, first)).file_ids
+    low = await request(world.service, topic, mark("b", 5))
+    (erased,) = (await erase_file(world.service, erased)).file_ids
+
+    # the second file was rewritten for neither, and lies above the marks of the later erasure
+    (joined,) = (await merge(world.service, files=[erased, second])).file_ids
+    await delete_dead(world.service)
+
+    assert await pending(world.service, high) == [joined]
+    assert await pending(world.service, low) == [joined]
+
+
 async def test_records_of_l0_below_the_marks_make_a_merge_pending_whatever_it_states(world: World) -> None:
     topic, (file,) = await a_log(world, merged=False)
     number = await request(world.service, topic, mark("a", 5))

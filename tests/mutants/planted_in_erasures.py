@@ -12,6 +12,10 @@ LOOK_UP = "tests/property/test_eraser.py::test_a_key_is_found_among_many_and_no_
 MERGE = "tests/integration/merging/test_merge_engine_erase.py"
 GOES = f"{MERGE}::test_records_of_erased_keys_go_from_their_partition_and_every_batch_stays"
 PLAN = "tests/unit/compactor/planning/test_plan_erasures.py"
+HERE = (
+    "tests/integration/compactor/test_heavy_lane.py::"
+    "test_an_erasing_merge_of_any_size_runs_here_and_takes_the_marks_of_its_partitions"
+)
 ANY_PLAN = "tests/property/test_plan.py"
 
 IN_MERGES = (
@@ -186,6 +190,20 @@ IN_PLANS = (
         tests=(f"{PLAN}::test_after_a_failed_merge_of_its_file_an_erasure_lets_others_go_first",),
     ),
     Mutant(
+        name="nobody-runs-large-erasing-merges",
+        file="compactor/compactor.py",
+        text="    return heavy_min is not None and await",
+        replacement="    return heavy_min is None and await",
+        tests=(HERE,),
+    ),
+    Mutant(
+        name="the-worker-asks-for-no-marks",
+        file="compactor/worker.py",
+        text="if claimed.job.kind != MergeKind.ERASE:",
+        replacement="if claimed.job.kind != MergeKind.LEVEL:",
+        tests=(HERE,),
+    ),
+    Mutant(
         name="spark-erases",
         file="compactor/planning/spec.py",
         text="RUN_HERE = (MergeKind.LEVEL, MergeKind.ERASE)",
@@ -198,4 +216,138 @@ IN_PLANS = (
     ),
 )
 
-ERASING = (*IN_MERGES, *IN_PLANS)
+DUTY, END = "compactor/deletion/erasures.py", "compactor/deletion/erasure_end.py"
+ENDS = "tests/unit/compactor/deletion/test_erasure_end.py"
+HELD = "tests/integration/compactor/test_erasures.py"
+
+IN_ENDS = (
+    Mutant(
+        name="an-erasure-ends-before-its-last-stage",
+        file=END,
+        text="and (erasure.erases_tombstones or not erasure.tombstones)",
+        replacement="",
+        tests=(f"{ENDS}::test_an_erasure_settles_in_its_last_stage_alone",),
+    ),
+    Mutant(
+        name="an-erasure-that-is-pending-again-stays-settled",
+        file=END,
+        text="    settled_ms = None\n    if not pending",
+        replacement="    settled_ms = known.settled_ms\n    if not pending",
+        tests=(f"{ENDS}::test_an_erasure_settles_when_its_last_pending_file_is_gone_and_stays_settled",),
+    ),
+    Mutant(
+        name="strays-are-judged-without-slack-for-clocks",
+        file=END,
+        text="< settled_ms + CLOCK_SLACK_MS\n    except",
+        replacement="< settled_ms\n    except",
+        tests=(f"{ENDS}::test_only_objects_that_may_have_been_begun_before_the_settled_time_hold_an_erasure_back",),
+    ),
+    Mutant(
+        name="uploads-of-running-merges-are-aborted",
+        file=END,
+        text=", *(now_ms - each - CLOCK_SLACK_MS for each in at_work_ms)",
+        replacement="",
+        tests=(f"{ENDS}::test_no_upload_is_aborted_that_may_belong_to_a_running_merge_or_put",),
+    ),
+    Mutant(
+        name="strays-hold-no-erasure-back",
+        file=DUTY,
+        text="if not strays[number] and not holding and",
+        replacement="if not holding and",
+        tests=(f"{HELD}::test_an_object_without_a_row_holds_an_erasure_back_and_those_of_other_topics_do_not",),
+    ),
+    Mutant(
+        name="uploads-hold-no-erasure-back",
+        file=DUTY,
+        text="and not holding and await",
+        replacement="and await",
+        tests=(f"{HELD}::test_a_forgotten_upload_holds_an_erasure_back_until_it_is_aborted",),
+    ),
+    Mutant(
+        name="the-outputs-of-a-failed-job-count-as-those-of-a-live-one",
+        file=DUTY,
+        text="job.state in (JobState.READY, JobState.RUNNING)",
+        replacement="job.state in JobState",
+        tests=(f"{HELD}::test_outputs_of_a_job_that_lives_hold_nothing_back_and_those_of_a_failed_one_do",),
+    ),
+    Mutant(
+        name="an-erasure-is-done-after-a-failover",
+        file=DUTY,
+        text="        except JanitorHaltedError:\n            return True",
+        replacement="        except JanitorHaltedError:\n            return False",
+        tests=(f"{HELD}::test_nothing_is_declared_done_while_postgres_is_not_the_one_that_was_adopted",),
+    ),
+)
+
+_PENDING = "tests/contract/test_erasures_pending.py"
+_LIFE = "tests/contract/test_erasures.py"
+
+IN_METADATA = (
+    Mutant(
+        name="dead-extents-of-live-files-are-no-erasure-s-business-in-sql",
+        file="metadata/postgres/erasures/pending.py",
+        text="e.state = 'dead'\n            AND e.base_offset < k.end_offset",
+        replacement="e.state = 'dead'\n            AND EXISTS (SELECT FROM files f WHERE f.file_id = e.file_id "
+        "AND f.state = 'dead') AND e.base_offset < k.end_offset",
+        tests=(f"{_PENDING}::test_dead_extents_of_a_live_file_are_pending",),
+    ),
+    Mutant(
+        name="dead-extents-of-live-files-are-no-erasure-s-business-in-memory",
+        file="metadata/memory/erasures.py",
+        text="        if extent.row.partition_id in erasure.ends\n",
+        replacement="        if extent.row.partition_id in erasure.ends\n"
+        "        and (extent.dead_ms is None or not file.is_live)\n",
+        tests=(f"{_PENDING}::test_dead_extents_of_a_live_file_are_pending",),
+    ),
+    Mutant(
+        name="an-extent-with-the-stamp-is-pending-in-sql",
+        file="metadata/postgres/erasures/pending.py",
+        text="e.state = 'live'\n            AND e.base_offset < k.end_offset AND e.erased_through < k.stamp",
+        replacement="e.state = 'live'\n            AND e.base_offset < k.end_offset AND e.erased_through <= k.stamp",
+        tests=(f"{_PENDING}::test_extents_below_the_marks_are_pending_until_they_carry_the_stamp",),
+    ),
+    Mutant(
+        name="an-extent-with-the-stamp-is-pending-in-memory",
+        file="metadata/erasures/stamps.py",
+        text="erased_through < stamp)",
+        replacement="erased_through <= stamp)",
+        tests=(f"{_PENDING}::test_extents_below_the_marks_are_pending_until_they_carry_the_stamp",),
+    ),
+    Mutant(
+        name="l0-files-above-the-bound-are-pending-in-sql",
+        file="metadata/postgres/erasures/pending.py",
+        text="AND f.file_id <= (",
+        replacement="AND -f.file_id <= (",
+        tests=(f"{_PENDING}::test_all_l0_files_committed_before_the_erasure_are_pending_until_deleted",),
+    ),
+    Mutant(
+        name="l0-files-above-the-bound-are-pending-in-memory",
+        file="metadata/memory/erasures.py",
+        text="file.info.level == 0 and file_id <= erasure.l0_through",
+        replacement="file.info.level == 0",
+        tests=(f"{_PENDING}::test_all_l0_files_committed_before_the_erasure_are_pending_until_deleted",),
+    ),
+    Mutant(
+        name="a-stamp-that-an-extent-carries-is-given-again",
+        file="metadata/erasures/stages.py",
+        text="max(of_extents or 0, of_erasures or 0)",
+        replacement="max(of_erasures or 0, 0)",
+        tests=(f"{_LIFE}::test_a_stamp_is_above_those_of_extents_whose_erasures_are_unknown",),
+    ),
+    Mutant(
+        name="a-join-with-later-records-undoes-an-erasure",
+        file="metadata/erasures/stamps.py",
+        text="            erased_through = stamp\n",
+        replacement="            pass\n",
+        tests=(f"{_PENDING}::test_an_erased_extent_stays_erased_when_a_merge_joins_it_with_later_records",),
+    ),
+    Mutant(
+        name="a-join-passes-over-a-pending-erasure",
+        file="metadata/erasures/stamps.py",
+        text="            break\n",
+        replacement="            continue\n",
+        tests=(f"{_PENDING}::test_new_records_do_not_hide_what_an_earlier_erasure_has_left",),
+    ),
+)
+
+ERASING = (*IN_METADATA, *IN_MERGES, *IN_PLANS, *IN_ENDS)

@@ -20,9 +20,11 @@ from siltstone.ops.record_trace import diagnose
 from storage.keys import file_key
 from storage.objects import ObjectNotFoundError
 from tests.compaction.claims import values_in
+from tests.fixtures.agents import read_all
 from tests.fixtures.compacted_systems import LEVEL_ONLY, System, start_beside
 from tests.fixtures.compactors import RunningCompactor, StartCompactor
 from tests.fixtures.erasures import hash_of
+from tests.fixtures.hand_merges import HandMerger, as_it_is
 from tests.fixtures.postgres import run_sql
 from tests.fixtures.waiting import until
 from wire.crc import crc32c
@@ -31,23 +33,25 @@ from wire.records import NewRecord, build_batch
 ADA, SECRET = b"ada", b"what-nobody-may-find-again"
 QUIET = {**LEVEL_ONLY, "l2_runs_min": 1000, "mostly_dead_fraction": 1.0}
 """Beside L0 merges, files are merged for erasures alone."""
-DAY_MS = 86_400_000
+DAY_MS, REST_MS = 86_400_000, 1_500
 
 
-async def produce(system: System, topic: str, *pairs: tuple[bytes, bytes]) -> None:
+async def produce(system: System, topic: str, *pairs: tuple[bytes, bytes | None]) -> None:
     now_ms = int(time.time() * 1000)
     await system.client.produce(topic, 0, build_batch([NewRecord(now_ms, *pair) for pair in pairs]))
 
 
-async def request(system: System, topic: str, *, deadline_ms: int = DAY_MS, begin_ms: int = 0) -> int:
-    """Erase all records of `ADA` that are there."""
+async def request(
+    system: System, topic: str, *, deadline_ms: int = DAY_MS, marks: Sequence[KeyMark] = (), rest_ms: int | None = None
+) -> int:
+    """Erase the records of these marks; without any, all records of `ADA` that are there."""
     found = next(each for each in await system.metadata.agents.list_topics() if each.name == topic)
     [view] = await system.metadata.operators.partition_views(found.topic_id)
     return await system.metadata.erasures.request_erasure(
         NewErasure(
             topic_id=found.topic_id,
-            marks={0: [KeyMark(hash_of(ADA), view.high_watermark)]},
-            begin_ms=begin_ms,
+            marks={0: marks or [KeyMark(hash_of(ADA), view.high_watermark)]},
+            rest_ms=rest_ms,
             deadline_ms=deadline_ms,
             secret=b"s" * 32,
         )
@@ -149,6 +153,38 @@ async def test_keys_are_erased_from_files_of_all_levels_and_the_report_names_the
 
 async def _metric_is(compactor: RunningCompactor, name: str, value: float) -> bool:
     return compactor.metric(name) == value
+
+
+async def test_a_tombstone_goes_after_its_value_when_readers_have_had_their_time(
+    system: System, start_compactor: StartCompactor
+) -> None:
+    # given a compacted topic with a value and its tombstone
+    await system.client.create_topic("t", partitions=1, configs={"cleanup.policy": "compact"})
+    await produce(system, "t", (ADA, SECRET), (b"bea", b"stays"))
+    await produce(system, "t", (ADA, None))
+    compactor = await leveled(system, start_compactor)
+    # when
+    began_ms = time.monotonic() * 1000
+    number = await request(system, "t", marks=[KeyMark(hash_of(ADA), 2, tombstone=True)], rest_ms=REST_MS)
+    await until(lambda: _is_in(system, number, ErasureStage.RESTING), timeout_s=60)
+    # then the value goes at once, and the tombstone is there
+    assert (ADA, None) in await records(system) and (ADA, SECRET) not in await records(system)
+    await until(lambda: is_done(system, number), timeout_s=60)
+    assert time.monotonic() * 1000 - began_ms >= REST_MS
+    assert await records(system) == [(b"bea", b"stays")] and await holding(system) == []
+    assert (await diagnosed(system, 2)).verdict is Verdict.ERASED
+    assert compactor.merges("failed") == 0 and await system.fsck() == []
+
+
+async def records(system: System) -> list[tuple[bytes | None, bytes | None]]:
+    return [
+        (None if each.key is None else bytes(each.key), None if each.value is None else bytes(each.value))
+        for _, each in await read_all(system.client, "t")
+    ]
+
+
+async def _is_in(system: System, number: int, stage: ErasureStage) -> bool:
+    return (await erasure(system, number)).stage is stage
 
 
 async def test_an_object_without_a_row_holds_an_erasure_back_and_those_of_other_topics_do_not(
@@ -277,3 +313,26 @@ def duty_of(system: System) -> ErasureDuty:
     limits = JanitorLimits(grace_ms=0, orphan_age_ms=DAY_MS)
     janitor = Janitor(store=system.store, metadata=system.metadata, runtime=runtime, limits=limits)
     return ErasureDuty(store=system.store, metadata=system.metadata, runtime=runtime, janitor=janitor)
+
+
+@pytest.mark.parametrize("lives", [True, False])
+async def test_outputs_of_a_job_that_lives_hold_nothing_back_and_those_of_a_failed_one_do(
+    system: System, start_compactor: StartCompactor, lives: bool
+) -> None:
+    # given an erasure of which no file is left
+    await system.client.create_topic("t", partitions=1)
+    await produce(system, "t", (ADA, SECRET))
+    compactor = await leveled(system, start_compactor, erase_interval_ms=DAY_MS, orphan_age_ms=DAY_MS)
+    number = await request(system, "t")
+    await until(lambda: nothing_pends(system, number), timeout_s=60)
+    await compactor.compactor.stop()
+    # and a merge of younger records that has written its output and not committed
+    await produce(system, "t", (b"bea", b"stays"))
+    merger = await HandMerger.start(system.metadata, system.store)
+    claimed = await merger.claim(l0_files=await merger.live_l0())
+    await merger.write(claimed, level=1, shape=as_it_is)
+    if not lives:
+        await system.metadata.compactors.fail_job(claimed.job.job_id, claimed.job.epoch, error="out of luck")
+    # then
+    assert await duty_of(system).round()
+    assert await is_done(system, number) is lives

@@ -13,14 +13,18 @@ from compactor.planning.options import MergeMemory
 from compactor.planning.plan import new_job
 from compactor.planning.spec import GIB, MergeKind, MergeSpec
 from compactor.worker import Engine
+from metadata.contract.files import FileState
 from metadata.contract.jobs import JobState, MergeJob
 from metadata.contract.leases import WriterLease
+from metadata.erasures.contract import KeyMark, NewErasure
 from runtime.runtime import Runtime
 from storage.cluster import check_cluster
 from tests.fixtures.compacted_systems import LEVEL_ONLY, System, start_beside
 from tests.fixtures.compactors import StartCompactor
+from tests.fixtures.erasures import hash_of
 from tests.fixtures.heavy_merges import InProcessSubmitter
 from tests.fixtures.waiting import until
+from wire.records import walk
 
 HEAVY_BYTES = 1_000_000
 """The planned size; the real files are small."""
@@ -192,3 +196,49 @@ async def test_a_compactor_that_stops_gives_its_heavy_merge_back_and_one_without
 
     await until(is_done)
     assert "engine" not in (await job(system, heavy)).result
+
+
+async def test_an_erasing_merge_of_any_size_runs_here_and_takes_the_marks_of_its_partitions(
+    system: System, start_compactor: StartCompactor
+) -> None:
+    # given a topic whose first record has a key to erase, and a cluster without room
+    _, engine = await engines_with(system)
+    await leveled(system, start_compactor, "large")
+    topic = next(each for each in await system.metadata.agents.list_topics() if each.name == "large")
+    extents = await system.metadata.readers.leveled_extents(topic.partition_ids[0], 0)
+    body = await system.store.get(extents[0].key)
+    first = next(walk(memoryview(body)[extents[0].position :]))
+    assert first.key is not None
+    erasure_id = await system.metadata.erasures.request_erasure(
+        NewErasure(
+            topic_id=topic.topic_id,
+            marks={0: [KeyMark(hash_of(bytes(first.key)), 1)]},
+            begin_ms=3_600_000,
+            deadline_ms=7_200_000,
+            secret=bytes(32),
+        )
+    )
+    # when a merge is planned that would be large enough for the cluster
+    spec = MergeSpec(
+        kind=MergeKind.ERASE,
+        now_ms=await system.metadata.now_ms(),
+        limit_ms=600_000,
+        level=1,
+        output_bytes=GIB,
+        dedupe=False,
+        file_ids=tuple(sorted({each.file_id for each in extents})),
+        input_bytes=HEAVY_BYTES,
+    )
+    job_id = await system.metadata.compactors.create_job(new_job(spec))
+    running = await start_beside(system, start_compactor, engine=engine, heavy_bytes_min=HEAVY_BYTES, **QUIET)
+
+    async def is_done() -> bool:
+        return (await job(system, job_id)).state is JobState.DONE
+
+    await until(is_done)
+    # then the compactor has done it, and no live file is pending
+    result = (await job(system, job_id)).result
+    assert ("engine" in result, result["records_erased"]) == (False, 1)
+    assert running.metric("erased_records_total") == 1
+    pending = await system.metadata.erasures.pending_files(erasure_id)
+    assert [each for each in pending if each.state is FileState.LIVE] == []

@@ -46,14 +46,14 @@ def covering(erasure: Erasure, key: bytes = b"ada") -> Covering:
 def test_in_a_plain_topic_the_offset_tells_that_an_erasure_removed_the_record() -> None:
     found = [covering(DONE), covering(OPEN), covering(WAITING)]
     # the waiting one removed nothing
-    assert removed_by(found, None, is_known=False, is_compacted=False) == [DONE, OPEN]
+    assert removed_by(found, None, is_known=False, is_deduped=False) == [DONE, OPEN]
 
 
 def test_in_a_compacted_topic_only_the_key_of_the_record_tells() -> None:
     found = [covering(DONE), covering(OPEN, b"bea")]
-    assert removed_by(found, None, is_known=False, is_compacted=True) == []
-    assert removed_by(found, b"ada", is_known=True, is_compacted=True) == [DONE]
-    assert removed_by(found, b"eve", is_known=True, is_compacted=False) == []
+    assert removed_by(found, None, is_known=False, is_deduped=True) == []
+    assert removed_by(found, b"ada", is_known=True, is_deduped=True) == [DONE]
+    assert removed_by(found, b"eve", is_known=True, is_deduped=False) == []
     assert maybe_text(found) == "Or an erasure removed it: 7, 8 erased keys here below a later offset"
     assert maybe_text([covering(WAITING)]) == ""
 
