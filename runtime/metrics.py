@@ -105,6 +105,9 @@ class Metrics:
         self.write_stall_refusing = self._gauge(
             "write_stall_refusing", "1 while produce is refused because of too many live L0 files."
         )
+        self.store_full = self._gauge(
+            "store_full", "1 while this agent refuses produce because the object store, or its disk, is full."
+        )
         self.l0_limit_files = self._gauge(
             "l0_limit_files",
             "Live L0 files above which answers are delayed (`stall`) or produce is refused (`refuse`); 0: never.",

@@ -14,6 +14,7 @@ pytest_plugins = [
     "tests.fixtures.s3",
     "tests.fixtures.skips",
     "tests.fixtures.spark",
+    "tests.fixtures.watchdog",
     "tests.simulation.summary",
     # after those they import: pytest rewrites the asserts of what it loads first itself
     "tests.fixtures.faults",

@@ -7,8 +7,8 @@ by itself when there is space. Reads, heartbeats and small objects of the catalo
 
 from __future__ import annotations
 
-from runtime.clock import Clock
 from runtime.logging import get_logger
+from runtime.runtime import Runtime
 from storage.objects import StoreFullError
 
 _log = get_logger(__name__)
@@ -19,8 +19,8 @@ SAFE = "acknowledged records are safe and can be read"
 
 
 class FullStore:
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self, runtime: Runtime) -> None:
+        self._clock, self._metrics = runtime.clock, runtime.metrics
         self._reason = ""
         """Why the last PUT was refused; empty after one that succeeded."""
         self._refused_ms = float("-inf")
@@ -43,9 +43,11 @@ class FullStore:
                 "disk full: produce is refused until there is space", reason=error.message, safe=SAFE, remedy=remedy
             )
         self._reason = error.message
+        self._metrics.store_full.set(1)
         self._refused_ms = self._clock.monotonic_ms()
 
     def stored(self) -> None:
         if self._reason:
             self._reason, self._refused_ms = "", float("-inf")
+            self._metrics.store_full.set(0)
             _log.info("the object store has space again: produce is taken")

@@ -123,7 +123,7 @@ class WritePath:
         self._duplicates = outcomes.labels(outcome="duplicate")
         self._refusals = outcomes.labels(outcome="refused")
         self.bytes = 0
-        self.full = FullStore(runtime.clock)
+        self.full = FullStore(runtime)
 
     # ---- life
 

@@ -139,10 +139,11 @@ WRITE_PATH = Row(
         panel(
             "Write stall",
             "s",
-            "How long answers to produce are held back, and 1 while produce is refused.",
+            "How long answers to produce are held back, and 1 while produce is refused, for L0 files or a full store.",
             f"{RUNBOOK}#siltstonewritestallrefusing",
             ("delay", "max(siltstone_write_stall_delay_seconds)"),
             ("refusing", "max(siltstone_write_stall_refusing)"),
+            ("store full", "max(siltstone_store_full)"),
         ),
         panel(
             "Produce held back",

@@ -6,9 +6,10 @@ the same rebuild can start again. A second rebuild finds `REBUILT_HOST` among th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DataError, IntegrityError
@@ -145,10 +146,9 @@ async def restore_backup(url: str, tables: Mapping[str, Sequence[Row]], sequence
             await connection.execute(sa.delete(CLUSTER))
             for name, rows in tables.items():
                 table = TABLES[name].table
-                columns = _columns(table, rows)
-                for start in range(0, len(rows), ROWS_AT_A_TIME):
-                    some = [{column: row[column] for column in columns} for row in rows[start : start + ROWS_AT_A_TIME]]
-                    await connection.execute(sa.insert(table), some)
+                for alike in _alike(table, rows):
+                    for start in range(0, len(alike), ROWS_AT_A_TIME):
+                        await connection.execute(sa.insert(table), alike[start : start + ROWS_AT_A_TIME])
             for name, last in sequences.items():
                 # `setval` takes no 0; a number that is skipped does no harm.
                 place = _JOB_IDS if name == "job_ids" else f"'{name}'"
@@ -163,12 +163,16 @@ async def restore_backup(url: str, tables: Mapping[str, Sequence[Row]], sequence
         await engine.dispose()
 
 
-def _columns(table: sa.Table, rows: Sequence[Row]) -> list[str]:
-    """The columns that all rows have and this release knows, because one statement inserts the same columns for all."""
-    columns = {column.name for column in table.columns} - {"extent_id"}
+def _alike(table: sa.Table, rows: Sequence[Row]) -> Iterable[list[dict[str, Any]]]:
+    """The rows with the columns that this release knows, those with the same columns together: one statement inserts
+    the same columns for all its rows. A column that a row lacks, because an older release wrote it, gets its default;
+    in other rows it keeps its value."""
+    known = sorted({column.name for column in table.columns} - {"extent_id"})
+    found: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for row in rows:
-        columns &= row.keys()
-    return sorted(columns)
+        columns = tuple(column for column in known if column in row)
+        found.setdefault(columns, []).append({column: row[column] for column in columns})
+    return found.values()
 
 
 def _engine(url: str) -> AsyncEngine:

@@ -20,7 +20,8 @@ from metadata.postgres.store import PostgresMetadata
 from metadata.rules.packed_index import IndexRow, decode_index
 from runtime.clock import SystemClock
 from runtime.errors import SiltstoneError
-from tests.fixtures.postgres import run_sql
+from runtime.runtime import Runtime
+from tests.fixtures.postgres import run_sql, standing_clock
 
 DAY_MS = 86_400_000
 BATCH_BYTES = 100
@@ -63,6 +64,10 @@ class World(Protocol):
         """Set the time at which a dead file died."""
         ...
 
+    async def set_clock(self, now_ms: int) -> None:
+        """Let the store's clock stand at this time from now on."""
+        ...
+
     async def end_pins_and_duties(self) -> None:
         """End all pins and duties."""
         ...
@@ -90,14 +95,27 @@ class World(Protocol):
     async def close(self) -> None: ...
 
 
+class StandingClock(SystemClock):
+    """The machine's clock, until a test sets its time."""
+
+    def __init__(self) -> None:
+        self.now_ms: int | None = None
+
+    def wall_ms(self) -> int:
+        return super().wall_ms() if self.now_ms is None else self.now_ms
+
+
 class MemoryWorld:
     def __init__(self) -> None:
-        self.service: MetadataStore = MemoryMetadata()
+        self._clock = StandingClock()
+        self._runtime = Runtime(clock=self._clock)
+        self.service: MetadataStore = MemoryMetadata(runtime=self._runtime)
         self._services: list[MemoryMetadata] = [self.service]  # type: ignore[list-item]
         self._database: MemoryDatabase = self._services[0].database
 
     async def another(self, *, producer_id_expiration_ms: int = DAY_MS) -> MetadataStore:
-        service = MemoryMetadata(database=self._database, producer_id_expiration_ms=producer_id_expiration_ms)
+        expiration = {"producer_id_expiration_ms": producer_id_expiration_ms}
+        service = MemoryMetadata(runtime=self._runtime, database=self._database, **expiration)
         self._services.append(service)
         await service.open()
         return service
@@ -140,6 +158,9 @@ class MemoryWorld:
     async def set_death(self, file_id: int, dead_ms: int) -> None:
         file = self._database.files[file_id]
         file.info = replace(file.info, dead_ms=dead_ms)
+
+    async def set_clock(self, now_ms: int) -> None:
+        self._clock.now_ms = now_ms
 
     async def end_pins_and_duties(self) -> None:
         past_ms = SystemClock().wall_ms() - 1
@@ -228,6 +249,9 @@ class PostgresWorld:
 
     async def set_death(self, file_id: int, dead_ms: int) -> None:
         await run_sql(self.url, f"UPDATE files SET dead_ms = {dead_ms} WHERE file_id = {file_id}")
+
+    async def set_clock(self, now_ms: int) -> None:
+        await run_sql(self.url, standing_clock(str(int(now_ms))))
 
     async def end_pins_and_duties(self) -> None:
         await run_sql(

@@ -12,7 +12,7 @@ from metadata.postgres import deletion as postgres_deletion
 from metadata.rules.refusals import offset_outside, unknown_partition
 from runtime.metrics import Metrics
 from tests.contract.merges import broken, claim, commit_of, extents_of, job, merge, output_extent, output_file, spans
-from tests.contract.metadata_worlds import World, Writer, batch, new_topic, raises_exactly, sent
+from tests.contract.metadata_worlds import DAY_MS, World, Writer, batch, new_topic, raises_exactly, sent
 from tests.fixtures.waiting import until
 
 HOUR_MS = 3_600_000
@@ -368,13 +368,23 @@ async def test_keys_that_should_be_there_are_known(world: World) -> None:
     assert await world.service.deletion.known_keys([]) == frozenset()
 
 
-async def test_silent_producers_are_dropped(world: World) -> None:
+@pytest.mark.parametrize(("silent_ms", "dropped"), [(DAY_MS, 0), (DAY_MS + 1, 1)])
+async def test_producers_silent_for_longer_than_the_expiration_are_dropped(
+    world: World, silent_ms: int, dropped: int
+) -> None:
+    # given two producers, of which one goes on
     writer = await Writer.register(world.service)
     (one,) = (await new_topic(world.service)).partition_ids
-    await writer.commit(sent(one, 1, 0))
-    assert await world.service.deletion.expire_producers() == 0
-    hasty = await world.another(producer_id_expiration_ms=-1_000)
-
-    assert await hasty.deletion.expire_producers() == 1
-
-    assert await world.service.agents.producer_states() == []
+    began_ms = await world.service.now_ms()
+    await world.set_clock(began_ms)
+    await writer.commit(sent(one, 1, 0), sent(one, 2, 0))
+    await world.set_clock(began_ms + silent_ms - 1)
+    await writer.commit(sent(one, 2, 1))
+    # when the other has been silent for as long as the expiration, or for a millisecond more
+    await world.set_clock(began_ms + silent_ms)
+    assert await world.service.deletion.expire_producers() == dropped
+    # then only in the second case it is gone: its next batch is out of order
+    kept = [state.producer_id for state in await world.service.agents.producer_states()]
+    assert kept == ([2] if dropped else [1, 2])
+    again = await writer.commit(sent(one, 1, 1), sent(one, 2, 2))
+    assert [result.error for result in again.results] == [45 if dropped else 0, 0]

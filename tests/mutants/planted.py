@@ -290,7 +290,11 @@ CLOCKWORK = (
         file="compactor/planning/dirtiness.py",
         text="at_ms is None or horizon is None or now_ms < at_ms or",
         replacement="True or at_ms is None or horizon is None or now_ms < at_ms or",
-        tests=(GOLDEN_PLANS,),
+        tests=(
+            GOLDEN_PLANS,
+            "tests/integration/compactor/test_forgotten_bytes.py"
+            "::test_a_deleted_key_is_in_the_end_in_no_object_though_nobody_asked",
+        ),
     ),
     Mutant(
         name="tombstones-rewrite-a-partition-whenever-one-is-due",

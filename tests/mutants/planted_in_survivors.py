@@ -79,6 +79,15 @@ SURVIVORS = (
         tests=_GAP,
     ),
     Mutant(
+        name="four-batches-of-a-file-are-known-in-memory",
+        file="metadata/rules/producer_state.py",
+        text="(*earlier, stored)[-PRODUCER_BATCHES_KEPT:]",
+        replacement="(*earlier, stored)[-PRODUCER_BATCHES_KEPT + 1 :]",
+        tests=(
+            "tests/contract/test_borders.py::test_all_of_the_last_five_batches_of_one_file_are_known_as_duplicates",
+        ),
+    ),
+    Mutant(
         name="a-deletion-is-not-on-disk",
         file="storage/local.py",
         text=(

@@ -213,6 +213,8 @@ def _apply(state: State, change: Change, at_ms: int) -> None:
                 "configs": dict(detail["configs"]),
                 "config_version": 1,
                 "created_ms": detail["created_ms"],
+                # Releases before 0004 did not note it.
+                "replication_factor": detail.get("replication_factor", 1),
             }
             _add_partitions(state, topic_id, detail["partition_ids"], detail["created_ms"])
         case ChangeKind.PARTITIONS_ADDED if topic_id is not None and topic_id in state.topics:

@@ -219,5 +219,36 @@ async def test_a_rebuild_refuses_a_database_that_was_rebuilt_from_another_bucket
         await lost.rebuild(append_newer_l0=True)
 
 
+async def test_a_column_that_some_rows_of_a_backup_lack_keeps_its_value_in_the_others(world: World) -> None:
+    # given a topic in the snapshot and one in a later increment, both with replicas asked for
+    lost, agents = world.lost, world.lost.metadata.agents
+    await agents.create_topic("early", partitions=1, configs={}, replication_factor=3)
+    await world.catalog().snapshot()
+    await world.set_clock(3600)
+    await agents.create_topic("later", partitions=1, configs={}, replication_factor=2)
+    await world.catalog().round()
+    plan = (await lost.rebuild(dry_run=True)).plan
+    found = {row["name"]: row["replication_factor"] for row in plan.tables["topics"]}
+    assert found == {"early": 3, "later": 2}
+
+    # when it is restored as it is, then as a backup that an older release began, and as one of before 0004
+    for without, restored in (
+        ((), {"early": 3, "later": 2}),
+        (("early",), {"early": 1, "later": 2}),
+        (("early", "later"), {"early": 1, "later": 1}),
+    ):
+        topics = [
+            {name: value for name, value in row.items() if name != "replication_factor" or row["name"] not in without}
+            for row in plan.tables["topics"]
+        ]
+        await migrate_async(lost.new_url)
+        await restore_backup(lost.new_url, {**plan.tables, "topics": topics}, plan.sequences)
+        # then each topic has what its row says, or else the default
+        rows = await lost.query("SELECT name, replication_factor FROM topics")
+        assert {row["name"]: row["replication_factor"] for row in rows} == restored
+        await lost.query("DROP SCHEMA public CASCADE")
+        await lost.query("CREATE SCHEMA public")
+
+
 def twice(plan: RebuildPlan) -> list[Row]:
     return [{**row, "writer_id": row["writer_id"] + 1} for row in plan.tables["writers"]]

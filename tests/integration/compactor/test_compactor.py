@@ -22,6 +22,9 @@ from tests.fixtures.compactors import StartCompactor
 from tests.fixtures.metadata_parts import Wrapped
 from tests.fixtures.waiting import until
 
+LATE_MS_MAX = 10_000
+"""Far above the 50 ms between two plans, for a busy machine."""
+
 
 async def test_files_are_leveled_merged_deduped_and_the_old_ones_deleted_while_readers_see_all(
     system: System, start_compactor: StartCompactor
@@ -53,6 +56,31 @@ async def _is_settled(system: System) -> bool:
     [kv] = await system.metadata.operators.partition_views(topics["kv"].topic_id)
     levels = await system.levels()
     return 0 not in levels and 2 in levels and kv.cleaned_through_offset == kv.high_watermark > 0
+
+
+async def test_eight_times_eight_files_lead_to_the_first_dedupe_by_the_compactors_own_clock(
+    system: System, start_compactor: StartCompactor
+) -> None:
+    """The rules of `test_worked_examples.py`, where the test moves the clock: here nobody tells the compactor when."""
+    await system.client.create_topic("kv", partitions=1, configs={"cleanup.policy": "compact"})
+    enough: dict[str, Any] = {**LEVEL_ONLY, "l0_files_min": 8, "l1_runs_min": 8, "l0_wait_ms": 200}
+    enough |= {"compaction_l0_wait_max_ms": 3_600_000, "l0_bytes_min": 1 << 40, "mostly_dead_bytes_min": 1 << 40}
+    compactor = await start(system, start_compactor, **enough)
+    # when a producer writes until the first runs have been merged
+    async with asyncio.timeout(120):
+        while (merged := await system.job(JobState.DONE, MergeKind.MERGE)) is None:
+            await system.write("kv", 1)
+    # then each job took eight files at least, of which the oldest had waited, and the merge took the first eight runs
+    leveled = [job for job in await system.metadata.operators.jobs(states=[JobState.DONE]) if job.kind == "level"]
+    assert all(job.input_files >= 8 for job in leveled)
+    assert merged.input_files == 8 <= len(leveled)
+    # and it was made as soon as there were eight, not after runs that nobody had asked for
+    eighth_ms = sorted(job.finished_ms or 0 for job in leveled)[7]
+    assert 0 <= merged.created_ms - eighth_ms < LATE_MS_MAX
+    # and consumers see the newest record of each key
+    kept = [offset for offset, _ in await read_all(system.client, "kv")]
+    assert kept == sorted(set(kept)) and len(kept) < 10 * next(system.sent)
+    assert compactor.merges("failed") == 0
 
 
 async def test_a_merge_with_a_missing_input_fails_is_told_and_the_rest_goes_on(

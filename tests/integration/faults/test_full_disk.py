@@ -74,6 +74,7 @@ async def test_producers_are_told_that_the_disk_is_full_and_writing_resumes(
             answer.error_message or ""
         )
     assert 1 <= store.tries < 20
+    assert running.metric("store_full") == 1
     assert len(log_lines.named("disk full: produce is refused until there is space")) == 1, (
         "said once, not for each file"
     )
@@ -91,6 +92,7 @@ async def test_producers_are_told_that_the_disk_is_full_and_writing_resumes(
         while not await is_taken():
             await asyncio.sleep(0.05)
     assert stored[-1].base_offset == 1
+    assert running.metric("store_full") == 0
 
 
 async def test_a_directory_keeps_space_for_postgres_and_for_deletion(

@@ -26,7 +26,7 @@ async def test_a_time_out_leaves_the_answers_of_the_batches_that_were_committed(
         ProduceResponse(responses=[TopicProduceResponse(name="t", partition_responses=answers)]),
         timeout_ms=1,
         stall=WriteStall(StallLimits(stall_files=10, refuse_files=20), Metrics()),
-        full=FullStore(Runtime().clock),
+        full=FullStore(Runtime()),
         runtime=Runtime(),
     )
     committed, _ = [reply.share([answer]) for answer in answers]

@@ -1,0 +1,72 @@
+"""The watchdog over tests that hang in compiled code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+CONFTEST = """
+import tests.fixtures.watchdog
+tests.fixtures.watchdog.GRACE_S = 3
+"""
+HANGS = """
+import numba, numpy, pytest
+
+@numba.njit
+def spin(numbers):
+    while numbers[0] == 0:
+        numbers[1] += 1
+
+spin(numpy.array([1, 0]))  # compiled before the test begins
+
+@pytest.mark.timeout(1)
+def test_that_never_ends():
+    spin(numpy.array([0, 0]))
+"""
+SLEEPS = """
+import time, pytest
+
+@pytest.mark.timeout(1)
+def test_that_sleeps():
+    time.sleep(60)
+
+def test_after_it():
+    time.sleep(4)
+"""
+
+
+def run(folder: Path, source: str, *options: str) -> subprocess.CompletedProcess[str]:
+    (folder / "conftest.py").write_text(CONFTEST)
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    (folder / "test_it.py").write_text(source)
+    command = [sys.executable, "-m", "pytest", "-p", "tests.fixtures.watchdog", "-p", "no:randomly", *options]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=100)
+
+
+def test_a_test_that_hangs_in_a_compiled_loop_is_named_and_its_process_killed(tmp_path: Path) -> None:
+    ran = run(tmp_path, HANGS, "-n0")
+
+    assert "test_it.py::test_that_never_ends hangs in compiled code, past its timeout of 1.0 s" in ran.stderr
+    assert ran.returncode == -signal.SIGKILL
+
+
+def test_the_other_workers_of_a_run_go_on_and_the_killed_one_counts_as_failed(tmp_path: Path) -> None:
+    ran = run(tmp_path, HANGS + "\ndef test_that_ends():\n    pass\n", "-n2")
+
+    assert "test_it.py::test_that_never_ends hangs in compiled code" in ran.stderr
+    assert "1 failed, 1 passed" in ran.stdout
+    assert ran.returncode == pytest.ExitCode.TESTS_FAILED
+
+
+def test_a_test_that_hears_of_its_timeout_is_left_alone(tmp_path: Path) -> None:
+    ran = run(tmp_path, SLEEPS, "-n0")
+
+    assert "1 failed, 1 passed" in ran.stdout
+    assert "hangs in compiled code" not in ran.stderr
