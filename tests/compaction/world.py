@@ -80,10 +80,8 @@ class World:
         self.held: list[Held] = []
         self.seq = self.values = 0
         self.late: list[int] = []
-        self.refused: list[tuple[int, bytes, bytes]] = []
-        """(partition id, key, value) of refused records."""
-        self.erasures = Erasures()
-        self.erases = True
+        self.refused: list[tuple[int, bytes, bytes]] = []  # (partition id, key, value) of refused records
+        self.erasures, self.erases = Erasures(), True
         self.options = OPTIONS
         self.counts: dict[str, int] = {}
         self.janitor = Janitor(store=self.objects, metadata=self.metadata, runtime=self.runtime, limits=JANITOR_LIMITS)
