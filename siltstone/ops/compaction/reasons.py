@@ -167,6 +167,8 @@ def _of_lag(case: _Case) -> Iterator[Reason]:
         left_ms = pause_ms - case.evidence.ago_ms(view.last_forced_ms or 0)
         paused = f"The last pass began lately: the next one may begin in {age_text(left_ms)}."
         then = paused if left_ms > 0 else "A pass begins when nothing that is named here is in its way."
+        if case.state.l0_offsets:
+            then += f" {case.state.l0_offsets:,} of its offsets wait in L0 files, and go to L1 first."
         yield case.reason(Cause.PAST_MAX_LAG, since_ms=since_ms, then=then)
 
 

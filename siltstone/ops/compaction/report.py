@@ -15,7 +15,7 @@ _HELD = frozenset(BLOCKED.values())
 """A pass is due, but not planned."""
 _WAITS = frozenset(
     {Cause.IN_L0, Cause.TOO_YOUNG, Cause.OPEN_TRANSACTION}
-    | {Cause.BELOW_THE_DIRTY_RATIO, Cause.FORCED_LATELY, Cause.FEW_DIRTY_BYTES, Cause.IN_THE_WAY}
+    | {Cause.PAST_MAX_LAG, Cause.BELOW_THE_DIRTY_RATIO, Cause.FORCED_LATELY, Cause.FEW_DIRTY_BYTES, Cause.IN_THE_WAY}
 )
 _ABOUT_PASS = _WAITS | _HELD | {Cause.DUE}
 

@@ -31,7 +31,8 @@ PAGES = (
 GUIDES = [ROOT / page for page in PAGES]
 BOOTSTRAP = "127.0.0.1:9092"
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-OPTIONAL = ("import duckdb", "import pandas", "import polars")
+OPTIONAL = ("duckdb", "pandas", "polars")
+"""Libraries that examples import. Their examples run where they are installed; `tests/skips.txt` lists that."""
 OPTIONS = ("--set", "produce.linger.ms=5")
 
 
@@ -80,6 +81,19 @@ def run_python(text: str, line: int, names: dict[str, Any]) -> str:
     return output.getvalue()
 
 
+def optional(block: Block) -> str:
+    """The library of the reader's choice that a block begins with; "" if it begins with none."""
+    return next((name for name in OPTIONAL if block.text.startswith(f"import {name}")), "")
+
+
+@pytest.mark.parametrize("library", OPTIONAL)
+def test_the_examples_of_a_library_are_run_where_it_is_installed(library: str) -> None:
+    found = [block for guide in GUIDES for block in blocks(guide.read_text(encoding="utf-8"))]
+    assert library in map(optional, found)
+    if find_spec(library) is None:
+        pytest.skip(f"{library} is not installed: its examples are not run")
+
+
 @pytest.mark.timeout(300)
 def test_the_examples_of_the_guides_do_what_the_guides_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # given a stack in ./siltstone-data, as in the guides
@@ -92,8 +106,8 @@ def test_the_examples_of_the_guides_do_what_the_guides_say(tmp_path: Path, monke
         for guide in GUIDES:
             names: dict[str, Any] = {"__name__": guide.stem}
             for block in blocks(guide.read_text(encoding="utf-8")):
-                if block.text.startswith(OPTIONAL) and find_spec(block.text.split()[1]) is None:
-                    continue  # shown, but nothing of ours
+                if (library := optional(block)) and find_spec(library) is None:
+                    continue
                 text = block.text.replace(BOOTSTRAP, stack.bootstrap)
                 output = run_sh(text, block.line) if block.language == "sh" else run_python(text, block.line, names)
                 if block.expected is not None:

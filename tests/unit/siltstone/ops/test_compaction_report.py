@@ -252,6 +252,20 @@ def test_the_maximum_lag_tells_when_it_will_force_a_pass() -> None:
     assert "max lag" not in {reason.cause.code for reason in found}
 
 
+def test_a_maximum_lag_that_has_passed_says_that_records_wait_in_l0() -> None:
+    # given records committed 3 days ago under a lag of 2, a pass two minutes ago, and later records in L0
+    configs = {**COMPACT, "max.compaction.lag.ms": str(2 * DAY_MS)}
+    old = extent(90, 99, max_timestamp_ms=NOW_MS - 3 * DAY_MS)
+    stuck = partition(
+        extent(0, 89), old, end=120, cleaned_through=90, configs=configs, last_forced_ms=NOW_MS - 1, last_cleaned_ms=0
+    )
+    says = only(reasons(stuck), "past max lag").says
+    assert "is past its max.compaction.lag.ms (2d00h)" in says and "20 of its offsets wait in L0 files" in says
+    # and the short answer names the lag, not only L0
+    [shown] = states_json(partition_states([stuck], OPTIONS, NO_FILES), reasons(stuck))
+    assert "max.compaction.lag.ms" in shown["waits"]
+
+
 def test_a_maximum_lag_that_has_passed_is_named_whatever_waits() -> None:
     # given records committed 3 days ago under a lag of 2, and a pass that took a minute and began two minutes ago
     configs = {**COMPACT, "max.compaction.lag.ms": str(2 * DAY_MS)}
