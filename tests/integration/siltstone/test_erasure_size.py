@@ -8,6 +8,7 @@ import json
 import random
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ SPREAD: dict[str, Any] = {
     "l2_runs_min": 1_000,
     "mostly_dead_fraction": 2.0,
     "gc_grace_ms": 5_000,
+    "orphan_age_ms": 60_000,
     "job_limit_base_ms": 60_000,
     "erase_interval_ms": 500,
 }
@@ -53,16 +55,20 @@ def erased() -> list[bytes]:
     return [key(number) for number in range(0, KEYS, KEYS // ERASED)][:ERASED]
 
 
-async def fill(client: KafkaClient, chance: random.Random) -> None:
-    await client.create_topic("visits", partitions=PARTITIONS, configs={"retention.ms": "-1"})
-    for number in range(BATCHES):
-        first = number * RECORDS
-        records = [
-            NewRecord(1_700_000_000_000, key((first + at) % KEYS), chance.randbytes(VALUE_BYTES))
-            for at in range(RECORDS)
-        ]
-        batch = await asyncio.to_thread(build_batch, records)
-        await client.produce("visits", number % PARTITIONS, batch)
+async def fill(clients: Sequence[KafkaClient], chance: random.Random) -> None:
+    """A client writes to each partition."""
+    await clients[0].create_topic("visits", partitions=PARTITIONS, configs={"retention.ms": "-1"})
+
+    async def write(partition: int) -> None:
+        for number in range(partition, BATCHES, PARTITIONS):
+            first = number * RECORDS
+            records = [
+                NewRecord(1_700_000_000_000, key((first + at) % KEYS), chance.randbytes(VALUE_BYTES))
+                for at in range(RECORDS)
+            ]
+            await clients[partition].produce("visits", partition, await asyncio.to_thread(build_batch, records))
+
+    await asyncio.gather(*map(write, range(PARTITIONS)))
 
 
 async def live_levels(metadata: MetadataStore) -> list[int]:
@@ -85,7 +91,7 @@ async def test_ten_thousand_keys_leave_a_gibibyte(
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     agent = await start_agent(store=LocalStore(tmp_path / "objects"), metadata=metadata, gc_grace_ms=5_000)
-    await fill(await dial.kafka(agent.address), random.Random(seed))
+    await fill([await dial.kafka(agent.address) for _ in range(PARTITIONS)], random.Random(seed))
     metrics = Metrics()
     store = Metered(LocalStore(tmp_path / "objects"), metrics, SystemClock())
     await start_compactor(store=store, metadata=metadata, **SPREAD)
