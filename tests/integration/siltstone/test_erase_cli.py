@@ -112,7 +112,7 @@ async def test_a_key_of_a_plain_topic_is_in_no_object_and_all_else_stays(
     # then
     assert done.exit_code == 0, done.output
     assert "erasure 1 is requested" in done.stdout and "tables and exports" in done.stderr
-    assert "SHA-256 " in done.stdout and "rewritten and deleted" in done.stdout + "merged and deleted"
+    assert "SHA-256 " in done.stdout and "at the end" in done.stdout
     assert world.holding("was in Paris") == []
     assert await world.values("visits") == [(1, "bob", "was in Rome")]
     assert await world.values("other") == [(0, "ada", "of another topic")]
@@ -141,7 +141,7 @@ async def report_is_signed(world: World, folder: Path) -> None:
     secret = bytes.fromhex(path.with_name("report.json.secret").read_text())
     digest = hmac.digest(secret, hashlib.new("sha512_256", b"ada").digest(), "sha256").hex()
     assert report["keyed_marks"] == {"0": [[digest, 2, False]], "1": [[digest, 2, False]]}
-    assert report["deadline_kept"] and report["account"]["files"]
+    assert report["deadline_kept"] and report["account"]["listing"]["objects"] >= 1
 
 
 async def test_a_key_of_a_compacted_topic_goes_with_its_tombstone(
