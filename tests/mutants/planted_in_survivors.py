@@ -160,4 +160,14 @@ SURVIVORS = (
         replacement="return new >= 0 and (old < 0 or new <= old)",
         tests=_SHORTER,
     ),
+    Mutant(
+        name="a-few-files-that-have-waited-are-leveled",
+        file="compactor/planning/l0.py",
+        text="is_enough = files - start >= options.l0_files_min and (",
+        replacement="is_enough = files > start and (",
+        tests=(
+            "tests/integration/compactor/test_compactor.py"
+            "::test_eight_times_eight_files_lead_to_the_first_dedupe_by_the_compactors_own_clock",
+        ),
+    ),
 )
