@@ -48,7 +48,7 @@ def assert_harmless(said: str) -> None:
         ("fsck", "--data", ESC),
         ("record", "diagnose", "t", ESC, "0"),
         ("file", "inspect", ESC, "--data", f"/tmp/{ESC}"),
-        ("groups", "describe", "g", "--bootstrap", f"http://{ESC}"),
+        ("groups", "describe", "g", "--bootstrap", f"{ESC}:0"),
         ("agent", "--set", f"{ESC}=1"),
         ("agent", "--config", ESC),
     ],
