@@ -1,9 +1,9 @@
 """Claims that something is gone, held against the bytes: what a tool says is gone must be in no object.
 
-A claim comes from the product's own report (`topics explain`, `record diagnose`) about a running history. It is judged
-by a grep of every object in the bucket, batches decompressed. Every value of a history is written once, so a value that
-is found is the record that was claimed to be gone. A new kind of claim, for example that of an erasure, is a function
-in `CLAIMS`: it yields what the tool says, and the values that may then be in no object.
+A claim comes from the product's own report (`topics explain`, `record diagnose`, the end of an erasure) about a running
+history. It is judged by a grep of every object in the bucket, batches decompressed. Every value of a history is written
+once, so a value that is found is the record that was claimed to be gone. A new kind of claim is a function in `CLAIMS`:
+it yields what the tool says, and the values that may then be in no object.
 
 Random steps take turns with calm, in which the real janitor deletes dead files and orphans: without it little is ever
 gone.
@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from compactor.deletion.erasures import ErasureDuty
 from compactor.deletion.janitor import ClocksApartError
 from metadata.contract.leases import JOB_LEASE_MS
 from runtime.settings.table import Settings
@@ -28,6 +29,7 @@ from siltstone.ops.record_report import Verdict
 from siltstone.ops.record_trace import diagnose
 from storage.keys import LEVEL_PREFIXES
 from storage.objects import ObjectStore
+from tests.compaction import erasures
 from tests.compaction.histories import ACTIONS, act, settle
 from tests.compaction.log import values_in
 from tests.compaction.model import UNREADABLE, Rec
@@ -139,9 +141,16 @@ async def diagnose_claims(world: World, chance: random.Random) -> AsyncIterator[
                     yield Claim(f"diagnose {model.name} {record.offset}: {found.why}", frozenset([record.value]))
 
 
+async def erase_claims(world: World, _: random.Random) -> AsyncIterator[Claim]:
+    for each in world.erasures.requested:
+        if each.done:
+            yield Claim(f"erasure {each.erasure_id} of {each.name} is done", each.values)
+
+
 CLAIMS: Mapping[str, Callable[[World, random.Random], AsyncIterator[Claim]]] = {
     "explain": explain_claims,
     "diagnose": diagnose_claims,
+    "erase": erase_claims,
 }
 """By command."""
 
@@ -150,6 +159,7 @@ async def run_claims(world: World, habits: Mapping[str, float], *, periods: int 
     """One history."""
     claims = Claims(world.seed)
     await world.begin()
+    world.duty = ErasureDuty(store=world.objects, metadata=world.metadata, runtime=world.runtime, janitor=world.janitor)
     names = [name for name, _ in ACTIONS]
     for _ in range(periods):
         weights = [weight * habits.get(name, 1) * world.random.choice([0.5, 1, 2]) for name, weight in ACTIONS]
@@ -180,11 +190,13 @@ async def _calm(world: World, claims: Claims) -> None:
         await claims.ask(world)
         world.clock.advance_ms(span_ms)
         await world.janitor.sweep()
+        await erasures.advance(world)
         await claims.ask(world)
         await settle(world, rounds=3)
     # Last, so that claims are made beside objects that no row names.
     with contextlib.suppress(ClocksApartError):  # a directory has a clock of its own
         await world.janitor.sweep_orphans()
+    await erasures.advance(world)
     await claims.ask(world)
     world.options = options
     for held in await world.metadata.operators.held_bytes(range(PARTITIONS_MAX)):

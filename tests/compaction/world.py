@@ -34,7 +34,7 @@ from storage.keys import file_key
 from storage.memory import MemoryStore
 from storage.wrappers.faulty import Fault, FaultPlan, FaultRule, Faulty
 from storage.wrappers.retrying import Retrying
-from tests.compaction.erasures import Erasures, with_erased_keys
+from tests.compaction.erasures import Erasures, no_duty, with_erased_keys
 from tests.compaction.log import describe, records_of
 from tests.compaction.model import PartitionModel, Rec, SlowReader, wrongs
 from tests.compaction.poison import opaque_records, poisoned
@@ -81,7 +81,7 @@ class World:
         self.seq = self.values = 0
         self.late: list[int] = []
         self.refused: list[tuple[int, bytes, bytes]] = []  # (partition id, key, value) of refused records
-        self.erasures, self.erases = Erasures(), True
+        self.erasures, self.erases, self.duty = Erasures(), True, no_duty()
         self.options = OPTIONS
         self.counts: dict[str, int] = {}
         self.janitor = Janitor(store=self.objects, metadata=self.metadata, runtime=self.runtime, limits=JANITOR_LIMITS)
