@@ -40,7 +40,7 @@ CONFIGS = "kafka.admin.ConfigCommand"
 OFFSETS = "org.apache.kafka.tools.GetOffsetShell"
 DELETE = "org.apache.kafka.tools.DeleteRecordsCommand"
 GROUPS = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
-WRITE = "kafka.tools.ConsoleProducer"
+WRITE = "org.apache.kafka.tools.ConsoleProducer"
 READ = "org.apache.kafka.tools.consumer.ConsoleConsumer"
 
 
@@ -87,7 +87,8 @@ def test_tools_whose_subject_is_not_there_exit_with_words(cluster: Cluster, run:
     run(TOPICS, "--create", "--topic", topic, "--partitions", "1", "--replication-factor", "2")
     shown = re.search(r"Replicas: (\d+),(\d+)", run(TOPICS, "--describe", "--topic", topic))
     assert shown is not None
-    given = {"NODE": shown[1]}
+    (tmp_path / "EMPTY").touch()
+    given = {"NODE": shown[1], "TOPIC": topic, "EMPTY": str(tmp_path / "EMPTY"), "ADDRESS": cluster.bootstrap}
     for name, replicas in (("SAME", [int(shown[1]), int(shown[2])]), ("OTHER", [int(shown[1])])):
         plan = {"version": 1, "partitions": [{"topic": topic, "partition": 0, "replicas": replicas}]}
         (tmp_path / name).write_text(json.dumps(plan))
@@ -95,7 +96,8 @@ def test_tools_whose_subject_is_not_there_exit_with_words(cluster: Cluster, run:
     wrong: list[tuple[object, int, str]] = []
     for row in TOOL_ROWS:
         words = [given.get(word, word) for word in row.words.split()]
-        command = jars.command(row.main, ["--bootstrap-server", cluster.bootstrap, *words], JVM)
+        address = () if "ADDRESS" in row.words else ("--bootstrap-server", cluster.bootstrap)
+        command = jars.command(row.main, [*address, *words], JVM)
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
         output = done.stdout + done.stderr
         if done.returncode != row.code or row.says not in output:

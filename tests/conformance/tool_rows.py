@@ -14,8 +14,8 @@ class ToolRow:
     """The name of Kafka's script."""
     main: str
     words: str
-    """The arguments but for the address. TOPIC stands for a topic, SAME and OTHER for files with its present and with
-    other replicas, NODE for the id of an agent."""
+    """The arguments. The address goes before them, or where ADDRESS is. TOPIC stands for a topic, SAME and OTHER for
+    files with its present and with other replicas, NODE for the id of an agent, EMPTY for an empty file."""
     code: int
     says: str = ""
     """Part of the output."""
@@ -23,6 +23,7 @@ class ToolRow:
 
 _CONFIGS = "kafka.admin.ConfigCommand"
 _REASSIGN = "org.apache.kafka.tools.reassign.ReassignPartitionsCommand"
+_TOOLS = "org.apache.kafka.tools"
 _FEATURES = "org.apache.kafka.tools.FeatureCommand"
 
 TOOL_ROWS = (
@@ -56,6 +57,25 @@ TOOL_ROWS = (
         1,
         "DESCRIBE_QUORUM",
     ),
+    ToolRow("kafka-acls", f"{_TOOLS}.AclCommand", "--list", 1, "SecurityDisabledException"),
+    ToolRow(
+        "kafka-acls",
+        f"{_TOOLS}.AclCommand",
+        "--add --allow-principal User:a --operation Read --topic TOPIC",
+        1,
+        "SecurityDisabledException",
+    ),
+    ToolRow(
+        "kafka-delegation-tokens",
+        f"{_TOOLS}.DelegationTokenCommand",
+        "--describe --command-config EMPTY",
+        1,
+        "Delegation Token",
+    ),
+    ToolRow("kafka-cluster", f"{_TOOLS}.ClusterTool", "cluster-id --bootstrap-server ADDRESS", 0, "Cluster ID: "),
+    ToolRow("kafka-cluster", f"{_TOOLS}.ClusterTool", "list-endpoints --bootstrap-server ADDRESS", 0, "127.0.0.1"),
+    ToolRow("kafka-log-dirs", f"{_TOOLS}.LogDirsCommand", "--describe", 0, '"logDir"'),
+    ToolRow("kafka-broker-api-versions", f"{_TOOLS}.BrokerApiVersionsCommand", "", 0, "Produce(0): "),
     ToolRow("kafka-client-metrics", "org.apache.kafka.tools.ClientMetricsCommand", "--list", 0),
     ToolRow("kafka-groups", "org.apache.kafka.tools.GroupsCommand", "--list", 0),
     ToolRow("kafka-transactions", "org.apache.kafka.tools.TransactionsCommand", "list", 0),
