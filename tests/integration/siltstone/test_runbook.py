@@ -12,6 +12,7 @@ import pytest
 
 from metadata.postgres.driver import open_connection
 from siltstone.cli import main
+from siltstone.cli.erase.command import RequestByDefault
 
 ROOT = Path(__file__).resolve().parents[3]
 RUNBOOK = ROOT / "docs" / "operations" / "runbook.md"
@@ -41,6 +42,8 @@ def unknown(words: Sequence[str]) -> str:
     while isinstance(command, click.Group) and rest and not rest[0].startswith("-"):
         name = rest.pop(0)
         found = command.get_command(click.Context(command), name)
+        if found is None and isinstance(command, RequestByDefault):
+            found, rest = command.commands["request"], [name, *rest]
         if found is None:
             return f"no command {name!r} in {' '.join(words)!r}"
         command = found
