@@ -103,7 +103,7 @@ def render_coverage_markdown() -> str:
 
 
 def _tools() -> list[list[str]]:
-    return [[row.tool, f"`{row.words}`", str(row.code), row.says] for row in TOOL_ROWS]
+    return [[row.tool, f"`{row.words}`" if row.words else "", str(row.code), row.says.strip()] for row in TOOL_ROWS]
 
 
 def _apis() -> list[str]:
