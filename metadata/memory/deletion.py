@@ -36,19 +36,20 @@ class MemoryDeletion:
         now_ms = self._clock.wall_ms()
         moved: dict[int, int] = {}
         killed: list[int] = []
-        due: list[Sequence[AgedExtent]] = []
+        due: list[tuple[int, Sequence[AgedExtent]]] = []
         for topic in db.topics.values():
             policy = retention_policy(db.in_force(topic))
             for partition_id in topic.partition_ids:
                 aged = [self._aged(row) for row in db.leveled(partition_id)]
                 log_start = db.partitions[partition_id].log_start_offset
                 if taken := expired_extents(aged, policy, log_start_offset=log_start, now_ms=now_ms):
-                    due.append(taken)
-        for taken in sorted(due, key=lambda each: each[0].max_timestamp_ms):  # partitions with the oldest extents first
+                    due.append((partition_id, taken))
+        # Partitions with the oldest extents first; equally old ones by id, as in Postgres.
+        for partition_id, taken in sorted(due, key=lambda each: (each[1][0].max_timestamp_ms, each[0])):
             if taken := taken[: limit - len(killed)]:
                 killed += [extent.extent_id for extent in taken]
                 # The log start moves to the end of the last one that went: nothing above it may be left in L1 and up.
-                moved[db.extents[taken[0].extent_id].row.partition_id] = taken[-1].last_offset + 1
+                moved[partition_id] = taken[-1].last_offset + 1
         killed_bytes = db.kill_extents(killed, now_ms=now_ms)
         for partition_id, offset in moved.items():
             db.move_log_start(partition_id, offset)
