@@ -57,10 +57,11 @@ class FactsOfInputs:
         )
 
 
-def earliest_horizon_ms(table: BatchTable, before: int | None) -> int | None:
-    """The earliest delete horizon of these batches, and of the ones `before`. A batch without records has nothing left
-    that a horizon could drop."""
+def earliest_horizon_ms(table: BatchTable, before: int | None, *, end_offset: int) -> int | None:
+    """The earliest delete horizon of these batches below `end_offset`, and of the ones `before`. A batch without
+    records has nothing left that a horizon could drop."""
     stamped = ((table.attributes & DELETE_HORIZON_BIT) != 0) & (table.record_counts > 0)
+    stamped &= table.base_offsets < end_offset
     if not stamped.any():
         return before
     earliest = int(table.base_timestamps_ms[stamped].min())

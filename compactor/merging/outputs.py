@@ -183,6 +183,10 @@ def _output_extent(row: ExtentRow, ended: _Ended) -> OutputExtent:
     )
 
 
+OFFSET_END = 2**63 - 1
+"""Above every offset."""
+
+
 class PartitionOutput:
     """The extents of one partition. Windows and flagged extents come in offset order; then `end`."""
 
@@ -204,6 +208,9 @@ class PartitionOutput:
         self._may_have_tombstones = False
         self._uncompressed_bytes = 0
         self._earliest_horizon_ms: int | None = None
+        self.horizons_end_offset = OFFSET_END
+        """No pass can act on the delete horizons of batches from here on, so extents do not tell them: the partition
+        would be due for them for ever."""
         self._facts = FactsOfInputs(inputs.extents, erased_through)
 
     async def write(
@@ -281,7 +288,9 @@ class PartitionOutput:
         self.records += int(table.record_counts.sum())
         self.bytes += len(data)
         self._uncompressed_bytes += int(table.uncompressed_sizes.sum())
-        self._earliest_horizon_ms = earliest_horizon_ms(table, self._earliest_horizon_ms)
+        self._earliest_horizon_ms = earliest_horizon_ms(
+            table, self._earliest_horizon_ms, end_offset=self.horizons_end_offset
+        )
         # The batches' own CRCs are right: they were checked on the way in, or computed when a batch was rebuilt.
         (crc,) = runs_crc32c(data, table, np.array([0, len(table.positions)])).tolist()
         await writer.write(data, table, crc32c=crc)

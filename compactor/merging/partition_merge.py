@@ -277,6 +277,8 @@ class PartitionDedupe:
         context = self._context
         # A copy: an extent that gets its flag during the rewrite is new corruption, and its keys already count as read.
         known = dict(context.flags)
+        if cleaner.unreadable.first_offset is not None:
+            output.horizons_end_offset = cleaner.unreadable.first_offset
         doing = f"writing {self._inputs.name}"
 
         def rewrite(window: BatchWindow) -> CleanedWindow:

@@ -136,4 +136,14 @@ BORDERS = (
         replacement="end = bounds.first_uncleanable_offset",
         tests=(f"{_CLEANER}::test_a_cleaned_partition_keeps_what_a_compacted_log_promises",),
     ),
+    Mutant(
+        name="a-partition-is-due-daily-for-a-batch-that-nobody-reads",
+        file="compactor/merging/partition_merge.py",
+        text="output.horizons_end_offset = cleaner.unreadable.first_offset",
+        replacement="pass",
+        tests=(
+            "tests/integration/merging/test_merge_engine_unreadable.py"
+            "::test_a_partition_is_not_due_for_the_horizon_of_a_batch_that_no_pass_can_read",
+        ),
+    ),
 )

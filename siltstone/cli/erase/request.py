@@ -260,7 +260,7 @@ def _print_plan(asked: Asked) -> None:
     if asked.draft is not None:
         new = len(asked.draft.to_delete)
         there = sum(mark.tombstone for mark in asked.draft.marks.values())
-        pairs["tombstones"] = f"{new:,} are written first" + (f", {there:,} are there" if there else "")
+        pairs["tombstones"] = f"{new:,} to be written first" + (f", {there:,} there already" if there else "")
     pairs["not covered"] = NOT_COVERED
     print_pairs(pairs, title=f"erase from {asked.topic.name}", stderr=True)
 

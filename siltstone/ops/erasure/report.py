@@ -90,12 +90,12 @@ def read_signing_key(path: Path) -> Ed25519PrivateKey:
         why = "is encrypted" if isinstance(error, TypeError) else "is no private key in PEM"
         raise SigningKeyError(
             f"{path} {why}; nothing was written",
-            remedy=f"make one with `openssl genpkey -algorithm ed25519 -out {path.name}`",
+            remedy="make one with `openssl genpkey -algorithm ed25519 -out erasures.pem`",
         ) from error
     if not isinstance(key, Ed25519PrivateKey):
         raise SigningKeyError(
             f"{path} is a key of another kind than Ed25519; nothing was written",
-            remedy=f"make one with `openssl genpkey -algorithm ed25519 -out {path.name}`",
+            remedy="make one with `openssl genpkey -algorithm ed25519 -out erasures.pem`",
         )
     return key
 

@@ -12,6 +12,7 @@ from compactor.planning.spec import MIB, MergeKind
 from metadata.contract.jobs import CommitMerge
 from metadata.rules import jobs as job_rules
 from tests.fixtures.merge_inputs import MergeWorld, extents_of, ranges_of, records_in, stamped
+from tests.fixtures.record_batches import with_header
 from tests.fixtures.unreadable_batches import UNREADABLE, same_delta_twice, values
 from wire.batch import read_header
 
@@ -109,6 +110,23 @@ async def test_a_second_clean_of_what_the_first_left_changes_nothing() -> None:
     log = (await world.log_of(first))[1]
     world.adopt(first)
     assert (await world.log_of(await deduped(world)))[1] == log
+
+
+async def test_a_partition_is_not_due_for_the_horizon_of_a_batch_that_no_pass_can_read() -> None:
+    bad = same_delta_twice()
+    horizoned = with_header(bad, attributes=read_header(bad).attributes | HORIZON, base_timestamp_ms=1)
+    world = MergeWorld()
+    world.add_partition(1, cleanup_policy="compact")
+    await world.add_leveled({1: [values(("a", None)), horizoned, values(("b", b"1"))]})
+    # the tombstone before it has a horizon that a pass can act on
+    (extent,) = extents_of(await deduped(world), 1)
+    assert extent.earliest_horizon_ms is not None and extent.earliest_horizon_ms > 1
+    # and without it there is none
+    other = MergeWorld()
+    other.add_partition(1, cleanup_policy="compact")
+    await other.add_leveled({1: [values(("a", b"1")), horizoned, values(("b", b"1"))]})
+    (extent,) = extents_of(await deduped(other), 1)
+    assert extent.earliest_horizon_ms is None and extent.has_tombstones
 
 
 async def test_a_batch_whose_crc_is_wrong_is_not_taken_for_an_unreadable_one() -> None:
