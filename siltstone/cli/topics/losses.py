@@ -76,6 +76,8 @@ async def losses_of(client: KafkaClient, changes: Mapping[str, tuple[Policy, Pol
     ends = await _offsets(client, dict.fromkeys(places, LATEST))
     cuts = {each: max(0, now_ms - harsher[each[0]][1].retention_ms) for each in places if _by_age(harsher[each[0]])}
     kept = await _offsets(client, cuts)
+    # Not the log start: the offsets behind it may have no record, after an erasure or a compaction.
+    firsts = await _offsets(client, dict.fromkeys(cuts, 0))
     by_size = sorted(name for name, change in harsher.items() if _by_size(change))
     sizes: Mapping[TopicPartition, int] = {}
     if by_size:
@@ -86,7 +88,8 @@ async def losses_of(client: KafkaClient, changes: Mapping[str, tuple[Policy, Pol
         spans = {each[1]: (starts[each], ends[each]) for each in own}
         lines: list[str] = []
         if _by_age((old, new)):
-            going = sum((ends[each] if kept[each] < 0 else kept[each]) - starts[each] for each in own if each in kept)
+            known = [each for each in own if each in kept and each in firsts]
+            going = sum(expired_offsets(firsts[each], kept[each], ends[each]) for each in known)
             if going > 0:
                 offsets = plural(sum(end - start for start, end in spans.values()), "offset")
                 age = age_text(new.retention_ms)
@@ -101,6 +104,14 @@ async def losses_of(client: KafkaClient, changes: Mapping[str, tuple[Policy, Pol
         if lines:
             found[name] = Loss(lines, compaction, spans)
     return found
+
+
+def expired_offsets(first: int, kept: int, end: int) -> int:
+    """How many offsets a shorter retention removes, from the first record on. `first` and `kept`: the offset of the
+    first record at all, and of the first one that is young enough; -1 = there is none."""
+    if first < 0:
+        return 0
+    return max(0, (end if kept < 0 else kept) - first)
 
 
 def _by_age(change: tuple[Policy, Policy]) -> bool:

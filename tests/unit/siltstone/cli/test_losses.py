@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from siltstone.cli.topics.losses import Policy, is_shorter, policy_of
+from siltstone.cli.topics.losses import Policy, expired_offsets, is_shorter, policy_of
 
 NO_LIMIT = -1
 
@@ -31,3 +31,11 @@ def test_a_topic_that_does_not_delete_has_no_limits() -> None:
     assert policy_of({**limits, "cleanup.policy": "compact,delete"}) == Policy(True, 1_000, 2_000)
     assert policy_of({}) == Policy(False, NO_LIMIT, NO_LIMIT)
     assert policy_of({"retention.ms": "soon"}) is None
+
+
+def test_offsets_without_a_record_are_not_lost() -> None:
+    nothing = -1
+    assert expired_offsets(first=nothing, kept=nothing, end=7) == 0
+    assert expired_offsets(first=5, kept=nothing, end=7) == 2
+    assert expired_offsets(first=2, kept=6, end=7) == 4
+    assert expired_offsets(first=3, kept=3, end=7) == 0
