@@ -45,6 +45,8 @@ TIMEOUT_MS = 9_000
 """For the answer to a request that does not wait by itself, so that a hung agent is reported within 10 s."""
 CONNECT_TIMEOUT_MS = 4_000
 """Time for a connection, and again for its first answer, for the same reason."""
+BOOTSTRAP_TIMEOUT_MS = 2 * CONNECT_TIMEOUT_MS
+"""Time for all addresses together, for the same reason. Each gets an equal share of what those before it left."""
 STORE_WAIT_MS = 15_000
 """An agent waits this long for an object, and then says so: a fetch is given time for that answer."""
 DEFAULT_PORT = 9092
@@ -192,7 +194,6 @@ class KafkaClient:
         self._reader, self._writer = reader, writer
         self.address, self._client_id, self._timeout_ms = address, client_id, timeout_ms
         self._agents_timeout_ms = int(timeout_ms * 0.9)  # its own answer comes before this client gives up
-        self._first_answer_ms = min(timeout_ms, CONNECT_TIMEOUT_MS)
         self._correlation_id = 0
         self._broken = False
         self._one_at_a_time = asyncio.Lock()
@@ -205,17 +206,23 @@ class KafkaClient:
         """Connect to the first address that answers and negotiate versions."""
         refusals: list[str] = []
         is_hung = False
-        for host, port in parse_bootstrap(bootstrap):
+        loop, addresses = asyncio.get_running_loop(), parse_bootstrap(bootstrap)
+        given_up_s = loop.time() + BOOTSTRAP_TIMEOUT_MS / 1000
+        for index, (host, port) in enumerate(addresses):
             address = f"{host}:{port}"
+            begun_s = loop.time()
+            share_s = max(0.0, given_up_s - begun_s) / (len(addresses) - index)
+            limit_s = min(CONNECT_TIMEOUT_MS / 1000, share_s)
             try:
-                async with asyncio.timeout(CONNECT_TIMEOUT_MS / 1000):
+                async with asyncio.timeout(limit_s):
                     reader, writer = await asyncio.open_connection(host, port)
             except (OSError, TimeoutError) as error:
-                refusals.append(f"{address} ({_reason(error)})")
+                refusals.append(f"{address} ({_reason(error, limit_s)})")
                 continue  # one address that answers is enough
             client = cls(reader, writer, address=address, client_id=client_id, timeout_ms=timeout_ms)
             try:
-                await client._negotiate()
+                left_ms = max(1.0, 1000 * (begun_s + share_s - loop.time()))
+                await client._negotiate(min(CONNECT_TIMEOUT_MS, timeout_ms, left_ms))
             except ConnectionLostError as error:
                 await client.close()
                 is_hung = is_hung or isinstance(error, HungAgentError)
@@ -432,9 +439,9 @@ class KafkaClient:
                 )
         raise MalformedMessageError(f"{self.address} answered Fetch without {topic}-{partition}")
 
-    async def _negotiate(self) -> None:
+    async def _negotiate(self, timeout_ms: float) -> None:
         request = api_versions.ApiVersionsRequest()
-        answer = await self.call(request, api_versions.ApiVersionsResponse, timeout_ms=self._first_answer_ms)
+        answer = await self.call(request, api_versions.ApiVersionsResponse, timeout_ms=timeout_ms)
         _check(answer.error_code, f"negotiate versions with {self.address}")
         self._served = {each.api_key: VersionRange(each.min_version, each.max_version) for each in answer.api_keys}
 
@@ -457,9 +464,9 @@ class KafkaClient:
         return memoryview(await self._reader.readexactly(length))
 
 
-def _reason(error: OSError | TimeoutError) -> str:
+def _reason(error: OSError | TimeoutError, limit_s: float) -> str:
     if isinstance(error, TimeoutError):
-        return f"no answer in {CONNECT_TIMEOUT_MS // 1000} s"
+        return f"no answer in {round(limit_s, 1):g} s"
     if error.errno is not None and error.errno > 0:
         return os.strerror(error.errno)
     return error.strerror or str(error)  # a name that does not resolve has a number of its own, below zero

@@ -8,11 +8,12 @@ import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
 
 import pytest
 
 from siltstone.cli import main
-from siltstone.kafka.client import CONNECT_TIMEOUT_MS, TIMEOUT_MS
+from siltstone.kafka.client import CONNECT_TIMEOUT_MS, TIMEOUT_MS, KafkaClient
 from wire.api import APIS, encode_response, read_request_header
 from wire.messages.api_versions import ApiVersion, ApiVersionsResponse
 from wire.schema import message_table
@@ -56,6 +57,46 @@ async def hung_agent() -> AsyncIterator[str]:
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         host, port = server.sockets[0].getsockname()
         yield f"{host}:{port}"
+
+
+@pytest.fixture
+async def mute_agents() -> AsyncIterator[str]:
+    """Four addresses that accept connections and answer nothing."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.read(1024):
+            pass
+        writer.close()
+
+    async with AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(await asyncio.start_server(serve, "127.0.0.1", 0)) for _ in range(4)]
+        yield ",".join("{}:{}".format(*server.sockets[0].getsockname()) for server in servers)
+
+
+async def test_several_addresses_that_hang_are_all_reported_within_ten_seconds_with_a_remedy(
+    mute_agents: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def run(words: Sequence[str]) -> float:
+        begun = time.monotonic()
+        with pytest.raises(SystemExit):
+            main([*words, "--bootstrap", mute_agents])
+        return time.monotonic() - begun
+
+    # when
+    loop, threads = asyncio.get_running_loop(), ThreadPoolExecutor(len(COMMANDS))
+    times_s = await asyncio.gather(*(loop.run_in_executor(threads, run, words) for words in COMMANDS))
+    # then
+    assert max(times_s) < LIMIT_S, times_s
+    told = capfd.readouterr().err
+    assert told.count("remedy: the process accepts connections and does not answer") == len(COMMANDS), told
+    for address in mute_agents.split(","):
+        assert told.count(f"{address} (connected, but it did not answer in time)") == len(COMMANDS), told
+
+
+async def test_an_address_that_answers_is_found_behind_several_that_hang(mute_agents: str, hung_agent: str) -> None:
+    client = await KafkaClient.connect(f"{mute_agents},{hung_agent}")
+    assert client.address == hung_agent
+    await client.close()
 
 
 async def test_every_command_reports_a_hung_agent_within_ten_seconds_with_a_remedy(
