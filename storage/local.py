@@ -57,7 +57,10 @@ RESERVE_BYTES_MAX = 512 << 20
 """As much as the write-ahead log of the embedded Postgres may take (its `max_wal_size`). A Postgres without space
 stops, and often lies on the same file system."""
 RESERVE_PARTS = 20
-"""A small file system keeps one part in so many."""
+"""A small file system keeps one part in so many, but never less than the next bound."""
+RESERVE_BYTES_MIN = 64 << 20
+"""Postgres makes its write-ahead log in files of 16 MiB and dies when it cannot make the next one. It keeps four of
+them (its `min_wal_size`), so while produce is refused it lives on the space for four."""
 _OF_RECORDS = ("l0/", "l1/", "l2/")
 """Only these objects are refused for the reserve: the catalogue and the notes of jobs are small, and deletion, which
 makes space, needs them."""
@@ -68,7 +71,7 @@ _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 def reserve_bytes(size_bytes: int) -> int:
     """The space that is kept free on a file system of this size."""
-    return min(RESERVE_BYTES_MAX, size_bytes // RESERVE_PARTS)
+    return max(RESERVE_BYTES_MIN, min(RESERVE_BYTES_MAX, size_bytes // RESERVE_PARTS))
 
 
 class LocalStore:

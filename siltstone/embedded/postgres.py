@@ -26,7 +26,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -312,9 +312,9 @@ class EmbeddedPostgres:
         output = done.stdout.decode(errors="replace")
         # single-user Postgres exits with 0 after a failed statement
         if done.returncode != 0 or "ERROR:" in output or "FATAL:" in output:
-            last = "\n".join(output.strip().splitlines()[-LOG_LINES_SHOWN:])
             if is_disk_full(output):
-                raise disk_full(self.data_dir, f"{Path(argv[0]).name} failed:\n{last}")
+                raise disk_full(self.data_dir, f"{Path(argv[0]).name} failed", output.splitlines())
+            last = "\n".join(output.strip().splitlines()[-LOG_LINES_SHOWN:])
             raise EmbeddedPostgresError(f"{Path(argv[0]).name} failed with status {done.returncode}:\n{last}")
 
     # ---- running it ------------------------------------------------------------------------------------------------
@@ -328,9 +328,9 @@ class EmbeddedPostgres:
             taken = any("could not bind" in line for line in self._last_lines())
             if not (taken and self._asked_port == 0 and attempt + 1 < PORT_TRIES):
                 break
-        lines = "\n".join(self._last_lines())
         if self.had_no_space:
-            raise disk_full(self.data_dir, f"Postgres did not start:\n{lines}")
+            raise disk_full(self.data_dir, "Postgres did not start", self._last_lines())
+        lines = "\n".join(self._last_lines())
         raise EmbeddedPostgresError(f"Postgres on {self._data} did not start; {self._log} ends with:\n{lines}")
 
     def _ready(self, binaries: PostgresBinaries, run_as: RunAs, port: int) -> bool:
@@ -381,10 +381,12 @@ def is_disk_full(said: str) -> bool:
     return os.strerror(errno.ENOSPC) in said
 
 
-def disk_full(folder: Path, said: str) -> EmbeddedPostgresError:
-    """Said in place of Postgres's own hint to restore a backup, which would lose records."""
+def disk_full(folder: Path, what: str, said: Sequence[str]) -> EmbeddedPostgresError:
+    """Quotes only the last line about space. Others may hold Postgres's hint to restore a backup, which would lose
+    records."""
+    named = [line.strip() for line in said if is_disk_full(line)] or [f"its log is {folder / 'postgres.log'}"]
     return EmbeddedPostgresError(
-        f"disk full at {folder}: {said}",
+        f"disk full at {folder}: {what}: {named[-1]}",
         remedy="free space and start again; acknowledged records are safe, nothing needs to be restored",
     )
 

@@ -30,7 +30,7 @@ from siltstone.kafka.client import KafkaClient, KafkaError
 from siltstone.kafka.partitioner import partition_of_key
 from siltstone.kafka.record_format import InputRecord
 from siltstone.kafka.records import ProduceResult, new_producer, produce_batches
-from siltstone.kafka.retrying import PATIENCE_MS, RetryingClient, is_passing
+from siltstone.kafka.retrying import PATIENCE_MS, RetryingClient, RetryNotice, is_passing
 from wire.batch import NO_PRODUCER, SEQUENCE_MAX, ProducerStamp
 from wire.codecs import Codec
 from wire.error_codes import ErrorCode
@@ -158,6 +158,7 @@ class TopicWriter:
         waiting = self._waiting = self._batches(records)
         tries: dict[int, float] = {}
         """By partition, the time until which its first batch is sent again, in ms of the monotonic clock."""
+        notices: dict[int, RetryNotice] = {}
         while waiting:
             sent = {partition: queue[0] for partition, queue in waiting.items()}
             try:
@@ -181,8 +182,13 @@ class TopicWriter:
                 # Sending again is safe only with a sequence number; it must be the same batch under the same number.
                 if is_passing(result.error_code) and self._clock.monotonic_ms() < until_ms and self._is_idempotent:
                     passing = True
+                    error = KafkaError(result.error_code, f"partition {partition}", result.message or None)
+                    notice = notices.setdefault(partition, self._client.notice())
+                    notice.failed(error, is_lost=False, wait_ms=BACKOFF_MS)
                     continue
                 del tries[partition]
+                if (told := notices.pop(partition, None)) is not None and not result.error_code:
+                    told.answered(f"partition {partition}")
                 queue.popleft()
                 failed_before = self._failures
                 left = self._judge(partition, batch, result)

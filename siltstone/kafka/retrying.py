@@ -113,6 +113,10 @@ class RetryingClient:
             await self._clock.sleep_ms(backoff_ms)
             backoff_ms = min(2 * backoff_ms, BACKOFF_MS_MAX)
 
+    def notice(self) -> RetryNotice:
+        """For a caller that repeats by itself because of errors inside an answer."""
+        return RetryNotice(self._told, self._clock, self._patience_ms)
+
     async def run_once(self, work: Callable[[KafkaClient], Awaitable[T]]) -> T:
         """Do `work`, which must not be repeated, once. If the connection breaks, the next call connects again."""
         try:
