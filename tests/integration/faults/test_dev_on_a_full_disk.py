@@ -35,6 +35,9 @@ class LongRecords(LibrdkafkaWriter):
         return super().value(number) + os.urandom(20_000)
 
 
+pytestmark = pytest.mark.soak
+
+
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[SmallDisk]:
     with small_disk(tmp_path / "disk", DISK_MIB) as mounted:
