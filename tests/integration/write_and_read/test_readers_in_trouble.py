@@ -25,7 +25,7 @@ from storage.memory import MemoryStore
 from storage.objects import ObjectStore
 from storage.wrappers.faulty import Fault, FaultPlan, FaultRule, Faulty
 from storage.wrappers.retrying import Retrying
-from tests.fixtures.agents import Dial, RawConnection, RunningAgent, StartAgent, read_all, records_of
+from tests.fixtures.agents import Dial, RawConnection, RunningAgent, StartAgent, read_known, records_of
 from tests.fixtures.faults import Postgres
 from tests.fixtures.fleet import Counted, code_of, fleet
 from tests.fixtures.metadata_parts import Part
@@ -239,7 +239,7 @@ async def test_with_postgres_down_consumers_at_the_end_wait_without_an_error_and
         writing = asyncio.create_task(writer.produce("t", 0, batch(b"meanwhile")))
         while time.monotonic() - down_s < 3:
             # known records are served, the end is waited at, and Metadata is answered from memory
-            assert len(await read_all(client, "t", 1)) == 5
+            assert len(await read_known(client, "t", 1)) == 5
             assert len((await client.fetch("t", 0, 5, max_wait_ms=200)).records) == 0
             assert [part.leader_id for part in (await client.topic("t")).partitions] == [1, 1]
         for each in readers:
@@ -292,7 +292,7 @@ async def test_a_silent_postgres_holds_up_no_answer_for_long(
     await client.produce("t", 0, batch(b"v"))
     silent.speaks.clear()
     started = time.monotonic()
-    assert len(await read_all(client, "t")) == 1
+    assert len(await read_known(client, "t")) == 1
     assert len((await client.fetch("t", 0, 1, max_wait_ms=50)).records) == 0
     # beyond what we know nobody can say: no error that would make a consumer jump
     for _ in range(3):
