@@ -137,7 +137,7 @@ class Compactor:
         self._workers: Sequence[Worker] = ()
         self._lanes: Sequence[CompactorLoop] = ()
         self._chores: Sequence[CompactorLoop] = ()
-        self._jobs_shown_ms = float("-inf")
+        self._jobs_shown_ms = self._retained_ms = float("-inf")
         self.ready = False
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Gets an exception when the process must halt (for example because the metadata store went back in time)."""
@@ -167,7 +167,7 @@ class Compactor:
         lane_pace = Pace(interval_ms=plan_interval_ms, patient=True, eager=True)
         self._lanes = tuple(self._loop(name, body, lane_pace) for name, (_, body) in lanes.items())
         chores: Mapping[str, tuple[Callable[[], Awaitable[bool]], Pace]] = {
-            "retain": (self._retain, Pace(interval_ms=settings.retention_check_interval_ms)),
+            "retain": (self._retain, Pace(interval_ms=self._retention_look_ms)),
             "erase": (self._erase, Pace(interval_ms=self._intervals.erase_interval_ms, patient=True)),
             "sweep": (self._sweep, Pace(interval_ms=self._intervals.janitor_interval_ms)),
             "orphans": (self._sweep_orphans, Pace(interval_ms=self._intervals.orphan_check_interval_ms)),
@@ -252,9 +252,16 @@ class Compactor:
             show_jobs(self._metrics, await self._metadata.operators.jobs(states=live, limit=JOBS_SHOWN_MAX))
 
     async def _retain(self) -> bool:
-        if not await self._has_duty("retain", self._settings.retention_check_interval_ms):
+        if not await self._has_duty("retain", self._retention_look_ms):
+            return False
+        asked_ms = await self._metadata.deletion.retention_check_ms()
+        interval_ms = self._settings.retention_check_interval_ms if asked_ms is None else asked_ms
+        now_ms = self._runtime.clock.monotonic_ms()
+        # A round that would be due before the next look is due now.
+        if now_ms + self._retention_look_ms <= self._retained_ms + interval_ms:
             return False
         applied = await self.retention.apply()
+        self._retained_ms = now_ms
         if applied.extents:
             # Only a hint: agents learn of the new log starts now and not at their next poll.
             await self._metadata.agents.notify()
@@ -311,6 +318,10 @@ class Compactor:
         return ours
 
     # ---- parts
+    @property
+    def _retention_look_ms(self) -> int:
+        return min(self._settings.retention_check_interval_ms, self._intervals.retention_look_ms)
+
     def _loop(self, name: str, body: Callable[[], Awaitable[bool]], pace: Pace) -> CompactorLoop:
         return CompactorLoop(name, body, pace=pace, runtime=self._runtime, on_fatal=self._fail)
 

@@ -22,6 +22,8 @@ class Intervals:
     orphan_check_interval_ms: int = 4_000_000
     """Between two listings of the object store. Each costs a LIST request per 1,000 objects. With the loop's jitter
     (a tenth) there are never two in an hour."""
+    retention_look_ms: int = 5_000
+    """Between two looks at `log.retention.check.interval.ms`, if the setting is no shorter."""
     erase_interval_ms: int = 10_000
     """Between two looks at open erasures; up to five times as long while none is open (`compactor/loop.py`)."""
     upload_age_ms: int = UPLOAD_AGE_MS

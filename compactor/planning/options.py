@@ -34,10 +34,6 @@ L0_WAIT_LEAST_MS = 10_000
 """The longest wait of L0 files is not shortened further, however short the purge deadline: they would be merged one by
 one."""
 
-RETENTION_ROUNDS = 3
-"""Data that retention has not deleted after this many rounds will stay for now. One round may just have ended when the
-data expired, and one may be lost when retention moves to another compactor."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeMemory:
@@ -105,7 +101,7 @@ def plan_options(settings: Settings, base: PlanOptions = PlanOptions()) -> PlanO
         forced_dirty_wait_ms=settings.forced_dirty_wait_ms,
         forced_interval_ms=settings.forced_interval_ms,
         purge_deadline_ms=settings.purge_deadline_ms,
-        retention_late_ms=RETENTION_ROUNDS * settings.retention_check_interval_ms,
+        retention_check_ms=settings.retention_check_interval_ms,
         job_limit_base_ms=settings.job_limit_base_ms,
         job_limit_ms_per_mib=settings.job_limit_ms_per_mib,
         grace_ms=settings.gc_grace_ms,

@@ -100,9 +100,8 @@ class PlanOptions:
     """After the rest of a file whose merge failed, other merges may take it for so long before an erasing one."""
     expiry_margin_ms: int = 3_600_000
     """Plain data that retention deletes within this time is not merged any more."""
-    retention_late_ms: int = 900_000
-    """If retention has not deleted expired data within this time, it is unlikely to do so soon: the data stands behind
-    younger data."""
+    retention_check_ms: int = 300_000
+    """The time between rounds of retention, if the cluster sets none."""
     job_limit_base_ms: int = 60_000
     job_limit_ms_per_mib: int = 250
     spark_limit_base_ms: int = SPARK_LIMIT_BASE_MS

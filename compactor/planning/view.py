@@ -19,6 +19,10 @@ from metadata.contract.compactors import CompactionView, FileView, PartitionView
 from metadata.contract.leveled import FileClass, LeveledExtent
 from metadata.rules.jobs import rests
 
+RETENTION_ROUNDS = 3
+"""Data that retention has not deleted after this many rounds will stay for now, because it stands behind younger data.
+One round may just have ended when the data expired, and one may be lost when retention moves to another compactor."""
+
 
 class FileStatus(Enum):
     FREE = "free"
@@ -50,6 +54,8 @@ class PlanningView:
     busy_extents: AbstractSet[int]
     erasing_files: Mapping[int, int]
     """Files with records of erased keys -> when their rewrite may begin."""
+    retention_check_ms: int
+    """The time between rounds of retention."""
     last_daily_ms: int | None
     """When the last daily merge was planned; None = never."""
 
@@ -67,6 +73,7 @@ class PlanningView:
                 unreadable.append((partition, error))
             else:
                 partitions[partition.partition_id] = partition
+        check_ms = options.retention_check_ms if view.retention_check_ms is None else view.retention_check_ms
         return PlanningView(
             options=options,
             now_ms=view.now_ms,
@@ -77,6 +84,7 @@ class PlanningView:
             busy_files=view.busy_files,
             busy_extents=view.busy_extents,
             erasing_files=view.erasing_files,
+            retention_check_ms=check_ms,
             last_daily_ms=view.last_daily_ms,
         )
 
@@ -115,7 +123,8 @@ class PlanningView:
         """
         if file.file_class is FileClass.COMPACTED or file.expires_ms is None:
             return False
-        soon_ms, late_ms = self.now_ms + self.options.expiry_margin_ms, self.now_ms - self.options.retention_late_ms
+        soon_ms = self.now_ms + self.options.expiry_margin_ms
+        late_ms = self.now_ms - RETENTION_ROUNDS * self.retention_check_ms
         # A file whose records had expired when it was written counts as late only when it is itself old enough for
         # retention to have looked at it.
         is_left = file.expires_ms <= late_ms and not late_ms < file.created_ms <= self.now_ms

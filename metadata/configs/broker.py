@@ -8,7 +8,8 @@ A broker config has one of three roles:
    would delete records that the other keeps. `log.retention.hours`, `log.retention.minutes`, `log.roll.hours` and
    `log.roll.jitter.hours` can be altered too, although Kafka reads them only at start;
 2. a setting of an agent (`setting`) or a constant of every agent. It is only shown; a setting is altered where the
-   agent is started;
+   agent is started. One of them can be altered cluster-wide like a config of role 1, and then goes before the settings
+   of all processes: `log.retention.check.interval.ms`;
 3. a config that steers disks, replicas, threads or tiering (neither `topic` nor `setting`). It is shown with Kafka's
    default. If Kafka can alter it while a broker runs, it is accepted and stored, because tools set it. It is marked
    `effective=False`.
@@ -35,6 +36,7 @@ from metadata.configs.values import (
 )
 
 HOUR_MS, MINUTE_MS = 3_600_000, 60_000
+RETENTION_CHECK = "log.retention.check.interval.ms"
 _DOUBLE_MAX = 1.7976931348623157e308
 
 
@@ -81,9 +83,9 @@ def _of_topic(
     )
 
 
-def _setting(name: str, type_: ConfigType, setting: str = "", *, unit: int = 1, note: str = "") -> BrokerConfig:
+def _setting(name: str, type_: ConfigType, setting: str = "", *, unit: int = 1) -> BrokerConfig:
     setting = setting or name
-    doc = f"The agent's setting {setting}{note}."
+    doc = f"The agent's setting {setting}."
     return BrokerConfig(
         name=name, type=type_, default="", doc=doc, effective=True, setting=setting, unit=unit, dynamic=False
     )
@@ -179,8 +181,16 @@ _SETTINGS = (
     _setting("group.max.session.timeout.ms", _INT),
     _setting("group.max.size", _INT),
     _setting("group.min.session.timeout.ms", _INT),
-    _setting(
-        "log.retention.check.interval.ms", _LONG, "retention.check.interval.ms", note="; compactors have their own"
+    BrokerConfig(
+        name=RETENTION_CHECK,
+        type=_LONG,
+        default="",
+        doc="How often retention is applied. Unset, each compactor's setting retention.check.interval.ms counts. "
+        "Compactors look for a new value every 5 s, and a shorter interval counts as 5 s.",
+        effective=True,
+        least=1,
+        most=LONG_MAX,
+        setting="retention.check.interval.ms",
     ),
     _setting("max.connections", _INT, "connections.max"),
     _setting("num.partitions", _INT),
@@ -273,6 +283,12 @@ def topic_defaults(broker_configs: Mapping[str, str]) -> dict[str, str]:
         if config.topic not in found and (value := broker_configs.get(config.name)) is not None:
             found[config.topic] = as_topic_value(config, value)
     return found
+
+
+def retention_check_ms(broker_configs: Mapping[str, str]) -> int | None:
+    """How often retention is applied, by checked cluster-wide broker configs; None = as each compactor is set."""
+    value = broker_configs.get(RETENTION_CHECK)
+    return None if value is None else int(value)
 
 
 def as_topic_value(config: BrokerConfig, value: str) -> str:

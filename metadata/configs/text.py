@@ -31,23 +31,23 @@ process needs a restart. No process has a setting for them, so that no two proce
 may be deleted. If several broker configs set one topic config, the first one in the table counts.
 `log.retention.hours`, `log.retention.minutes`, `log.roll.hours` and `log.roll.jitter.hours` can be altered at any time
 here; Kafka reads them only at start. Configs of a single agent are its settings: altering them over the protocol is
-refused (INVALID_REQUEST).
+refused (INVALID_REQUEST). Only `log.retention.check.interval.ms` can be set for the cluster while it runs, and then
+goes before the setting of every process.
 
 **Tiered storage** needs no config: every record is in the object store, also the records of compacted topics, which
 Kafka does not tier. `remote.storage.enable`, `local.retention.ms`, `local.retention.bytes` and the other `remote.*`
 configs are accepted in every combination, also with `cleanup.policy=compact`, and change nothing. There is no local
 copy to keep for a longer or shorter time. Only `retention.ms` and `retention.bytes` decide when records are deleted.
 
-**Replication factor.** CreateTopics accepts -1 and any number from 1, and answers 1. The object store replicates the
-records, and Postgres replicates the metadata. The Metadata API names one agent as the only replica, although every
-agent can serve the partition. Manual replica assignments are accepted and have no effect; neither has
-`min.insync.replicas`.
+**Replication factor.** CreateTopics accepts -1 and any number from 1, and keeps it. Metadata shows that many live
+agents as replicas, all in sync; fewer agents, fewer replicas. The number decides nothing else: any agent can serve any
+partition, and the object store and Postgres keep the records. `min.insync.replicas` refuses no write.
 """
 
 
 _TOPIC_HEAD = ("topic config", "type", "default", "allowed", "meaning")
 _DEFAULT_HEAD = ("broker config", "default of", "type", "default", "allowed")
-_SETTING_HEAD = ("broker config", "setting")
+_SETTING_HEAD = ("broker config", "setting", "altered while running")
 _FIXED_HEAD = ("broker config", "type", "value", "meaning")
 _IDLE_HEAD = ("broker config", "type", "default", "altered while running", "meaning")
 
@@ -97,7 +97,8 @@ def _default_row(config: BrokerConfig) -> Sequence[str]:
 
 
 def _setting_row(config: BrokerConfig) -> Sequence[str]:
-    return f"`{config.name}`", f"`{config.setting}`{' in minutes' if config.unit == MINUTE_MS else ''}"
+    altered = config.doc if config.dynamic else "no"
+    return f"`{config.name}`", f"`{config.setting}`{' in minutes' if config.unit == MINUTE_MS else ''}", altered
 
 
 def _fixed_row(config: BrokerConfig) -> Sequence[str]:

@@ -91,6 +91,8 @@ class CompactionView:
     busy_extents: frozenset[int]
     live_jobs: Mapping[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])
     """The planned input bytes of each ready or running job, by kind."""
+    retention_check_ms: int | None = None
+    """As `DeletionMetadata.retention_check_ms`."""
     last_daily_ms: int | None = None
     """When the newest `daily` job that did not fail was created; None = no such job is known."""
     erasing_files: Mapping[int, int] = field(default_factory=dict[int, int])

@@ -34,6 +34,10 @@ class DeletionMetadata(Protocol):
     """Every method may raise `MetadataUnavailableError`. A method that changes something may also raise
     `MetadataInDoubtError`; after it, every method may simply be called again."""
 
+    async def retention_check_ms(self) -> int | None:
+        """How often retention is to be applied, if `log.retention.check.interval.ms` is set cluster-wide; else None."""
+        ...
+
     async def expire(self, *, limit: int = 10_000) -> Expired:
         """One round of retention by time and by size, over the L1+ extents of topics with `delete` in their policy.
 

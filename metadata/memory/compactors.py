@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from metadata.configs.broker import retention_check_ms
 from metadata.contract.compactors import CompactionView, PartitionView
 from metadata.contract.files import FileInfo, FileState
 from metadata.contract.jobs import (
@@ -112,6 +113,7 @@ class MemoryCompactors:
             busy_files=frozenset(busy_l0 | {db.extents[id_].row.file_id for id_ in busy_extents if id_ in db.extents}),
             busy_extents=frozenset(busy_extents),
             live_jobs=live_jobs(db),
+            retention_check_ms=retention_check_ms(db.broker_configs),
             last_daily_ms=max(
                 (
                     job.row.created_ms

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from metadata.configs.broker import retention_check_ms
 from metadata.contract.deletion import DeadFile, Expired
 from metadata.contract.files import FileInfo, FileState
 from metadata.contract.jobs import (
@@ -30,6 +31,9 @@ class MemoryDeletion:
         self._expiration_ms = producer_id_expiration_ms
 
     # -- retention
+
+    async def retention_check_ms(self) -> int | None:
+        return retention_check_ms(self.database.broker_configs)
 
     async def expire(self, *, limit: int = 10_000) -> Expired:
         db = self.database

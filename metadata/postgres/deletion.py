@@ -14,12 +14,13 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from metadata.configs.broker import retention_check_ms
 from metadata.contract.deletion import DeadFile, Expired
 from metadata.contract.tail import ChangeKind
 from metadata.erasures.stages import KEPT_MS
 from metadata.postgres import history as postgres_history
 from metadata.postgres.connection import Database
-from metadata.postgres.log.broker_configs import CONFIGS_IN_FORCE
+from metadata.postgres.log.broker_configs import BROKER_CONFIGS_SET, CONFIGS_IN_FORCE
 from metadata.postgres.rows import (
     INTS,
     LONGS,
@@ -177,6 +178,12 @@ class PostgresDeletion:
         self._expiration_ms = producer_id_expiration_ms
 
     # -- retention
+
+    async def retention_check_ms(self) -> int | None:
+        async def work(connection: AsyncConnection) -> int | None:
+            return retention_check_ms((await connection.execute(BROKER_CONFIGS_SET)).scalar_one())
+
+        return await self._database.read(work)
 
     async def expire(self, *, limit: int = 10_000) -> Expired:
         async def work(connection: AsyncConnection) -> Expired:

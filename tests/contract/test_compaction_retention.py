@@ -388,3 +388,10 @@ async def test_producers_silent_for_longer_than_the_expiration_are_dropped(
     assert kept == ([2] if dropped else [1, 2])
     again = await writer.commit(sent(one, 1, 1), sent(one, 2, 2))
     assert [result.error for result in again.results] == [45 if dropped else 0, 0]
+
+
+async def test_the_interval_of_retention_is_known_where_the_cluster_sets_one(world: World) -> None:
+    for value, expected_ms in ((None, None), ("20000", 20_000), (None, None)):
+        await world.service.agents.alter_broker_configs({"log.retention.check.interval.ms": value})
+        assert await world.service.deletion.retention_check_ms() == expected_ms
+        assert (await world.service.compactors.compaction_view()).retention_check_ms == expected_ms

@@ -99,6 +99,16 @@ BORDERS = (
         ),
     ),
     Mutant(
+        name="retention-keeps-to-the-interval-of-its-start",
+        file="compactor/compactor.py",
+        text="interval_ms = self._settings.retention_check_interval_ms if asked_ms is None else asked_ms",
+        replacement="interval_ms = self._settings.retention_check_interval_ms",
+        tests=(
+            "tests/integration/compactor/test_retention_interval.py"
+            "::test_a_shorter_interval_is_followed_without_a_restart",
+        ),
+    ),
+    Mutant(
         name="a-pass-that-was-asked-for-comes-last",
         file="compactor/planning/forced.py",
         text="    yield from (each for each in in_order if each.due.requested)\n",

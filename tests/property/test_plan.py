@@ -37,7 +37,7 @@ OPTIONS = PlanOptions(
     mostly_dead_bytes_min=MIB,
     purge_deadline_ms=600_000,
     expiry_margin_ms=1_000,
-    retention_late_ms=10_000,
+    retention_check_ms=3_000,
     jobs_max=6,
 )
 sizes = st.integers(1, 30 * MIB)

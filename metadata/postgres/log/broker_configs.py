@@ -25,6 +25,9 @@ from metadata.postgres.tables import (
     TOPICS,
 )
 
+BROKER_CONFIGS_SET = sa.select(CLUSTER.c.broker_configs)
+"""One row and column: the cluster-wide broker configs that are set, by Kafka's names."""
+
 CONFIGS_IN_FORCE = sa.type_coerce(
     sa.select(CLUSTER.c.topic_defaults).scalar_subquery().op("||")(TOPICS.c.configs), JSONB
 ).label("configs")

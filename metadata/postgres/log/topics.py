@@ -26,9 +26,9 @@ from metadata.contract.tail import ChangeKind
 from metadata.contract.topics import Topic
 from metadata.postgres.connection import Database
 from metadata.postgres.groups.offsets import delete_offsets_of_topic
+from metadata.postgres.log.broker_configs import BROKER_CONFIGS_SET
 from metadata.postgres.rows import append_change, begin_killing, kill_extents, lock_partitions, now_ms
 from metadata.postgres.tables import (
-    CLUSTER,
     DELETED_TOPICS,
     EXTENTS,
     LOG_STARTS,
@@ -39,7 +39,6 @@ from metadata.postgres.tables import (
 )
 from metadata.rules.refusals import not_more_partitions, topic_exists, unknown_topic_id
 
-_BROKER_CONFIGS = sa.select(CLUSTER.c.broker_configs)
 # Copies the time at which a predecessor of the same name was deleted: the commit then reads nothing more for it.
 _INSERT_PARTITIONS = sa.text(
     """INSERT INTO partitions (topic_id, partition, created_ms, predecessor_deleted_ms)
@@ -128,7 +127,7 @@ class Topics:
             decided = changes
             # Reads the row of `cluster` without a lock: that lock comes before the locks of topics.
             if callable(decided):
-                of_cluster: Mapping[str, str] = (await connection.execute(_BROKER_CONFIGS)).scalar_one()
+                of_cluster: Mapping[str, str] = (await connection.execute(BROKER_CONFIGS_SET)).scalar_one()
                 decided = decided(topic.configs, of_cluster)
             if not decided:
                 return topic

@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from metadata.configs.broker import retention_check_ms
 from metadata.contract.compactors import CompactionView, FileView, PartitionView
 from metadata.contract.leveled import FileClass, LeveledExtent
 from metadata.postgres.connection import Database
 from metadata.postgres.driver import driver_of
 from metadata.postgres.erasures.pending import erasing_files
-from metadata.postgres.log.broker_configs import TOPICS_IN_FORCE
+from metadata.postgres.log.broker_configs import BROKER_CONFIGS_SET, TOPICS_IN_FORCE
 from metadata.postgres.rows import LEVELED_FOR_MERGES, LONGS, UUIDS, any_of, now_ms, statement
 from metadata.postgres.tables import LOG_STARTS, PARTITIONS, TOPICS, WATERMARKS
 from metadata.rules.retention import TIMESTAMP_MS_MAX, retention_policy
@@ -87,6 +88,7 @@ class PlannerViews:
                 partitions=await partition_rows(connection, compacted),
                 busy=(await connection.execute(BUSY_INPUTS)).all(),
                 live_jobs=(await connection.execute(_LIVE_JOBS)).all(),
+                retention_check_ms=retention_check_ms((await connection.execute(BROKER_CONFIGS_SET)).scalar_one()),
                 last_daily_ms=await connection.scalar(_LAST_DAILY),
                 erasing_files=await erasing_files(connection),
             )
@@ -109,6 +111,7 @@ class _ViewRows(NamedTuple):
     partitions: PartitionRows
     busy: Sequence[Any]
     live_jobs: Sequence[Any]
+    retention_check_ms: int | None
     last_daily_ms: int | None
     erasing_files: Mapping[int, int]
 
@@ -125,6 +128,7 @@ def _view(rows: _ViewRows) -> CompactionView:
         ),
         busy_extents=frozenset(row.extent_id for row in rows.busy if row.extent_id is not None),
         live_jobs={row.kind: row.sizes for row in rows.live_jobs},
+        retention_check_ms=rows.retention_check_ms,
         last_daily_ms=rows.last_daily_ms,
         erasing_files=rows.erasing_files,
     )

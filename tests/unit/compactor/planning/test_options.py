@@ -37,7 +37,7 @@ def test_every_number_of_the_planner_that_is_a_setting_follows_it() -> None:
     options = plan_options(settings)
     assert (options.forced_interval_ms, options.l0_wait_ms_max) == (7, 4)
     assert (options.forced_dirty_bytes_min, options.forced_dirty_wait_ms) == (8, 9)
-    assert options.retention_late_ms == 3 * 19
+    assert options.retention_check_ms == 19
     assert (options.job_limit_base_ms, options.job_limit_ms_per_mib) == (13, 14)
     assert (options.jobs_max, options.l0_jobs_max) == (15, 16)
     assert options.heavy_jobs_max == 20

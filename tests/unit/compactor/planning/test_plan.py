@@ -124,6 +124,16 @@ def test_what_expires_soon_is_left_alone_but_for_the_compacted_class() -> None:
     assert (spec.kind, spec.extent_ids) == (MergeKind.FORCED, (5,))
 
 
+def test_expired_data_that_three_rounds_of_retention_left_is_merged() -> None:
+    # given two plain runs that expired a minute ago; rounds of retention come every 30 s, or as the cluster says
+    options = PlanOptions(l1_runs_min=2, retention_check_ms=30_000)
+    files = [a_file(number, 1, FileClass.PLAIN, created_ms=0, expires_ms=HOUR_MS - 60_000) for number in (1, 2)]
+    view = a_view(files, now_ms=HOUR_MS)
+    for check_ms, planned in ((None, []), (10_000, [MergeKind.MERGE]), (20_001, [])):
+        specs = plan_merges(replace(view, retention_check_ms=check_ms), options)
+        assert [spec.kind for spec in specs] == planned
+
+
 def test_what_happened_in_the_future_happened_before_the_clock_went_back() -> None:
     later_ms = 30 * HOUR_MS
     # given runs for a daily merge
