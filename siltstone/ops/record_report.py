@@ -46,6 +46,8 @@ class Stretch:
     block_index_position: int = 0
     block_index_length: int = 0
     flagged_reason: str | None = None
+    committed_ms: int | None = None
+    """When the first of its records was committed, if that is known."""
 
     def covers(self, offset: int) -> bool:
         return self.base_offset <= offset <= self.last_offset

@@ -25,9 +25,10 @@ from metadata.contract.operators import HeldBytes
 from metadata.contract.store import MetadataStore
 from metadata.rules.packed_index import iter_index
 from runtime.errors import BadInputError
+from runtime.text import age_text
 from siltstone.kafka.record_format import OutputRecord, shown_field
 from siltstone.ops.compaction.compact_now import find_topic
-from siltstone.ops.compaction.evidence import is_compacted
+from siltstone.ops.compaction.evidence import has_max_lag, is_compacted, max_lag_ms
 from siltstone.ops.fsck import all_files
 from siltstone.ops.hint_options import HintOptions
 from siltstone.ops.record_erasure import erasures_over, later_text, maybe_text, removed_by, removed_text, removes_later
@@ -132,7 +133,7 @@ class _Trace:
             found = replace(known, verdict=Verdict.FOUND, record=record)
             later = removes_later(covering, record.key)
             if later is None:
-                return found
+                return replace(found, why=self._late_text(known, home, view, await self._metadata.now_ms()))
             return replace(found, erasures=[later.erasure_id], why=later_text(later, self._hints))
         known = await self._removed(replace(known, verdict=Verdict.COMPACTED), view)
         former = known.former
@@ -146,6 +147,19 @@ class _Trace:
             said, newer = await self._compacted(known, stretches)
             said = said if former is not None else ". ".join(each for each in (said, maybe_text(covering)) if each)
         return replace(known, superseded_by=newer, why=". ".join(each for each in (said, known.why) if each))
+
+    def _late_text(self, known: Diagnosis, home: Stretch, view: PartitionView, now_ms: int) -> str:
+        """Whether a pass over the record is overdue; "" = no."""
+        if home.committed_ms is None or not has_max_lag(view) or known.offset < view.cleaned_through_offset:
+            return ""
+        lag_ms, since_ms = max_lag_ms(view.configs), now_ms - home.committed_ms
+        if since_ms <= lag_ms:
+            return ""
+        explain = f"`siltstone topics explain {known.topic}{self._hints.places}`"
+        return (
+            f"no pass has read it, though max.compaction.lag.ms ({age_text(lag_ms)}) has passed: the first record"
+            f" beside it was committed {age_text(since_ms)} ago. {explain} tells what it waits for"
+        )
 
     def _inspect(self, home: Stretch) -> str:
         return f"`siltstone file inspect {home.key}{self._hints.places} --batches` shows the whole file"
@@ -164,6 +178,7 @@ class _Trace:
                 last_offset=row.last_offset,
                 position=row.position,
                 length=row.length,
+                committed_ms=file.created_ms,
             )
             for file in (await self._metadata.agents.snapshot()).files
             for row in iter_index(file.index)
@@ -332,6 +347,7 @@ def _stretch_of(extent: LeveledExtent) -> Stretch:
         block_index_position=extent.block_index_position,
         block_index_length=extent.block_index_length,
         flagged_reason=extent.flagged_reason,
+        committed_ms=extent.committed_ms,
     )
 
 

@@ -9,6 +9,7 @@ _CLEANER = "tests/property/test_cleaner.py"
 _HISTORIES = "tests/integration/metadata/test_metadata_histories.py"
 _TWINS = f"{_HISTORIES}::test_after_every_call_of_a_history_both_stores_hold_the_same"
 _SEAL = "tests/unit/agents/write/test_seal.py"
+_STUCK = "tests/integration/compactor/test_lag_in_l0.py"
 _SPARES = (f"{_BORDERS}::test_delete_records_spares_the_extent_of_the_first_record_that_stays",)
 _PINS = (f"{_BORDERS}::test_of_two_pins_the_older_protects_what_died_between_them",)
 _SEEN = (f"{_BORDERS}::test_every_commit_of_a_producer_shows_that_it_is_not_silent",)
@@ -97,6 +98,20 @@ BORDERS = (
         tests=(
             "tests/unit/metadata/test_retention_rules.py::test_records_as_old_as_the_retention_stay_and_older_ones_go",
         ),
+    ),
+    Mutant(
+        name="a-record-in-l0-is-never-late",
+        file="siltstone/ops/compaction/reasons.py",
+        text="(dirty.is_over_lag(now_ms) or is_l0_over)",
+        replacement="dirty.is_over_lag(now_ms)",
+        tests=(f"{_STUCK}::test_a_record_that_is_stuck_in_l0_past_its_lag_is_told_by_both",),
+    ),
+    Mutant(
+        name="diagnose-knows-no-commit-of-l0",
+        file="siltstone/ops/record_trace.py",
+        text="                committed_ms=file.created_ms,\n",
+        replacement="",
+        tests=(f"{_STUCK}::test_a_record_that_is_stuck_in_l0_past_its_lag_is_told_by_both",),
     ),
     Mutant(
         name="retention-keeps-to-the-interval-of-its-start",

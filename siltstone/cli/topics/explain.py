@@ -31,6 +31,7 @@ from siltstone.ops.compaction.evidence import (
     Evidence,
     PartitionState,
     files_in_trouble,
+    has_max_lag,
     has_old_tombstones,
     is_compacted,
     partition_states,
@@ -125,6 +126,7 @@ async def explained(metadata: MetadataStore, store: ObjectStore | None, name: st
         stall_files=given.settings.l0_stall_files,
         memory_bytes=given.settings.compactor_memory_bytes,
         young_l0_from=_young_l0_from(l0_files, partitions, view.now_ms),
+        l0_since_ms=_l0_since_ms(l0_files, partitions),
         held=await _held(metadata, compacted),
         strays=strays,
         erasures=await _open_erasures(metadata, topic),
@@ -156,8 +158,8 @@ async def _strays(
 
 
 async def _l0_files(metadata: MetadataStore, views: Sequence[PartitionView], view: CompactionView) -> Sequence[L0File]:
-    """L0 files: all of them if the topic has a minimum lag, otherwise only the files in trouble."""
-    has_lag = any(_min_lags_ms(views).values())
+    """L0 files: all of them if the topic has a minimum or maximum lag, otherwise only the files in trouble."""
+    has_lag = any(_min_lags_ms(views).values()) or any(map(has_max_lag, views))
     in_trouble = {file_id for file_id, file in files_in_trouble(view).items() if file.level == 0}
     # Reading all L0 files is dear in a large cluster, and most topics need none of them.
     if not has_lag and not in_trouble:
@@ -184,6 +186,17 @@ def _young_l0_from(files: Sequence[L0File], views: Sequence[PartitionView], now_
             if lag_ms and row.max_timestamp_ms > now_ms - lag_ms:
                 young[row.partition_id] = min(row.base_offset, young.get(row.partition_id, row.base_offset))
     return young
+
+
+def _l0_since_ms(files: Sequence[L0File], views: Sequence[PartitionView]) -> Mapping[int, int]:
+    """See `Evidence`."""
+    starts = {each.partition_id: each.log_start_offset for each in views if has_max_lag(each)}
+    since_ms: dict[int, int] = {}
+    for file in files:
+        for row in iter_index(file.index) if starts else ():
+            if row.last_offset >= starts.get(row.partition_id, row.last_offset + 1):
+                since_ms[row.partition_id] = min(file.created_ms, since_ms.get(row.partition_id, file.created_ms))
+    return since_ms
 
 
 def print_states(explained: Explained) -> None:

@@ -14,10 +14,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from compactor.planning.dirtiness import Dirtiness, config_int, due_reason, measure
+from compactor.planning.dirtiness import NO_LIMIT_MS, Dirtiness, config_int, due_reason, measure
 from compactor.planning.plan import Plan
 from compactor.planning.spec import PlanOptions
-from metadata.configs.topic import InvalidConfigError, as_list, resolve
+from metadata.configs.topic import InvalidConfigError, as_int, as_list, resolve
 from metadata.contract.compactors import CompactionView, FileView, PartitionView
 from metadata.contract.files import L0File
 from metadata.contract.jobs import MergeJob
@@ -84,6 +84,8 @@ class Evidence:
     """Memory of the merges of one compactor (`compactor.memory.bytes`)."""
     young_l0_from: Mapping[int, int] = field(default_factory=dict[int, int])
     """Partition id -> the first offset in L0 that is younger than `min.compaction.lag.ms`, if there is one."""
+    l0_since_ms: Mapping[int, int] = field(default_factory=dict[int, int])
+    """Partition id -> when the first of its records in L0 was committed, for topics with `max.compaction.lag.ms`."""
     held: Mapping[int, Sequence[HeldBytes]] = field(default_factory=dict[int, Sequence[HeldBytes]])
     """By partition id: its bytes in all files whose objects may exist."""
     strays: Mapping[int, Sequence[str]] | None = None
@@ -112,6 +114,19 @@ class Evidence:
 def is_compacted(configs: Mapping[str, str]) -> bool:
     """Whether `cleanup.policy` (overrides alone, or resolved) holds `compact`."""
     return "compact" in as_list(resolve(configs), "cleanup.policy")
+
+
+def has_max_lag(view: PartitionView) -> bool:
+    """Whether passes over it have a deadline: it is compacted and has `max.compaction.lag.ms`."""
+    return is_compacted(view.configs) and max_lag_ms(view.configs) < NO_LIMIT_MS
+
+
+def max_lag_ms(configs: Mapping[str, str]) -> int:
+    """`max.compaction.lag.ms`; NO_LIMIT_MS if it is not set or cannot be read."""
+    try:
+        return as_int(resolve(configs), "max.compaction.lag.ms")
+    except InvalidConfigError:
+        return NO_LIMIT_MS
 
 
 def has_old_tombstones(view: PartitionView) -> bool:

@@ -157,12 +157,16 @@ def _of_partition(case: _Case) -> Iterator[Reason]:
 def _of_lag(case: _Case) -> Iterator[Reason]:
     """`max.compaction.lag.ms` as long as it is ahead, and when it has passed, unless the pass that is due says so."""
     view, dirty, now_ms = case.view, case.dirty, case.evidence.view.now_ms
-    if not dirty.has_lag or dirty.earliest_dirty_ms is None:
+    l0_since_ms = case.evidence.l0_since_ms.get(view.partition_id)
+    known = [each for each in (dirty.earliest_dirty_ms, l0_since_ms) if each is not None]
+    if not dirty.has_lag or not known:
         return
-    since_ms = case.evidence.ago_ms(dirty.earliest_dirty_ms)
+    since_ms = case.evidence.ago_ms(min(known))
+    # The planner counts what lies above L0 alone. A record that is stuck in L0 is past its lag all the same.
+    is_l0_over = l0_since_ms is not None and now_ms - l0_since_ms > dirty.lag_ms_max and not case.is_all_held
     if since_ms < dirty.lag_ms_max and not case.state.due:
         yield case.reason(Cause.MAX_LAG, left_ms=dirty.lag_ms_max - since_ms)
-    elif dirty.is_over_lag(now_ms) and "max.compaction.lag.ms" not in case.state.due:
+    elif (dirty.is_over_lag(now_ms) or is_l0_over) and "max.compaction.lag.ms" not in case.state.due:
         pause_ms = lag_pause_ms(view, dirty, case.evidence.options)
         left_ms = pause_ms - case.evidence.ago_ms(view.last_forced_ms or 0)
         paused = f"The last pass began lately: the next one may begin in {age_text(left_ms)}."

@@ -266,6 +266,20 @@ def test_a_maximum_lag_that_has_passed_says_that_records_wait_in_l0() -> None:
     assert "max.compaction.lag.ms" in shown["waits"]
 
 
+def test_records_that_are_stuck_in_l0_are_past_their_maximum_lag_too() -> None:
+    # given a clean partition with records that came to L0 an hour, or 3 days ago, under a lag of 2 days
+    configs = {**COMPACT, "max.compaction.lag.ms": str(2 * DAY_MS)}
+    clean = partition(extent(0, 99), end=120, cleaned_through=100, configs=configs)
+    for stuck in (clean, replace(clean, extents=[], cleaned_through_offset=0)):
+        ahead = reasons(stuck, l0_since_ms={stuck.partition_id: NOW_MS - 3_600_000})
+        assert "in 1d23h at the latest" in only(ahead, "max lag").says
+        late = reasons(stuck, l0_since_ms={stuck.partition_id: NOW_MS - 3 * DAY_MS})
+        says = only(late, "past max lag").says
+        assert "committed 3d00h ago" in says and "of its offsets wait in L0 files, and go to L1 first" in says
+        [shown] = states_json(partition_states([stuck], OPTIONS, NO_FILES), late)
+        assert "max.compaction.lag.ms" in shown["waits"]
+
+
 def test_a_maximum_lag_that_has_passed_is_named_whatever_waits() -> None:
     # given records committed 3 days ago under a lag of 2, and a pass that took a minute and began two minutes ago
     configs = {**COMPACT, "max.compaction.lag.ms": str(2 * DAY_MS)}
