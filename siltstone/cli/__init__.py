@@ -131,8 +131,9 @@ def fail(error: Exception) -> NoReturn:
 
 def fail_usage(error: click.UsageError) -> NoReturn:
     """Print click's message about wrong usage, and a remedy when one is known; exit with code 2."""
-    from siltstone.cli.options.usage import usage_remedy
+    from siltstone.cli.options.usage import in_plain_words, usage_remedy
 
+    in_plain_words(error)
     escape_error(error)
     error.show()
     remedy = usage_remedy(error)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
+
 import click
 
 from siltstone.cli.erase.request import request
 from siltstone.cli.erase.status import status
 from siltstone.cli.erase.verify import verify
+from siltstone.cli.options.usage import WrongUsageError
 
 
 class RequestByDefault(click.Group):
@@ -14,6 +17,10 @@ class RequestByDefault(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
+            near = difflib.get_close_matches(args[0], self.commands, n=1)
+            # A request takes one word beside its options.
+            if near and len(args) > 1 and not args[1].startswith("-"):
+                raise WrongUsageError(f"no such subcommand {args[0]!r}", remedy=f"did you mean {near[0]!r}?")
             args = ["request", *args]
         return super().parse_args(ctx, args)
 

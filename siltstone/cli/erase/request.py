@@ -30,6 +30,7 @@ from siltstone.cli.options.completion import TOPIC
 from siltstone.cli.options.system_options import SystemOptions, Urls, opened_metadata, resolved, system_options
 from siltstone.cli.options.usage import WrongUsageError, as_usage
 from siltstone.kafka.offset_spec import parse_duration, parse_time
+from siltstone.kafka.record_format import shown_field
 from siltstone.kafka.retrying import RetryingClient
 from siltstone.ops.compaction.compact_now import configs_in_force, find_topic
 from siltstone.ops.compaction.evidence import is_compacted
@@ -53,6 +54,7 @@ NOT_COVERED = (
     " objects in a versioned bucket (docs/erasure.md)"
 )
 SECRET_BYTES = 32
+ABSENT_SHOWN_MAX = 5
 
 
 @dataclass(kw_only=True)
@@ -91,7 +93,7 @@ class Asked:
 @click.argument("topic", type=TOPIC)
 @key_options
 @click.option("--before", metavar="TIME", help="Only records before this time: a date, ms, or -15m. Newer ones stay.")
-@click.option("--deadline", default="7d", show_default=True, metavar="TIME", help="Done within: 7d, 36h, 90m.")
+@click.option("--deadline", default="7d", show_default=True, metavar="DURATION", help="Done within: 7d, 36h, 90m.")
 @click.option("--wait", "waits", is_flag=True, help="Begin at once, wait for the end, and print the report's summary.")
 @click.option("--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="With --wait: wait at most this long.")
 @click.option("--yes", is_flag=True, help="Erase without asking.")
@@ -131,9 +133,15 @@ def request(
     """
     if timeout is not None and not waits:
         raise WrongUsageError("--timeout has a meaning only with --wait", remedy="add --wait, or leave --timeout out")
+    now_ms = int(SystemClock().wall_ms())
     with as_usage():
-        before_ms = None if before is None else parse_time(before, int(SystemClock().wall_ms()))
+        before_ms = None if before is None else parse_time(before, now_ms)
         deadline_ms = parse_duration(deadline)
+    if before_ms is not None and before_ms > now_ms:
+        raise WrongUsageError(
+            f"--before {before} lies in the future",
+            remedy="leave --before out: that erases all records of the keys that are there now",
+        )
     if keys_file == STDIN and not yes:
         raise WrongUsageError("stdin has the keys, so this command cannot ask", remedy="add --yes")
     wanted = given_keys(keys, keys_file)
@@ -260,6 +268,11 @@ def _print_plan(asked: Asked) -> None:
     if asked.draft is not None:
         new = len(asked.draft.to_delete)
         there = sum(mark.tombstone for mark in asked.draft.marks.values())
+        if absent := sorted(set(asked.keys) - {key for _, key in asked.newest}):
+            shown = ", ".join(map(shown_field, absent[:ABSENT_SHOWN_MAX]))
+            pairs["not there"] = f"{plural(len(absent), 'key')} without a record now: {shown}" + (
+                ", ..." if len(absent) > ABSENT_SHOWN_MAX else ""
+            )
         pairs["tombstones"] = f"{new:,} to be written first" + (f", {there:,} there already" if there else "")
     pairs["not covered"] = NOT_COVERED
     print_pairs(pairs, title=f"erase from {asked.topic.name}", stderr=True)

@@ -16,7 +16,7 @@ from runtime.text import plural, size_text
 from siltstone.cli.erase.keys import given_keys, key_options
 from siltstone.cli.options.system_options import SystemOptions, Urls, opened, resolved, system_options
 from siltstone.cli.options.usage import WrongUsageError
-from siltstone.ops.compaction.compact_now import find_topic
+from siltstone.ops.compaction.compact_now import NoSuchTopicError, find_topic
 from siltstone.ops.erasure.status import NoSuchErasureError
 from siltstone.ops.erasure.verify import NO_OFFSET, KeySearch, MarkSearch, Search, Verified, verify_bucket
 from siltstone.ops.hint_options import HintOptions
@@ -74,7 +74,15 @@ def verify(target: str, keys: Sequence[str], keys_file: Path | None, given: Syst
 async def _verify(urls: Urls, hints: HintOptions, target: str, keys: Sequence[bytes]) -> tuple[str, int, Verified]:
     async with opened(urls) as system:
         if keys:
-            topic = await find_topic(system.metadata, target, hints=hints)
+            try:
+                topic = await find_topic(system.metadata, target, hints=hints)
+            except NoSuchTopicError as error:
+                if not target.isdigit():
+                    raise
+                raise WrongUsageError(
+                    f"{error.message}; with --key or --keys-file the first word is a topic",
+                    remedy=f"leave the keys out to verify erasure {target}, or name a topic",
+                ) from error
             topic_id, name, count = topic.topic_id, topic.name, len(keys)
             search: Search = KeySearch(keys)
         else:
@@ -96,8 +104,8 @@ async def _erasure(metadata: MetadataStore, erasure_id: int, hints: HintOptions)
 
 
 def _print(name: str, keys: int, found: Verified) -> None:
-    read = f"{plural(found.objects, 'object')} ({size_text(found.read_bytes)}) were read, with {found.records:,} keyed \
-records of {name}"
+    read = f"{plural(found.objects, 'object')} ({size_text(found.read_bytes)}) were read, with \
+{plural(found.records, 'keyed record')} of {name}"
     if found.found:
         rows = [
             [

@@ -18,6 +18,13 @@ class WrongUsageError(click.UsageError):
         self.remedy = remedy
 
 
+def in_plain_words(error: click.UsageError) -> None:
+    """Click says "not a valid integer range" of a word that is no number."""
+    for theirs, ours in (("integer range", "whole number"), ("float range", "number")):
+        # click declares the message as final; it is the text that click prints
+        vars(error)["message"] = error.message.replace(f"is not a valid {theirs}.", f"is not a {ours}.")
+
+
 def usage_remedy(error: click.UsageError) -> str:
     """The remedy for a usage error; empty when click's own message is enough."""
     if isinstance(error, WrongUsageError):

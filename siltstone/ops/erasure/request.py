@@ -22,6 +22,7 @@ from metadata.erasures.contract import ERASURE_KEYS_MAX, KeyMark
 from runtime.errors import BadInputError
 from runtime.text import age_text
 
+_UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "m"))
 PartitionKey = tuple[int, bytes]
 """Partition number and key."""
 
@@ -133,8 +134,14 @@ def check_deadline(deadline_ms: int, parts: Sequence[TimePart]) -> None:
         raise BadInputError(
             f"the deadline, {age_text(deadline_ms)}, is too soon: an erasure may take {age_text(earliest)}"
             f" ({parts_text(parts)}); nothing was requested",
-            remedy=f"give --deadline {-(-earliest // 60_000)}m or later, or set shorter times",
+            remedy=f"give --deadline {_rounded_up(earliest)} or later, or set shorter times",
         )
+
+
+def _rounded_up(duration_ms: int) -> str:
+    """As an option takes it: "25h"."""
+    unit, name = next((each for each in _UNITS if duration_ms > 2 * each[0]), _UNITS[-1])
+    return f"{-(-duration_ms // unit)}{name}"
 
 
 def parts_text(parts: Sequence[TimePart]) -> str:

@@ -274,6 +274,7 @@ async def test_wrong_requests_are_refused_and_nothing_is_stored(world: World, tm
         (("status", "7"), "there is no erasure 7"),
         (("verify", "7"), "there is no erasure 7"),
         (("verify", "users"), "'users' is not the id of an erasure"),
+        (("verify", "7", "--key", "ada"), "leave the keys out to verify erasure 7"),
         (("status", "1", "--report", "r", "--sign-key", str(tmp_path / "bad.pem")), "is no private key in PEM"),
     ):
         refused = await world.run(*words)
@@ -291,3 +292,11 @@ async def test_a_topic_named_as_a_subcommand_needs_the_word_request(world: World
     said = json.loads(asked.stdout)
     assert (said["topic"], said["keys"], said["marks"], said["tombstones"]) == ("status", 2, 2, 0)
     assert said["earliest_ms"] < said["deadline_ms"] == 7 * 86_400_000
+
+
+async def test_keys_that_a_compacted_topic_does_not_have_are_named_before_the_question(world: World) -> None:
+    await world.create("users", COMPACTED)
+    await world.write("users", ("ada", "1"), ("bob", "2"))
+    told = await world.erase("users", "--key", "ada", "--key", "alcie", "--yes")
+    assert "1 key without a record now: alcie" in told.stderr and "1 to be written first" in told.stderr
+    assert "without a record" not in (await world.erase("users", "--key", "bob", "--yes")).stderr

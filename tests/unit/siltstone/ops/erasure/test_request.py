@@ -103,6 +103,13 @@ def test_a_deadline_that_cannot_be_kept_is_refused_with_the_earliest_and_its_par
     assert refused.value.remedy.startswith("give --deadline 2m")
 
 
+@pytest.mark.parametrize(("minutes", "told"), [(61, "61m"), (121, "3h"), (26 * 60 + 1, "27h"), (48 * 60 + 1, "3d")])
+def test_the_earliest_deadline_is_told_in_a_unit_that_people_read(minutes: int, told: str) -> None:
+    with pytest.raises(BadInputError) as refused:
+        check_deadline(1, [TimePart("delete.retention.ms", minutes * 60_000)])
+    assert refused.value.remedy.startswith(f"give --deadline {told} or later")
+
+
 def test_merges_begin_at_once_when_somebody_waits() -> None:
     assert begin_of(100_000, PARTS, waits=True) == 0
     assert begin_of(100_000, PARTS, waits=False) == 5_000
