@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 pytest_plugins = [
     "tests.fixtures.chance",
     "tests.fixtures.agents",
@@ -23,3 +25,10 @@ pytest_plugins = [
     "tests.fixtures.exports",
     "tests.fixtures.spark_topics",
 ]
+
+
+def pytest_configure() -> None:
+    """A shell starts what it puts in the background (`make test &`) with Ctrl-C ignored, and processes that tests start
+    would inherit that. Tests send Ctrl-C to them."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -14,12 +14,13 @@ from typing import Any, BinaryIO, TypeVar, cast
 
 import click
 from rich import box
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderableType, RenderHook, RenderResult
 from rich.segment import Segment
 from rich.table import Table
 
 from runtime.text import printable
+from siltstone.terminal.plain import say
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -209,14 +210,20 @@ def _table_width(widths: Sequence[int]) -> int:
 
 
 def print_pairs(pairs: Mapping[str, str], *, title: str | None = None, stderr: bool = False) -> None:
-    """Print names and values, one pair on a line."""
+    """Print names and values, one pair on a line. Into a pipe, lines have no blanks at the end and are not folded."""
+    target = console(stderr=stderr)
+    print_title(title, stderr=stderr)
+    if not target.is_terminal:
+        width = max(map(cell_len, pairs), default=0)
+        for name, value in pairs.items():
+            say(f"{set_cell_size(name, width)}  {value}", err=stderr)
+        return
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in pairs.items():
         table.add_row(printable(name), printable(value))
-    print_title(title, stderr=stderr)
-    console(stderr=stderr).print(table, markup=False)
+    target.print(table, markup=False)
 
 
 def print_title(title: str | None, *, stderr: bool = False) -> None:

@@ -11,6 +11,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from compactor.planning.options import plan_options
 from compactor.planning.spec import PlanOptions
+from metadata.contract.errors import MetadataUnavailableError
 from metadata.contract.store import MetadataStore
 from metadata.erasures.contract import ErasureStage
 from runtime.clock import Clock, SystemClock
@@ -29,13 +30,13 @@ INTERRUPTED = 130
 
 
 class StillErasingError(UnavailableError):
-    """The erasure was not done within --timeout. It stays."""
+    """The wait ended before the erasure was done. It stays."""
 
 
 def wait_for_the_end(
     urls: Urls, given: SystemOptions, erasure_id: int, *, timeout_ms: float | None, as_json: bool
 ) -> None:
-    """Raises StillErasingError; after Ctrl-C ends the process with 130."""
+    """Raises StillErasingError, also when the metadata store goes away; after Ctrl-C ends the process with 130."""
     try:
         state = asyncio.run(_wait(urls, given, erasure_id, timeout_ms))
     except KeyboardInterrupt:
@@ -45,6 +46,11 @@ def wait_for_the_end(
             err=True,
         )
         sys.exit(INTERRUPTED)
+    except MetadataUnavailableError as error:
+        raise StillErasingError(
+            f"stopped waiting: {error.message}. The erasure stays, and compactors carry it out",
+            remedy=f"show how far it is: `siltstone erase status {erasure_id}{given.hints.places}`",
+        ) from error
     if as_json:
         print_json(state_json(state))
     else:

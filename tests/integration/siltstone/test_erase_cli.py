@@ -21,7 +21,10 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from metadata.contract.store import MetadataStore
 from metadata.urls import open_metadata
+from runtime.settings.table import Settings
 from siltstone.cli import main
+from siltstone.cli.erase.waiting import StillErasingError, wait_for_the_end
+from siltstone.cli.options.system_options import SystemOptions, Urls
 from siltstone.kafka.client import KafkaClient
 from storage.local import LocalStore
 from tests.fixtures.agents import Dial, RunningAgent, StartAgent, read_all
@@ -300,3 +303,12 @@ async def test_keys_that_a_compacted_topic_does_not_have_are_named_before_the_qu
     told = await world.erase("users", "--key", "ada", "--key", "alcie", "--yes")
     assert "1 key without a record now: alcie" in told.stderr and "1 to be written first" in told.stderr
     assert "without a record" not in (await world.erase("users", "--key", "bob", "--yes")).stderr
+
+
+def test_a_wait_without_postgres_says_that_the_erasure_stays() -> None:
+    nobody = "postgresql://siltstone@127.0.0.1:1/siltstone"
+    given = SystemOptions(data=None, metadata_url=nobody, object_store_url="", settings=Settings())
+    with pytest.raises(StillErasingError) as ended:
+        wait_for_the_end(Urls(metadata=nobody, object_store=""), given, 7, timeout_ms=None, as_json=False)
+    assert "cannot connect to Postgres" in ended.value.message and "The erasure stays" in ended.value.message
+    assert "`siltstone erase status 7" in ended.value.remedy
