@@ -54,6 +54,8 @@ class Fault(StrEnum):
 class Path(StrEnum):
     COMMIT_WAS_DONE = "commit in doubt, had been done: the repeat answers the same"
     COMMIT_WAS_LOST = "commit in doubt, had been lost: the repeat does it"
+    COMMIT_UNREACHED = "commit that did not reach the metadata, repeated"
+    DOUBT_UNREACHED = "commit in doubt, and its repeat did not reach the metadata"
     COMMIT_CAME_LATE = "the lost try of a commit arrives after its repeat"
     PUT_WAS_STORED = "PUT in doubt, settled by HEAD as stored"
     PUT_WAS_ABSENT = "PUT in doubt, settled by HEAD as absent"

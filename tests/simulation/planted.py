@@ -16,9 +16,10 @@ from unittest.mock import patch
 from agents.agent import Agent
 from agents.tail.follower import Follower
 from agents.tail.log_index import FileRef, LogIndex
-from agents.write.path import FileOnItsWay, WritePath
+from agents.write.path import COMMIT_BACKOFF_MS, FileOnItsWay, WritePath
 from agents.zone.frames import answer_crc, decode_answer_head, encode_answer
 from agents.zone.server import ZoneServer
+from metadata.contract.errors import MetadataUnavailableError
 from metadata.contract.files import FileState
 from metadata.contract.l0_commit import CommitInDoubtError, CommitL0, Committed, L0Batch
 from metadata.contract.leases import WriterLease
@@ -37,7 +38,7 @@ Plant = Callable[[], AbstractContextManager[None]]
 
 
 async def _commit_once(self: Any, file: FileOnItsWay) -> Committed:
-    """`WritePath._commit_until_answered` without the retry."""
+    """`WritePath._commit_until_answered` without the repeats."""
     request = CommitL0(
         lease=file.lease,
         seq=file.seq,
@@ -47,6 +48,15 @@ async def _commit_once(self: Any, file: FileOnItsWay) -> Committed:
         batches=file.sealed.batches,
     )
     return await self._metadata.commit_l0(request)
+
+
+async def _commit_until_sent(self: Any, file: FileOnItsWay) -> Committed:
+    """`WritePath._commit_until_answered`, which repeats only a commit that did not reach the metadata."""
+    while True:
+        try:
+            return await _commit_once(self, file)
+        except MetadataUnavailableError:
+            await self._clock.sleep_ms(COMMIT_BACKOFF_MS)
 
 
 @contextmanager
@@ -63,7 +73,34 @@ def seals_again_what_is_in_doubt() -> Iterator[None]:
             self._poke()
 
     with (
-        patch.object(WritePath, "_commit_until_answered", _commit_once),
+        patch.object(WritePath, "_commit_until_answered", _commit_until_sent),
+        patch.object(WritePath, "_finish", sealing_again),
+    ):
+        yield
+
+
+@contextmanager
+def takes_an_unreached_repeat_for_never_done() -> Iterator[None]:
+    """A commit that did not reach the metadata is taken for not done, though an earlier try is in doubt."""
+    finish = WritePath._finish
+
+    async def until_unreached(self: Any, file: FileOnItsWay) -> Committed:
+        while True:
+            try:
+                return await _commit_once(self, file)
+            except CommitInDoubtError:
+                await self._clock.sleep_ms(COMMIT_BACKOFF_MS)
+
+    async def sealing_again(self: Any, file: FileOnItsWay) -> None:
+        try:
+            await finish(self, file)
+        except MetadataUnavailableError:
+            for submission in file.sealed.submissions:
+                self._buffer.add(submission, self._clock.monotonic_ms())
+            self._poke()
+
+    with (
+        patch.object(WritePath, "_commit_until_answered", until_unreached),
         patch.object(WritePath, "_finish", sealing_again),
     ):
         yield
@@ -197,7 +234,7 @@ def goes_on_after_a_doubt() -> Iterator[None]:
 
     with (
         patch.object(Follower, "saw_own", leaping),
-        patch.object(WritePath, "_commit_until_answered", _commit_once),
+        patch.object(WritePath, "_commit_until_answered", _commit_until_sent),
         patch.object(WritePath, "_finish", giving_up),
     ):
         yield
@@ -270,6 +307,7 @@ PLANTED: Mapping[str, Plant] = {
     plant.__name__.replace("_", "-"): plant
     for plant in (
         seals_again_what_is_in_doubt,
+        takes_an_unreached_repeat_for_never_done,
         serves_over_a_gap,
         takes_a_put_in_doubt_for_done,
         deletes_without_winning_the_key,

@@ -125,6 +125,13 @@ def finish(coroutine: Coroutine[Any, Any, T]) -> T:
             return end.value
 
 
+def _lost(is_unreached: bool) -> Exception:
+    """The error of a commit that got no answer."""
+    if is_unreached:
+        return MetadataUnavailableError("connection refused")
+    return CommitInDoubtError("the answer was lost")
+
+
 class SimulatedMetadata(FarSide):
     """`metadata.contract.store.MetadataStore` as one agent has it."""
 
@@ -166,17 +173,26 @@ class SimulatedMetadata(FarSide):
     async def commit_l0(self, request: CommitL0) -> Committed:
         self.on_commit(request)
         fate = self._fate(weight=2.5)
+        if request.key in self._doubtful and self.faults.rng.random() < 0.4:
+            # A server that lost an answer often takes no connection at first.
+            fate = Fate(None, self.faults.between(0.1, 8), is_lost=True)
         is_late = fate.is_lost and fate.acts_ms is not None and fate.acts_ms > fate.told_ms
         if fate.is_lost:
             self._note("commit in doubt", key=request.key, acts=fate.acts_ms is not None)
+        # Only a call that never acts may be told as one that did not reach the server.
+        is_unreached = fate.is_lost and fate.acts_ms is None and self.faults.rng.random() < 0.5
 
         async def act() -> Committed:
             return await self._commit(request, is_late=is_late)
 
         try:
-            committed = await self.call(fate, act, lambda: CommitInDoubtError("the answer was lost"))
+            committed = await self.call(fate, act, lambda: _lost(is_unreached))
             self.on_committed(committed)
             return committed
+        except MetadataUnavailableError:
+            is_doubtful = request.key in self._doubtful
+            self.faults.count(Path.DOUBT_UNREACHED if is_doubtful else Path.COMMIT_UNREACHED)
+            raise
         except CommitInDoubtError:
             self._doubtful[request.key] = None
             raise
