@@ -29,8 +29,12 @@ def test_a_consumer_at_the_end_gets_what_comes(cluster: Cluster, client: Client)
 
 
 async def test_a_transactional_producer_is_refused_at_once_and_its_error_points_to_no_acl(cluster: Cluster) -> None:
-    with pytest.raises(AiokafkaError) as of_aiokafka:
-        await AIOKafkaProducer(bootstrap_servers=cluster.bootstrap, transactional_id="tx").start()
+    producer = AIOKafkaProducer(bootstrap_servers=cluster.bootstrap, transactional_id="tx")
+    try:
+        with pytest.raises(AiokafkaError) as of_aiokafka:
+            await producer.start()
+    finally:
+        await producer.stop()  # its connection stays open although it did not start
     kafka_python = KafkaProducer(bootstrap_servers=cluster.bootstrap, transactional_id="tx")
     with pytest.raises(KafkaPythonError) as of_kafka_python:
         kafka_python.init_transactions()
