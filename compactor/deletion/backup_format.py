@@ -25,7 +25,7 @@ import zstandard
 from metadata.contract.backup import BackupInstant, BackupTable, DoneJob, Row
 from metadata.contract.files import L0File
 from metadata.contract.tail import Change, ChangeKind, Cursor
-from metadata.postgres.backup_tables import TABLES
+from metadata.postgres.backup.tables import TABLES
 from runtime.errors import BadInputError, SiltstoneError
 from wire.crc import crc32c
 

@@ -1,1 +1,1 @@
-"""The choice of merges that are due: pure functions over a view of all files, and a simulation of days of them."""
+"""The choice of merges that are due: pure functions over a view of all files."""

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from metadata.contract.store import ClusterIdentity
 from metadata.postgres.agents import PostgresAgents
-from metadata.postgres.backup import PostgresBackup
+from metadata.postgres.backup.dump import PostgresBackup
 from metadata.postgres.compactors import PostgresCompactors
 from metadata.postgres.connection import Database
 from metadata.postgres.deletion import PostgresDeletion

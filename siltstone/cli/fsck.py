@@ -13,7 +13,7 @@ import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from compactor.deletion.orphans import orphans_allowed
-from metadata.postgres.restore import RebuiltState, rebuilt_state
+from metadata.postgres.backup.restore import RebuiltState, rebuilt_state
 from metadata.rules.history import History
 from runtime.settings.table import Settings
 from runtime.text import age_text, plural, size_text

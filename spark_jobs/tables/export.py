@@ -22,7 +22,8 @@ from runtime.logging import get_logger
 from spark_jobs.scan.arrow import pa
 from spark_jobs.scan.contract import LATEST_VIEW, LOG, AtTimestamp, Edge, ScanOptions, Slice
 from spark_jobs.scan.plan import plan_slices
-from spark_jobs.tables.convert import BASE_NAMES, Converter, ValueFormat, table_schema, value_fields
+from spark_jobs.tables.columns.convert import BASE_NAMES, Converter, ValueFormat, table_schema, value_fields
+from spark_jobs.tables.columns.kinds import COLUMNS_MAX, Kind, shown, size
 from spark_jobs.tables.errors import StaleWriterError, WrongTableError
 from spark_jobs.tables.file_task import (
     Place,
@@ -34,7 +35,6 @@ from spark_jobs.tables.file_task import (
     same,
     wanted_columns,
 )
-from spark_jobs.tables.kinds import COLUMNS_MAX, Kind, shown, size
 from spark_jobs.tables.progress import (
     LATEST_MODE,
     Progress,

@@ -19,8 +19,8 @@ import pyarrow.parquet as _parquet  # pyright: ignore[reportMissingTypeStubs]
 from runtime.ids import SystemIds
 from spark_jobs.scan.arrow import pa
 from spark_jobs.scan.contract import ScanOptions, Slice
-from spark_jobs.tables.convert import TAKEN_NAMES, Converter, ValueFormat
-from spark_jobs.tables.kinds import NULL, Field, Kind, extended, fits, merge
+from spark_jobs.tables.columns.convert import TAKEN_NAMES, Converter, ValueFormat
+from spark_jobs.tables.columns.kinds import NULL, Field, Kind, extended, fits, merge
 
 FILE_BYTES = 256 << 20
 COMPRESSION = "zstd"

@@ -165,7 +165,7 @@ COMPACTOR = (
         text="group, pool = max(found, key=lambda each: each[0].urgency)",
         replacement="group, pool = found[0]",
         tests=(
-            "tests/unit/compactor/planning/test_compactor_simulation.py"
+            "tests/unit/compactor/simulation/test_compactor_simulation.py"
             "::test_merges_that_are_always_due_starve_neither_a_class_nor_forced_passes",
         ),
     ),

@@ -1,6 +1,6 @@
 """`siltstone compactor simulate`: days of compaction in seconds, with the planner of a real compactor.
 
-Uses no store and no Postgres. `compactor/planning/simulated_cluster.py` describes the model.
+Uses no store and no Postgres. `compactor/simulation/cluster.py` describes the model.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 
 import click
 
-from compactor.planning.simulate import Sample, Simulated, Workers, simulate
-from compactor.planning.simulated_cluster import Load
 from compactor.planning.spec import MIB
+from compactor.simulation.cluster import Load
+from compactor.simulation.run import Sample, Simulated, Workers, simulate
 from runtime.text import age_text, plural, size_text
 from siltstone.terminal.output import console, json_option, print_json, print_pairs, print_table
 

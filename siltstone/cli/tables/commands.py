@@ -336,7 +336,7 @@ def _seconds(text: str) -> int:
 
 
 def _ask(wanted: _Wanted) -> Ask:
-    from spark_jobs.tables.convert import ValueFormat
+    from spark_jobs.tables.columns.convert import ValueFormat
     from spark_jobs.tables.export import Ask
 
     with as_usage():

@@ -20,7 +20,7 @@ from metadata.contract.backup import REBUILT_EPOCH, Row
 from metadata.contract.l0_commit import CommitL0, CommitRefusedError, L0Batch
 from metadata.contract.leases import WriterLease
 from metadata.migrations.migrate import migrate_async
-from metadata.postgres.restore import restore_backup, target_state
+from metadata.postgres.backup.restore import restore_backup, target_state
 from metadata.urls import open_metadata
 from runtime.errors import BadInputError, BugError
 from runtime.runtime import Runtime

@@ -13,7 +13,7 @@ from compactor.deletion.janitor import Janitor, JanitorLimits
 from compactor.deletion.metadata_backup import MetadataBackup, keys_over
 from metadata.contract.backup import Row
 from metadata.migrations.migrate import migrate_async
-from metadata.postgres.restore import restore_backup
+from metadata.postgres.backup.restore import restore_backup
 from runtime.errors import BugError
 from runtime.ids import SystemIds
 from runtime.metrics import Metrics

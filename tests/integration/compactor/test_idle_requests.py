@@ -18,7 +18,7 @@ from compactor.compactor import Compactor
 from compactor.intervals import Tuning
 from metadata.contract.backup import SEQUENCES, BackupInstant, DoneJob, JobCursor, TakeRows
 from metadata.memory.store import MemoryMetadata
-from metadata.postgres.backup_tables import TABLES
+from metadata.postgres.backup.tables import TABLES
 from runtime.ids import SystemIds
 from runtime.metrics import Metrics
 from runtime.runtime import Runtime

@@ -19,8 +19,8 @@ from compactor.deletion.metadata_backup import MetadataBackup, keys_over
 from metadata.contract.files import FileState
 from metadata.contract.jobs import JobLostError, JobState
 from metadata.contract.store import MetadataStore
+from metadata.postgres.backup.restore import NotEmptyError, target_state
 from metadata.postgres.connection import connect
-from metadata.postgres.restore import NotEmptyError, target_state
 from metadata.urls import open_metadata
 from runtime.clock import SystemClock
 from runtime.ids import SystemIds

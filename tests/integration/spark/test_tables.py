@@ -13,7 +13,7 @@ import fastavro
 import pytest
 
 from spark_jobs.scan.contract import Edge
-from spark_jobs.tables.convert import ValueFormat
+from spark_jobs.tables.columns.convert import ValueFormat
 from spark_jobs.tables.errors import (
     BadTableError,
     BadValueError,

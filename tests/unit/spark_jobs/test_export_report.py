@@ -9,11 +9,11 @@ from typing import Any
 
 from metadata.contract.readers import TopicSnapshot
 from spark_jobs.scan.contract import ScanOptions, Slice
-from spark_jobs.tables.convert import ValueFormat
+from spark_jobs.tables.columns.convert import ValueFormat
+from spark_jobs.tables.columns.kinds import NULL
 from spark_jobs.tables.errors import StaleWriterError
 from spark_jobs.tables.export import Ask, Engine, Pinned, export
 from spark_jobs.tables.file_task import WriteResult, WriteTask, WrittenFile
-from spark_jobs.tables.kinds import NULL
 from spark_jobs.tables.progress import LOG_MODE, Progress
 from tests.unit.spark_jobs.scan.test_scan_plan import MIB, partition, topic
 

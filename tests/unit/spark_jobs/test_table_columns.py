@@ -13,10 +13,10 @@ import pytest
 from pyiceberg.catalog import Catalog
 
 from spark_jobs.scan.contract import SCHEMA
-from spark_jobs.tables.convert import Converter, ValueFormat
+from spark_jobs.tables.columns.convert import Converter, ValueFormat
+from spark_jobs.tables.columns.kinds import COLUMNS_MAX, SEEN_MAX, Seen, kind_of, size
 from spark_jobs.tables.errors import BadTableError
 from spark_jobs.tables.file_task import suits, wanted_columns
-from spark_jobs.tables.kinds import COLUMNS_MAX, SEEN_MAX, Seen, kind_of, size
 
 JSON = ValueFormat(kind="json")
 NO_COLUMNS = pa.schema([])

@@ -8,10 +8,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from spark_jobs.tables.avro_schema import read_schema
+from spark_jobs.tables.columns.avro_schema import read_schema
+from spark_jobs.tables.columns.json_schema import fields_of_json_schema
+from spark_jobs.tables.columns.kinds import DEPTH_MAX, extended, is_text, kind_of
 from spark_jobs.tables.errors import BadTableError
-from spark_jobs.tables.json_schema import fields_of_json_schema
-from spark_jobs.tables.kinds import DEPTH_MAX, extended, is_text, kind_of
 
 
 def nested(kind: str, levels: int) -> dict[str, Any]:

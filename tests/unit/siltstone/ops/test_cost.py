@@ -14,8 +14,8 @@ import pytest
 from click.testing import CliRunner
 
 from compactor.planning.options import plan_options
-from compactor.planning.simulate import Workers, simulate
-from compactor.planning.simulated_cluster import Load as SimulatedLoad
+from compactor.simulation.cluster import Load as SimulatedLoad
+from compactor.simulation.run import Workers, simulate
 from runtime.errors import BadInputError
 from runtime.settings.table import Settings
 from siltstone.cli import main

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from spark_jobs.scan.arrow import pa
+from spark_jobs.tables.columns.kinds import DEPTH_MAX, Field, can_name, shown, text_field
 from spark_jobs.tables.errors import BadTableError
-from spark_jobs.tables.kinds import DEPTH_MAX, Field, can_name, shown, text_field
 
 _SIMPLE = {"integer": pa.int64(), "number": pa.float64(), "string": pa.string(), "boolean": pa.bool_()}
 

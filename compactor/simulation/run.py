@@ -1,5 +1,4 @@
-"""Days of compaction in seconds: the real planner over a modelled cluster (`compactor/planning/simulated_cluster.py`).
-Pure.
+"""The simulation: the real planner over a modelled cluster (`compactor/simulation/cluster.py`).
 
 The simulation jumps from event to event: an L0 job comes due, a job ends, a minute has passed (for the rules that wait
 for time), a sample is taken. The L0 rule gets only ages and sizes (`job_ends`); the other rules get a whole view. As in
@@ -16,8 +15,8 @@ from enum import IntEnum
 
 from compactor.planning.l0 import job_ends
 from compactor.planning.plan import plan_merges
-from compactor.planning.simulated_cluster import Load, SimulatedCluster
 from compactor.planning.spec import MIB, MergeKind, MergeSpec, PlanOptions
+from compactor.simulation.cluster import Load, SimulatedCluster
 from metadata.contract.leveled import FileClass
 
 TICK_MS = 60_000

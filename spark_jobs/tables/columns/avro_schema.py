@@ -16,8 +16,8 @@ from typing import Any, cast
 
 from spark_jobs.environment import INSTALL_TABLES
 from spark_jobs.scan.arrow import MissingExtraError, pa
+from spark_jobs.tables.columns.kinds import DEPTH_MAX, Field
 from spark_jobs.tables.errors import BadTableError
-from spark_jobs.tables.kinds import DEPTH_MAX, Field
 
 FRAME_BYTES = 5
 Decode = Callable[[bytes], Mapping[str, Any]]

@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from metadata.contract.backup import JOB_IDS_IN_FLIGHT, SEQUENCES, BackupInstant, DoneJob, JobCursor, TakeRows
 from metadata.contract.tail import Cursor
-from metadata.postgres.backup_tables import TABLES
+from metadata.postgres.backup.tables import TABLES
 from metadata.postgres.connection import Database
 from metadata.postgres.rows import now_ms
 from metadata.postgres.tables import MERGE_JOBS, WRITERS

@@ -18,7 +18,7 @@ from sqlalchemy.pool import NullPool
 
 from metadata.contract.backup import REBUILT_HOST, Row
 from metadata.migrations.migrate import STATEMENT_TIMEOUT_MS
-from metadata.postgres.backup_tables import TABLES
+from metadata.postgres.backup.tables import TABLES
 from metadata.postgres.connection import CONNECTION_ERRORS, connect, unavailable
 from metadata.postgres.tables import CLUSTER, FILES, TOPICS, WRITERS
 from runtime.errors import BadInputError, BugError

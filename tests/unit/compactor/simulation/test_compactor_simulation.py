@@ -8,9 +8,9 @@ import pytest
 from click.testing import CliRunner
 
 from compactor.planning.l0 import job_ends
-from compactor.planning.simulate import Simulated, Workers, simulate
-from compactor.planning.simulated_cluster import Load, Spaced
 from compactor.planning.spec import GIB, MIB, PlanOptions
+from compactor.simulation.cluster import Load, Spaced
+from compactor.simulation.run import Simulated, Workers, simulate
 from siltstone.cli.compactor.simulate import axis, plot, simulate_command
 from siltstone.terminal import output
 

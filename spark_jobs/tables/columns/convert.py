@@ -17,10 +17,9 @@ from typing import Any, Protocol, cast
 
 from spark_jobs.scan.arrow import pa
 from spark_jobs.scan.contract import SCHEMA
-from spark_jobs.tables.avro_schema import NotAvroError, decoder, read_schema, unframed
-from spark_jobs.tables.errors import BadTableError, BadValueError
-from spark_jobs.tables.json_schema import fields_of_json_schema
-from spark_jobs.tables.kinds import (
+from spark_jobs.tables.columns.avro_schema import NotAvroError, decoder, read_schema, unframed
+from spark_jobs.tables.columns.json_schema import fields_of_json_schema
+from spark_jobs.tables.columns.kinds import (
     COLUMNS_MAX,
     NULL,
     Columns,
@@ -36,6 +35,7 @@ from spark_jobs.tables.kinds import (
     size,
     wrong_name,
 )
+from spark_jobs.tables.errors import BadTableError, BadValueError
 
 RAW, JSON_VALUES, AVRO = "raw", "json", "avro"
 TEXT_KEYS, JSON_KEYS = "text", "json"

@@ -1,0 +1,1 @@
+"""Values of records as columns of a table: kinds, schemas, rows. Pure."""
