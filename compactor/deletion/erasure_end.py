@@ -25,7 +25,6 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from compactor.deletion.orphans import CLOCK_SLACK_MS, begun_ms
-from metadata.contract.files import FileState
 from metadata.erasures.contract import Erasure, ErasureStage, PendingFile
 from runtime.text import plural
 from storage.keys import LEVEL_PREFIXES, BadKeyError, parse_file_key
@@ -47,6 +46,7 @@ class SeenFile(NamedTuple):
     level: int
     size_bytes: int
     was_live: bool
+    """At the request or later."""
     first_seen_ms: int
     last_seen_ms: int
 
@@ -79,13 +79,14 @@ def watch(before: Watched | None, erasure: Erasure, pending: Sequence[PendingFil
     files = dict(known.files)
     for each in pending:
         seen = files.get(each.file_id)
-        is_live = each.state is FileState.LIVE
+        # A file may have died between the request and the first look.
+        was_live = each.dead_ms is None or each.dead_ms >= erasure.created_ms
         files[each.file_id] = SeenFile(
             file_id=each.file_id,
             key=each.key,
             level=each.level,
             size_bytes=each.size_bytes,
-            was_live=is_live or (seen is not None and seen.was_live),
+            was_live=was_live or (seen is not None and seen.was_live),
             first_seen_ms=now_ms if seen is None else seen.first_seen_ms,
             last_seen_ms=now_ms,
         )

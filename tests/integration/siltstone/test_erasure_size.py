@@ -94,7 +94,7 @@ async def test_ten_thousand_keys_leave_a_gibibyte(
     await fill([await dial.kafka(agent.address) for _ in range(PARTITIONS)], random.Random(seed))
     metrics = Metrics()
     store = Metered(LocalStore(tmp_path / "objects"), metrics, SystemClock())
-    await start_compactor(store=store, metadata=metadata, **SPREAD)
+    running = await start_compactor(store=store, metadata=metadata, **SPREAD)
 
     async def is_leveled() -> bool:
         return set(await live_levels(metadata)) == {1}
@@ -134,6 +134,7 @@ async def test_ten_thousand_keys_leave_a_gibibyte(
     print(f"{size / MIB:.0f} MiB in {len(files)} files, {ERASED} keys: erased in {took_s:.0f} s, {spent}")
     print(f"verified in {verify_s:.0f} s: {found['objects']} objects, {found['read_bytes'] / MIB:.0f} MiB")
     await agent.agent.stop()
+    await running.compactor.stop()  # before its metadata store is closed, or it would connect again
     await metadata.close()
 
 

@@ -59,8 +59,9 @@ def pending(
     flagged: str | None = None,
     trouble: str = "",
     pinned: bool = False,
+    died_ms: int = NOW_MS,
 ) -> PendingFile:
-    dead_ms = None if state is FileState.LIVE else NOW_MS
+    dead_ms = None if state is FileState.LIVE else died_ms
     return PendingFile(file_id, f"l{level}/{file_id}", level, 100, state, dead_ms, 1, flagged, trouble, pinned)
 
 
@@ -93,9 +94,15 @@ def test_an_erasure_settles_in_its_last_stage_alone(known: Erasure, is_last: boo
 
 
 def test_a_compactor_remembers_how_each_file_ended() -> None:
-    # given files that were live, one that was dead from the first, and an L0 file
-    live = [pending(1, FileState.LIVE), pending(2, FileState.DEAD), pending(3, FileState.LIVE, level=0)]
-    seen = watch(None, erasure(), live, NOW_MS)
+    # given files that were live, one that was dead before the request, one that died since, and an L0 file
+    requested_ms = erasure().created_ms
+    files = [
+        pending(1, FileState.LIVE),
+        pending(2, FileState.DEAD, died_ms=requested_ms - 1),
+        pending(3, FileState.LIVE, level=0),
+        pending(4, FileState.DEAD, died_ms=requested_ms),
+    ]
+    seen = watch(None, erasure(), files, NOW_MS)
     # when one of them dies
     seen = watch(seen, erasure(), [pending(1, FileState.DEAD)], NOW_MS + 5)
     seen = watch(seen, erasure(), [], NOW_MS + 9)
@@ -104,8 +111,9 @@ def test_a_compactor_remembers_how_each_file_ended() -> None:
         1: "rewritten and deleted",
         2: "deleted",
         3: "merged and deleted",
+        4: "rewritten and deleted",
     }
-    assert {number: each.last_seen_ms - NOW_MS for number, each in seen.files.items()} == {1: 5, 2: 0, 3: 0}
+    assert {number: each.last_seen_ms - NOW_MS for number, each in seen.files.items()} == {1: 5, 2: 0, 3: 0, 4: 0}
 
 
 def test_files_that_need_help_block_an_erasure() -> None:
