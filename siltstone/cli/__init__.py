@@ -7,6 +7,7 @@ nothing that only the CLI needs. Errors that the code raises on purpose are prin
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -58,6 +59,14 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 }
 
 TRACEBACK_VARIABLE = "SILTSTONE_TRACEBACK"
+FILE_REMEDIES: Mapping[int, str] = {
+    errno.ENOENT: "correct the path; the folder of a new file must be there",
+    errno.ENOTDIR: "correct the path: a part of it is no folder",
+    errno.EISDIR: "name a file; this is a folder",
+    errno.EACCES: "give this user the right, or name another file",
+    errno.EROFS: "name a file on a disk that can be written",
+    errno.ENOSPC: "free space on that disk, and run the command again",
+}
 
 
 class LazyGroup(click.Group):
@@ -118,7 +127,7 @@ def fail(error: Exception) -> NoReturn:
 
         message, remedy = error.message, error.remedy or remedy_of(error)
     elif isinstance(error, OSError):
-        message, remedy = str(error), ""
+        message, remedy = _file_error_text(error), FILE_REMEDIES.get(error.errno or 0, "")
     else:
         message = f"{type(error).__name__}: {error}"
         # Nothing raised this on purpose, so it is a bug in Siltstone and not a mistake of the user.
@@ -127,6 +136,13 @@ def fail(error: Exception) -> NoReturn:
     if remedy:
         say(f"remedy: {remedy}", err=True)
     sys.exit(1)
+
+
+def _file_error_text(error: OSError) -> str:
+    """Without Python's "[Errno 2]"."""
+    if error.filename is None or not error.strerror:
+        return error.strerror or str(error)
+    return f"{os.fsdecode(error.filename)}: {error.strerror}"
 
 
 def fail_usage(error: click.UsageError) -> NoReturn:

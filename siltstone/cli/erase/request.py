@@ -274,6 +274,11 @@ def _print_plan(asked: Asked) -> None:
                 ", ..." if len(absent) > ABSENT_SHOWN_MAX else ""
             )
         pairs["tombstones"] = f"{new:,} to be written first" + (f", {there:,} there already" if there else "")
+    else:
+        pairs["not looked up"] = (
+            "whether there are records of the keys;"
+            f" `siltstone erase verify {asked.topic.name}` with the same keys tells"
+        )
     pairs["not covered"] = NOT_COVERED
     print_pairs(pairs, title=f"erase from {asked.topic.name}", stderr=True)
 

@@ -11,6 +11,7 @@ A mark names the offset below which the records of a key go:
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -57,6 +58,9 @@ def read_keys(given: Iterable[bytes], lines: Iterable[bytes], source: str) -> Se
     keys = list(given)
     for number, line in enumerate(lines, start=1):
         key = line.removesuffix(b"\n").removesuffix(b"\r")
+        if number == 1:
+            # Editors and spreadsheets put it there. As a part of the first key it would let that key's records stay.
+            key = key.removeprefix(codecs.BOM_UTF8)
         if not key:
             raise BadInputError(
                 f"line {number} of {source} is empty, and nothing was requested",

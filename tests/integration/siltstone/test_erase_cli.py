@@ -302,7 +302,15 @@ async def test_keys_that_a_compacted_topic_does_not_have_are_named_before_the_qu
     await world.write("users", ("ada", "1"), ("bob", "2"))
     told = await world.erase("users", "--key", "ada", "--key", "alcie", "--yes")
     assert "1 key without a record now: alcie" in told.stderr and "1 to be written first" in told.stderr
-    assert "without a record" not in (await world.erase("users", "--key", "bob", "--yes")).stderr
+    told = await world.erase("users", "--key", "bob", "--yes")
+    assert "without a record" not in told.stderr and "not looked up" not in told.stderr
+
+
+async def test_a_plain_topic_is_not_searched_for_keys_before_the_question_and_the_command_says_so(world: World) -> None:
+    await world.create("orders")
+    await world.write("orders", ("ada", "1"))
+    told = await world.erase("orders", "--key", "alcie", "--yes")
+    assert "not looked up" in told.stderr and "`siltstone erase verify orders` with the same keys" in told.stderr
 
 
 def test_a_wait_without_postgres_says_that_the_erasure_stays() -> None:

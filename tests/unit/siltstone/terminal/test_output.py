@@ -193,6 +193,27 @@ async def test_while_a_pipe_takes_nothing_the_event_loop_goes_on(monkeypatch: py
             await printing
 
 
+def test_a_file_error_names_the_file_and_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = {
+        tmp_path / "absent" / "report.json": ("No such file or directory", "must be there"),
+        tmp_path: ("Is a directory", "name a file"),
+    }
+    for path, (why, remedy) in wrong.items():
+        with pytest.raises(OSError, match=why) as refused:
+            path.write_text("")
+        with pytest.raises(SystemExit):
+            fail(refused.value)
+        error, mend = capsys.readouterr().err.splitlines()
+        assert error == f"error: {path}: {why}"
+        assert mend.startswith("remedy: ") and remedy in mend
+
+
+def test_a_network_error_without_a_file_keeps_its_words(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        fail(OSError("multiple exceptions"))
+    assert capsys.readouterr().err == "error: multiple exceptions\n"
+
+
 def test_escape_sequences_in_names_never_reach_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     evil = "x\x1b]0;owned\x07\x9b31m\x7f"
     output.print_table(["group"], [[evil]], title=evil)

@@ -34,6 +34,12 @@ def test_keys_come_once_in_the_order_of_options_and_then_lines() -> None:
     assert read_keys([b"ada"], lines, "f") == [b"ada", b"bob", b" eve ", b"\xff"]
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_key() -> None:
+    mark = b"\xef\xbb\xbf"
+    assert read_keys([], [mark + b"ada\r\n", mark + b"bob\n"], "f") == [b"ada", mark + b"bob"]
+    assert read_keys([mark], [], "") == [mark]
+
+
 def test_an_empty_line_is_refused_with_its_number() -> None:
     with pytest.raises(BadInputError, match=r"line 2 of gone\.txt is empty"):
         read_keys([], [b"a\n", b"\n", b"b\n"], "gone.txt")
