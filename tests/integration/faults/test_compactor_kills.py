@@ -70,8 +70,10 @@ def test_killed_compactors_lose_double_and_leak_nothing_in_twenty_runs(
 
 
 def running_job_of(processes: Processes, node_id: int) -> int | None:
+    # A compactor that is frozen inside a transaction keeps its row locked, and nothing could end its lease.
     rows = processes.postgres.query(
-        "SELECT job_id FROM merge_jobs WHERE state = 'running' AND holder = $1 ORDER BY job_id", node_id
+        "SELECT job_id FROM merge_jobs WHERE state = 'running' AND holder = $1 ORDER BY job_id FOR UPDATE SKIP LOCKED",
+        node_id,
     )
     return rows[0]["job_id"] if rows else None
 
