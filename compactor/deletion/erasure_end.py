@@ -9,6 +9,11 @@ came. Such a *stray* holds the erasure back unless one of these holds:
 - The job that its footer names lives. The inputs of a live job are not deleted, and deleted is the only way in which a
   pending file ceases to be pending; so none of them is.
 
+A batch that a producer sent again lies in its L0 file though the commit knew it already and gave it no row. Such a
+*refused* batch in a file that was begun before the settled time holds the erasure back until the file is merged and
+deleted, if the file's footer names one of the erasure's partitions. If a producer sends one later, the erasure does not
+wait for it: else a client that goes on retrying could hold it back for ever.
+
 An upload that began before the settled time and has not ended holds the erasure back as well. The uploads of running
 merges end by themselves, within the time of one output file.
 
@@ -129,15 +134,21 @@ def partitions_of(erasure: Erasure) -> Collection[TopicPartition]:
     return {(erasure.topic_id, number) for number in erasure.partitions}
 
 
-def why_held(strays: Sequence[str], uploads: int) -> str:
+def why_held(strays: Sequence[str], uploads: int, refused: Sequence[str] = ()) -> str:
     """Why the erasure may not end; "" = it may."""
     said: list[str] = []
     if strays:
-        some = ", ".join(strays[:NAMED_MAX]) + (" and others" if len(strays) > NAMED_MAX else "")
-        said.append(f"{plural(len(strays), 'object')} without a row may hold records of its partitions: {some}")
+        objects = f"{plural(len(strays), 'object')} without a row"
+        said.append(f"{objects} may hold records of its partitions: {_some(strays)}")
+    if refused:
+        said.append(f"{plural(len(refused), 'L0 file')} with a batch that was sent again: {_some(refused)}")
     if uploads:
         said.append(f"{plural(uploads, 'upload')} began before and did not end")
     return "; ".join(said)
+
+
+def _some(keys: Sequence[str]) -> str:
+    return ", ".join(keys[:NAMED_MAX]) + (" and others" if len(keys) > NAMED_MAX else "")
 
 
 class ListingDigest:

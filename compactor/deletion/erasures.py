@@ -4,8 +4,9 @@ One round:
 
 1. `advance_erasures`. If none is open, the round is over: one query.
 2. For each open one: its pending files, which the compactor remembers for the report.
-3. For each one without pending files that has no further stage to come: the objects of the bucket and the uploads that
-   never ended, by the rules of `compactor/deletion/erasure_end.py`. If nothing holds it back, `finish_erasure`.
+3. For each one without pending files that has no further stage to come: the objects of the bucket, the batches that
+   were sent again, and the uploads that never ended, by the rules of `compactor/deletion/erasure_end.py`. If nothing
+   holds it back, `finish_erasure`.
 
 The bucket is listed once for all erasures that may end. If strays hold one back, the next rounds ask after these strays
 alone and list again when they are gone: no other object can come to hold it back, because only older ones do.
@@ -79,11 +80,13 @@ class ErasureDuty:
         self._watched: dict[int, Watched] = {}
         self._strays: dict[int, Sequence[str]] = {}
         """By erasure: the strays that held it back."""
+        self._refused: dict[int, Sequence[str]] = {}
+        """By erasure: the L0 files with refused batches that held it back."""
         self._said: dict[int, str] = {}
 
     def forget(self) -> None:
         """Another compactor has the duty."""
-        self._watched, self._strays, self._said = {}, {}, {}
+        self._watched, self._strays, self._refused, self._said = {}, {}, {}, {}
         show_no_erasures(self._metrics)
 
     async def round(self) -> bool:
@@ -94,6 +97,7 @@ class ErasureDuty:
             return False
         ids = {each.erasure_id for each in open_now}
         self._strays = {key: strays for key, strays in self._strays.items() if key in ids}
+        self._refused = {key: refused for key, refused in self._refused.items() if key in ids}
         self._said = {key: said for key, said in self._said.items() if key in ids}
         watched: dict[int, Watched] = {}
         pending_files = pending_bytes = 0
@@ -130,28 +134,36 @@ class ErasureDuty:
             return set()
         times = {each.erasure_id: self._watched[each.erasure_id].settled_ms or 0 for each in free}
         listing = await self._list()
-        strays = await self._strays_of(free, times, listing.strays)
+        strays = await self._holding(free, times, listing.strays)
+        # Asked after the listing: a file that was committed meanwhile is a stray of the listing or is found here.
+        refused = await self._holding(free, times, await self._metadata.erasures.refused_files())
         uploads = [each async for each in self._store.begun_uploads()]
         ended: set[int] = set()
         for erasure in free:
             number = erasure.erasure_id
             holding = holding_uploads(uploads, times[number])
-            self._strays[number] = strays[number]
-            self._say(erasure, why_held(strays[number], len(holding)))
+            self._strays[number], self._refused[number] = strays[number], refused[number]
+            why = why_held(strays[number], len(holding), refused[number])
+            self._say(erasure, why)
             if holding:
                 await self._abort(times[number])
-            if not strays[number] and not holding and await self._finish(erasure, listing):
+            if not why and await self._finish(erasure, listing):
                 ended.add(number)
         return ended
 
     async def _still_held(self, erasure: Erasure) -> bool:
-        """Whether a stray of the last listing is still one."""
+        """Whether a stray of the last listing is still one, or one of its files with refused batches still there."""
         number = erasure.erasure_id
         left = [key for key in self._strays.get(number, ()) if await self._is_stray(key)]
-        self._strays[number] = left
-        if left:
-            self._say(erasure, why_held(left, 0))
-        return bool(left)
+        refused = self._refused.get(number, ())
+        if refused:
+            there = frozenset(await self._metadata.erasures.refused_files())
+            refused = [key for key in refused if key in there]
+        self._strays[number], self._refused[number] = left, refused
+        why = why_held(left, 0, refused)
+        if why:
+            self._say(erasure, why)
+        return bool(why)
 
     async def _is_stray(self, key: str) -> bool:
         if await self._metadata.deletion.known_keys([key]):
@@ -238,11 +250,11 @@ class ErasureDuty:
         known = await self._metadata.deletion.known_keys(keys) if keys else frozenset[str]()
         return [key for key in keys if key not in known]
 
-    async def _strays_of(
-        self, erasures: Sequence[Erasure], settled_ms: Mapping[int, int], strays: Sequence[str]
+    async def _holding(
+        self, erasures: Sequence[Erasure], settled_ms: Mapping[int, int], keys: Sequence[str]
     ) -> Mapping[int, Sequence[str]]:
-        """By erasure id, the strays that hold it back."""
-        old = [key for key in strays if may_be_older(key, max(settled_ms.values()))]
+        """By erasure id, which of these strays or files with refused batches hold it back."""
+        old = [key for key in keys if may_be_older(key, max(settled_ms.values()))]
         footers: dict[str, _Footer | None] = {}
         for start in range(0, min(len(old), FOOTERS_MAX), FOOTERS_AT_ONCE):
             some = old[start : start + FOOTERS_AT_ONCE]

@@ -31,6 +31,9 @@ ERASURE_KEYS_MAX = 100_000
 """Keys of one erasure: 4.1 MB of marks, which every merge that erases them reads."""
 
 
+ERASURE_ID_MAX = (1 << 63) - 1
+
+
 class ErasureKeysError(BadInputError):
     """The keys of an erasure cannot be stored: none at all, too many, one twice, or a mark beyond the partition's end.
     Nothing was stored."""
@@ -171,6 +174,11 @@ class ErasureMetadata(Protocol):
         L0 files committed before the erasure are, and each L1 or L2 file with an extent, live or dead, of the
         erasure's partitions below its marks whose `erased_through` is below the stamp (below any, while it has none).
         """
+        ...
+
+    async def refused_files(self) -> Sequence[str]:
+        """Keys of the L0 files, live or dead, with a batch that their commit refused or knew already, by file id. The
+        bytes of such a batch lie in the object without a row of the index, until the file is merged and deleted."""
         ...
 
     async def erased_keys(self, partition_ids: Sequence[int]) -> Mapping[int, ErasedKeys]:

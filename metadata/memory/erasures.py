@@ -75,6 +75,15 @@ class MemoryErasures:
         pending = [_pending_file(file, extents, pinned_ms, now_ms) for file, extents in self._pending(found)]
         return pending[:limit]
 
+    async def refused_files(self) -> Sequence[str]:
+        return [
+            file.info.key
+            for _, file in sorted(self.database.files.items())
+            if file.info.level == 0
+            and file.info.state in (FileState.LIVE, FileState.DEAD)
+            and any(each.error or each.duplicate for each in file.results)
+        ]
+
     async def erased_keys(self, partition_ids: Sequence[int]) -> Mapping[int, ErasedKeys]:
         found: dict[int, ErasedKeys] = {}
         for _, each in sorted(self.database.erasures.items()):

@@ -91,12 +91,16 @@ def parse_time(text: str, now_ms: int) -> int:
         return int(text) if int(text) >= _SECONDS_BELOW else int(text) * 1000
     try:
         time = datetime.fromisoformat(text)
-        return int((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)
+        time_ms = int((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)
     except (ValueError, OverflowError):
         raise BadInputError(
             f"{text!r} is not a time",
             remedy="give, for example, 2026-01-31, 2026-01-31T12:00:00Z, 1769860800000, or -15m",
         ) from None
+    if time_ms < 0:
+        # Kafka reads negative times as words: -1 is the end of the log.
+        raise BadInputError(f"{text!r} lies before 1970", remedy="give a time from 1970-01-01 on")
+    return time_ms
 
 
 def parse_duration(text: str) -> int:

@@ -33,7 +33,7 @@ from siltstone.ops.fsck import all_files
 from siltstone.ops.hint_options import HintOptions
 from siltstone.ops.record_erasure import erasures_over, later_text, maybe_text, removed_by, removed_text, removes_later
 from siltstone.ops.record_report import BatchFacts, Diagnosis, Step, Stretch, Verdict
-from siltstone.ops.remains import Remnant, remnant, remnants_text, stray, stray_objects, strays_of
+from siltstone.ops.remains import Remnant, remnant, remnants_text, stray, strays_of, unnamed_objects
 from storage.format.block_index import decode_block_index
 from storage.format.file_format import CorruptFileError
 from storage.format.inspect import FileReport, inspect_file
@@ -285,7 +285,7 @@ class _Trace:
         # Listed before the rows are read: an object that loses its row meanwhile is in one of the two.
         strays = await strays_of(
             self._store,
-            await stray_objects(self._metadata, self._store),
+            await unnamed_objects(self._metadata, self._store),
             *(view.topic_id, view.partition, known.offset),
         )
         held = await self._metadata.operators.held_bytes([view.partition_id])

@@ -101,7 +101,7 @@ def _of_files(remnants: Iterable[Remnant]) -> Iterable[Remnant]:
 
 def _text(each: Remnant, now_ms: int) -> str:
     if each.level is None:
-        return f"object {each.key} (no file row names it; the janitor deletes it when it is an orphan)"
+        return f"object {each.key} (no row names these bytes; they go when the janitor deletes the object)"
     name = f"L{each.level} file {each.file_id}"
     if each.latest_ms is None or each.dead_ms is None:
         return f"{name} (beside records that live)"
@@ -124,6 +124,13 @@ async def stray_objects(metadata: MetadataStore, store: ObjectStore) -> Sequence
         known = await metadata.deletion.known_keys(some)
         found += [key for key in some if key not in known]
     return found
+
+
+async def unnamed_objects(metadata: MetadataStore, store: ObjectStore) -> Sequence[str]:
+    """Keys of objects with bytes that no row names: those of `stray_objects`, and L0 files with a batch that their
+    commit refused or knew already. Lists the whole bucket."""
+    # The rows after the listing: a file that was committed meanwhile is in one of the two.
+    return [*await stray_objects(metadata, store), *await metadata.erasures.refused_files()]
 
 
 async def strays_of(

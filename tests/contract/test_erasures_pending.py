@@ -19,7 +19,7 @@ from tests.contract.erasing import (
     request,
 )
 from tests.contract.merges import claim, commit_of, extents_of, job, merge, output_extent, output_file, outputs_of
-from tests.contract.metadata_worlds import World, Writer, batch, new_topic
+from tests.contract.metadata_worlds import World, Writer, batch, new_topic, sent
 
 HOUR_MS = 3_600_000
 
@@ -47,6 +47,27 @@ async def test_extents_below_the_marks_are_pending_until_they_carry_the_stamp(wo
 
     await delete_dead(world.service)
     assert await pending(world.service, number) == []
+
+
+async def test_l0_files_with_a_batch_that_was_refused_or_known_are_told_until_they_are_deleted(world: World) -> None:
+    writer = await Writer.register(world.service)
+    topic = await new_topic(world.service, partitions=2)
+    first, second = topic.partition_ids
+    # given a file of which all is stored, one with a batch sent again, one with a refused batch behind a stored one
+    await writer.commit(sent(first, 7, 0), batch(second))
+    again = await writer.commit(batch(second), sent(first, 7, 0))
+    gap = await writer.commit(sent(first, 7, 1), sent(first, 7, 5))
+    assert [(each.error, each.duplicate) for each in again.results] == [(0, False), (0, True)]
+    assert [each.error != 0 for each in gap.results] == [False, True]
+
+    keys = {each.file_id: each.key for each in await world.service.operators.files()}
+    assert await world.service.erasures.refused_files() == [keys[again.file_id], keys[gap.file_id]]
+
+    # when they are merged they are dead and still there
+    await merge(world.service, l0=[each.file_id for each in (again, gap)])
+    assert await world.service.erasures.refused_files() == [keys[again.file_id], keys[gap.file_id]]
+    await delete_dead(world.service)
+    assert await world.service.erasures.refused_files() == []
 
 
 async def test_an_extent_that_begins_at_the_record_of_a_tombstone_is_pending(world: World) -> None:

@@ -10,7 +10,31 @@ SEARCH = "tests/unit/siltstone/ops/erasure/test_verify.py"
 VERIFY = "tests/integration/siltstone/test_erase_verify.py"
 REPORT = "tests/unit/siltstone/ops/erasure/test_report.py"
 
+OFFSETS = "tests/unit/siltstone/kafka/test_offset_spec.py"
+CLI = "tests/integration/siltstone/test_erase_cli.py"
+
 ASKED = (
+    Mutant(
+        name="a-time-before-1970-is-the-end-of-the-log",
+        file="siltstone/kafka/offset_spec.py",
+        text="    if time_ms < 0:\n",
+        replacement="    if time_ms < -1:\n",
+        tests=(f"{OFFSETS}::test_no_time_before_1970_becomes_a_word_of_kafka",),
+    ),
+    Mutant(
+        name="a-topic-that-was-made-again-is-erased-from",
+        file="siltstone/cli/erase/request.py",
+        text="    if topic.topic_id != asked.topic.topic_id:\n",
+        replacement="    if False:\n",
+        tests=(f"{CLI}::test_a_topic_that_changed_while_the_person_thought_is_left_alone",),
+    ),
+    Mutant(
+        name="a-restored-value-is-not-compressed",
+        file="siltstone/ops/erasure/tombstones.py",
+        text="ProduceOptions(codec=Codec.ZSTD)",
+        replacement="ProduceOptions()",
+        tests=(f"{TOMBSTONES}::test_a_value_that_only_compression_lets_in_is_written_again",),
+    ),
     Mutant(
         name="a-record-at-the-time-of-before-goes",
         file="siltstone/ops/erasure/request.py",

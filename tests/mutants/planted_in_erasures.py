@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
+_PENDING = "tests/contract/test_erasures_pending.py"
+_LIFE = "tests/contract/test_erasures.py"
+
 ERASER, ORACLE = "compactor/erasing/partition_eraser.py", "compactor/erasing/oracle.py"
 KERNELS, MARKS = "compactor/erasing/kernels.py", "compactor/erasing/marks_table.py"
 BYTES = "tests/property/test_eraser.py::test_the_kernels_give_the_bytes_of_the_oracle"
@@ -222,6 +225,27 @@ HELD = "tests/integration/compactor/test_erasures.py"
 
 IN_ENDS = (
     Mutant(
+        name="an-erasure-ends-beside-a-batch-that-was-sent-again",
+        file="compactor/deletion/erasures.py",
+        text="        refused = await self._holding(free, times, await self._metadata.erasures.refused_files())\n",
+        replacement="        refused: Mapping[int, Sequence[str]] = {each.erasure_id: () for each in free}\n",
+        tests=(f"{HELD}::test_a_batch_that_was_sent_again_holds_an_erasure_back_until_its_l0_file_is_gone",),
+    ),
+    Mutant(
+        name="a-duplicate-is-no-refused-batch-in-memory",
+        file="metadata/memory/erasures.py",
+        text="any(each.error or each.duplicate for each in file.results)",
+        replacement="any(each.error for each in file.results)",
+        tests=(f"{_PENDING}::test_l0_files_with_a_batch_that_was_refused_or_known_are_told_until_they_are_deleted",),
+    ),
+    Mutant(
+        name="a-duplicate-is-no-refused-batch-in-sql",
+        file="metadata/postgres/erasures/pending.py",
+        text=" OR get_byte(f.results, at + 2) <> 0",
+        replacement="",
+        tests=(f"{_PENDING}::test_l0_files_with_a_batch_that_was_refused_or_known_are_told_until_they_are_deleted",),
+    ),
+    Mutant(
         name="an-erasure-ends-before-its-last-stage",
         file=END,
         text="and (erasure.erases_tombstones or not erasure.tombstones)",
@@ -252,15 +276,15 @@ IN_ENDS = (
     Mutant(
         name="strays-hold-no-erasure-back",
         file=DUTY,
-        text="if not strays[number] and not holding and",
-        replacement="if not holding and",
+        text="why = why_held(strays[number], len(holding), refused[number])",
+        replacement="why = why_held((), len(holding), refused[number])",
         tests=(f"{HELD}::test_an_object_without_a_row_holds_an_erasure_back_and_those_of_other_topics_do_not",),
     ),
     Mutant(
         name="uploads-hold-no-erasure-back",
         file=DUTY,
-        text="and not holding and await",
-        replacement="and await",
+        text="why = why_held(strays[number], len(holding), refused[number])",
+        replacement="why = why_held(strays[number], 0, refused[number])",
         tests=(f"{HELD}::test_a_forgotten_upload_holds_an_erasure_back_until_it_is_aborted",),
     ),
     Mutant(
@@ -279,8 +303,6 @@ IN_ENDS = (
     ),
 )
 
-_PENDING = "tests/contract/test_erasures_pending.py"
-_LIFE = "tests/contract/test_erasures.py"
 
 IN_METADATA = (
     Mutant(

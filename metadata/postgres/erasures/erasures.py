@@ -20,7 +20,7 @@ from metadata.erasures import stages
 from metadata.erasures.contract import ErasedKeys, Erasure, ErasureStage, KeyMark, NewErasure, PendingFile
 from metadata.erasures.marks import check_marks, decode_marks, encode_marks, end_offset
 from metadata.postgres.connection import Database
-from metadata.postgres.erasures.pending import pending_files
+from metadata.postgres.erasures.pending import pending_files, refused_files
 from metadata.postgres.rows import INTS, LONGS, now_ms, statement
 from metadata.postgres.tables import ERASURE_KEYS, ERASURES, FILES, PARTITIONS, TOPICS, WATERMARKS
 from metadata.rules.refusals import unknown_topic_id
@@ -115,6 +115,9 @@ class PostgresErasures:
             return await pending_files(connection, erasure_id, limit=limit)
 
         return await self._database.read(work)
+
+    async def refused_files(self) -> Sequence[str]:
+        return await self._database.read(refused_files)
 
     async def erased_keys(self, partition_ids: Sequence[int]) -> Mapping[int, ErasedKeys]:
         async def work(connection: AsyncConnection) -> Mapping[int, ErasedKeys]:

@@ -16,6 +16,7 @@ from metadata.contract.files import FileState
 from metadata.erasures.contract import PendingFile
 from metadata.erasures.stamps import OpenStamp
 from metadata.postgres.rows import INTS, statement
+from metadata.rules.results import ROW_BYTES
 
 _NO_STAMP = "9223372036854775807"
 
@@ -60,6 +61,14 @@ _PENDING = statement(
     limit=sa.BigInteger,
 )
 
+# A row of `files.results` (`metadata/rules/results.py`) begins with the error, two bytes, and the duplicate flag.
+_REFUSED = sa.text(
+    f"""SELECT f.key FROM files f WHERE f.level = 0 AND f.state IN ('live', 'dead') AND EXISTS (
+        SELECT FROM generate_series(0, length(f.results) - 1, {ROW_BYTES}) AS at
+        WHERE get_byte(f.results, at) <> 0 OR get_byte(f.results, at + 1) <> 0 OR get_byte(f.results, at + 2) <> 0
+    ) ORDER BY f.file_id"""  # noqa: S608 - our own text
+)
+
 _IS_ERASING = sa.text("SELECT EXISTS (SELECT FROM erasures WHERE stage = 'erasing')")
 # A merge can erase nothing from an extent that lives and cannot be read.
 _ERASING_FILES = sa.text(
@@ -87,6 +96,11 @@ async def pending_files(
     values = {"erasure_id": erasure_id, "live_only": live_only, "limit": limit}
     rows = await connection.execute(_PENDING, values)
     return [PendingFile._make(row)._replace(state=FileState(row.state)) for row in rows]
+
+
+async def refused_files(connection: AsyncConnection) -> list[str]:
+    """See `ErasureMetadata.refused_files`."""
+    return list(await connection.scalars(_REFUSED))
 
 
 async def erasing_files(connection: AsyncConnection) -> dict[int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -23,7 +24,7 @@ from runtime.clock import SystemClock
 from runtime.errors import BadInputError
 from runtime.text import age_text, numbers_text, plural
 from siltstone.cli.erase.keys import STDIN, given_keys, key_options
-from siltstone.cli.erase.waiting import wait_for_the_end
+from siltstone.cli.erase.waiting import INTERRUPTED, wait_for_the_end
 from siltstone.cli.groups.asking import confirm, tell
 from siltstone.cli.options.agent_options import bootstrap_of, bootstrap_option
 from siltstone.cli.options.completion import TOPIC
@@ -55,6 +56,10 @@ NOT_COVERED = (
 )
 SECRET_BYTES = 32
 ABSENT_SHOWN_MAX = 5
+
+
+class TopicChangedError(BadInputError):
+    """The topic is not the one that the plan was made of. Nothing was written."""
 
 
 @dataclass(kw_only=True)
@@ -131,6 +136,8 @@ def request(
           --metadata postgresql://siltstone@db/siltstone \\
           --object-store s3://records/prod
     """
+    if timeout is not None and not math.isfinite(timeout):
+        raise WrongUsageError(f"--timeout {timeout} is no number of seconds", remedy="leave --timeout out to wait on")
     if timeout is not None and not waits:
         raise WrongUsageError("--timeout has a meaning only with --wait", remedy="add --wait, or leave --timeout out")
     now_ms = int(SystemClock().wall_ms())
@@ -149,7 +156,7 @@ def request(
         asked = asyncio.run(_prepare(urls, given, topic, wanted, before_ms, deadline_ms, bootstrap, waits=waits))
         _print_plan(asked)
         confirm(yes, f"erase {plural(len(wanted), 'key')} of topic {topic!r} for ever?")
-        erasure_id, stored = asyncio.run(_store(urls, given, asked, bootstrap))
+        erasure_id, stored = _stored(urls, given, asked, bootstrap)
         if not as_json:
             say(f"erasure {erasure_id} is requested: `siltstone erase status {erasure_id}{given.hints.places}`")
         elif not waits:
@@ -211,11 +218,32 @@ async def _prepare(
     return asked
 
 
+def _stored(
+    urls: Urls, given: SystemOptions, asked: Asked, bootstrap: str
+) -> tuple[int, Mapping[int, Sequence[KeyMark]]]:
+    """After Ctrl-C ends the process with 130."""
+    try:
+        return asyncio.run(_store(urls, given, asked, bootstrap))
+    except KeyboardInterrupt:
+        left = ""
+        if asked.is_compacted:
+            left = " Tombstones of some keys may be written"
+            left += ", and may hide values that are newer than --before." if asked.before_ms is not None else "."
+        say(
+            f"stopped before the erasure was stored, as far as this command knows.{left} See whether it is there:\n"
+            f"  siltstone erase status{given.hints.places}\n"
+            "and if not, run the command again.",
+            err=True,
+        )
+        sys.exit(INTERRUPTED)
+
+
 async def _store(
     urls: Urls, given: SystemOptions, asked: Asked, bootstrap: str
 ) -> tuple[int, Mapping[int, Sequence[KeyMark]]]:
     """Write the tombstones and store the request. Returns its id and the marks."""
     marks = asked.marks
+    await _check_unchanged(urls, given, asked)
     if asked.is_compacted:
         async with RetryingClient(_agents(given, bootstrap), SystemClock(), told=tell) as client:
             log = KeyLog(client, asked.topic.name, len(asked.topic.partition_ids), SystemClock(), tell)
@@ -237,6 +265,25 @@ async def _store(
             secret=secrets.token_bytes(SECRET_BYTES),
         )
         return await metadata.erasures.request_erasure(new), marks
+
+
+async def _check_unchanged(urls: Urls, given: SystemOptions, asked: Asked) -> None:
+    """While the person thought, the topic may have been made again or its policy changed. Raises TopicChangedError."""
+    async with opened_metadata(urls.metadata) as metadata:
+        topic = await find_topic(metadata, asked.topic.name, hints=given.hints)
+        views = await metadata.operators.partition_views(topic.topic_id)
+    why = ""
+    if topic.topic_id != asked.topic.topic_id:
+        why = "was deleted and made again"
+    elif is_compacted(configs_in_force(topic, views)) != asked.is_compacted:
+        why = "has another cleanup.policy"
+    elif len(views) != len(asked.topic.partition_ids):
+        why = "has more partitions"
+    if why:
+        raise TopicChangedError(
+            f"topic {topic.name} {why} since this command looked; nothing was requested or written",
+            remedy="run the command again",
+        )
 
 
 def _any(plan: Draft) -> Mapping[PartitionKey, int]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from compactor.planning.options import plan_options
-from metadata.erasures.contract import KeyMark
+from metadata.erasures.contract import ERASURE_ID_MAX, KeyMark
 from siltstone.cli.erase.waiting import print_report
 from siltstone.cli.options.system_options import SystemOptions, Urls, opened, resolved, system_options
 from siltstone.cli.options.usage import WrongUsageError
@@ -22,7 +22,7 @@ COLUMNS = ("id", "topic", "marks", "stage", "left", "deadline")
 
 
 @click.command("status")
-@click.argument("erasure_id", metavar="[ID]", type=click.IntRange(min=1), required=False)
+@click.argument("erasure_id", metavar="[ID]", type=click.IntRange(1, ERASURE_ID_MAX), required=False)
 @click.option(
     "--report",
     type=click.Path(dir_okay=False, path_type=Path),

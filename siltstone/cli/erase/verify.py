@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 
 from metadata.contract.store import MetadataStore
+from metadata.erasures.contract import ERASURE_ID_MAX
 from runtime.text import plural, size_text
 from siltstone.cli.erase.keys import given_keys, key_options
 from siltstone.cli.options.system_options import SystemOptions, Urls, opened, resolved, system_options
@@ -93,7 +94,7 @@ async def _verify(urls: Urls, hints: HintOptions, target: str, keys: Sequence[by
 
 
 async def _erasure(metadata: MetadataStore, erasure_id: int, hints: HintOptions) -> tuple[uuid.UUID, str, int, Search]:
-    found = await metadata.erasures.erasures(erasure_id=erasure_id)
+    found = await metadata.erasures.erasures(erasure_id=erasure_id) if erasure_id <= ERASURE_ID_MAX else ()
     if not found:
         raise NoSuchErasureError(
             f"there is no erasure {erasure_id}", remedy=f"`siltstone erase status{hints.places}` lists them"

@@ -39,7 +39,7 @@ from siltstone.ops.compaction.evidence import (
 )
 from siltstone.ops.compaction.reasons import Reason, explain
 from siltstone.ops.compaction.report import brief_lines, joined
-from siltstone.ops.remains import stray_objects, strays_of
+from siltstone.ops.remains import strays_of, unnamed_objects
 from siltstone.terminal.output import json_option, print_json, print_table
 from siltstone.terminal.plain import say
 from storage.objects import ObjectStore
@@ -153,7 +153,7 @@ async def _strays(
 ) -> Mapping[int, Sequence[str]]:
     """Only for partitions whose values may be said to be gone: this lists the whole bucket."""
     wanted = [each for each in compacted if has_old_tombstones(each)]
-    keys = await stray_objects(metadata, store) if wanted else ()
+    keys = await unnamed_objects(metadata, store) if wanted else ()
     return {each.partition_id: await strays_of(store, keys, each.topic_id, each.partition) for each in wanted}
 
 

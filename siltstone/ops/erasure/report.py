@@ -17,16 +17,23 @@ from typing import TYPE_CHECKING, Any
 from metadata.erasures.contract import Erasure, ErasureStage, KeyMark
 from runtime.errors import BadInputError
 from runtime.text import plural, size_text
+from siltstone.kafka.record_format import time_text
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+SEEN_LATE_MS = 60_000
+"""A compactor looks every 10 s, so one that began to look so late has taken over from another."""
 FORMAT = "siltstone-erasure-report-1"
 INSTALL_EXTRA = "in Siltstone's clone: pip install -c constraints.txt '.[sign]'"
 
 
 class NotDoneError(BadInputError):
     """An erasure has no report before it is done."""
+
+
+class ReportFileError(BadInputError):
+    """The report may not be written to this path. Nothing was written."""
 
 
 class SigningKeyError(BadInputError):
@@ -64,6 +71,9 @@ def report_pairs(report: Mapping[str, Any]) -> dict[str, str]:
     listing: Mapping[str, Any] = report.get("listing", {})
     ended = Counter(str(each.get("ended", "")) for each in files)
     said = {"files": ", ".join(f"{count:,} {how}" for how, count in sorted(ended.items())) or "none"} if report else {}
+    since_ms, created_ms = report.get("files_seen_since_ms"), report.get("created_ms")
+    if since_ms is not None and created_ms is not None and since_ms - created_ms > SEEN_LATE_MS:
+        said["files"] += f"; seen since {time_text(since_ms)}, when another compactor took over"
     if listing:
         size = size_text(listing.get("size_bytes", 0))
         said["bucket"] = f"{plural(listing.get('objects', 0), 'object')} ({size}) at the end"
@@ -102,9 +112,16 @@ def read_signing_key(path: Path) -> Ed25519PrivateKey:
 
 def save(path: Path, report: Mapping[str, Any], secret: bytes, key: Ed25519PrivateKey | None) -> Sequence[Path]:
     """Write the report, beside it the secret (readable by the owner alone) and, with a key, the signature over the
-    report's bytes. Returns the files. Raises OSError."""
+    report's bytes. Returns the files. Raises ReportFileError, OSError."""
     data = canonical_json(report)
+    if not path.name:
+        raise ReportFileError("--report needs the name of a file; nothing was written", remedy="give, say, report.json")
     secret_path, signature_path = (path.with_name(path.name + ending) for ending in (".secret", ".sig"))
+    # An older signature beside a new report would not fit it, and the path may be that of a key.
+    if there := [str(each) for each in (path, secret_path, signature_path) if each.exists()]:
+        raise ReportFileError(
+            f"{there[0]} is there already; nothing was written", remedy="name another file, or move this one away"
+        )
     path.write_bytes(data)
     secret_path.touch(mode=0o600)
     secret_path.chmod(0o600)

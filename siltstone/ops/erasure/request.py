@@ -59,6 +59,10 @@ def read_keys(given: Iterable[bytes], lines: Iterable[bytes], source: str) -> Se
     for number, line in enumerate(lines, start=1):
         key = line.removesuffix(b"\n").removesuffix(b"\r")
         if number == 1:
+            if key.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) and b"\0" in key:
+                raise BadInputError(
+                    f"{source} is UTF-16, and nothing was requested", remedy="save it as UTF-8: keys are bytes"
+                )
             # Editors and spreadsheets put it there. As a part of the first key it would let that key's records stay.
             key = key.removeprefix(codecs.BOM_UTF8)
         if not key:

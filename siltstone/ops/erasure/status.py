@@ -40,6 +40,7 @@ class Reason(StrEnum):
     GRACE = "dead files in their grace"
     PINNED = "pinned by a reader"
     STRAY = "objects without a row"
+    REFUSED = "batches that were sent again"
     CHECK = "the last check of a compactor"
     NOBODY = "no compactor runs"
 
@@ -79,6 +80,11 @@ class Wait:
                 return f"{plural(self.files, 'dead file')} pinned by a reader{size}"
             case Reason.STRAY:
                 return f"{plural(self.files, 'object')} without a row that may hold records of it"
+            case Reason.REFUSED:
+                return (
+                    f"{plural(self.files, 'L0 file')} with a batch that was sent again or refused, and may hold records"
+                    " of it, until it is merged and deleted"
+                )
             case Reason.CHECK | Reason.NOBODY:
                 return self.reason.value
 
@@ -102,9 +108,11 @@ def waits_of(
     now_ms: int,
     grace_ms: int,
     strays: int = 0,
+    refused: int = 0,
     compactors: int = 1,
 ) -> Sequence[Wait]:
-    """All reasons, the first to be resolved first. `strays`: objects in the bucket that no live or dead row names."""
+    """All reasons, the first to be resolved first. `strays`: objects in the bucket that no live or dead row names;
+    `refused`: L0 files with batches that have no row of the index."""
     if erasure.stage is ErasureStage.DONE:
         return ()
     found: list[Wait] = [] if compactors else [Wait(Reason.NOBODY)]
@@ -129,7 +137,12 @@ def waits_of(
     found += _wait(Reason.GRACE, graced, until_ms=latest)
     found += _wait(Reason.PINNED, [each for each in dead if each.is_pinned])
     if not pending and erasure.stage is ErasureStage.ERASING:
-        found.append(Wait(Reason.STRAY, files=strays) if strays else Wait(Reason.CHECK))
+        if strays:
+            found.append(Wait(Reason.STRAY, files=strays))
+        if refused:
+            found.append(Wait(Reason.REFUSED, files=refused))
+        if not strays and not refused:
+            found.append(Wait(Reason.CHECK))
     return found
 
 
@@ -165,18 +178,21 @@ async def read_states(
     now_ms = await metadata.now_ms()
     compactors = len(await metadata.compactors.live_compactors())
     strays: int | None = None
+    refused = 0
     states: list[State] = []
     for erasure in found:
         is_done = erasure.stage is ErasureStage.DONE
         pending = () if is_done else await metadata.erasures.pending_files(erasure.erasure_id, limit=PENDING_MAX)
         if erasure.stage is ErasureStage.ERASING and not pending and strays is None and store is not None:
             strays = sum(_is_old(key, now_ms) for key in await stray_objects(metadata, store))
+            refused = len(await metadata.erasures.refused_files())
         waits = waits_of(
             erasure,
             pending,
             now_ms=now_ms,
             grace_ms=options.grace_ms,
             strays=strays or 0,
+            refused=refused,
             compactors=compactors,
         )
         states.append(State(erasure=erasure, pending=pending, waits=waits, now_ms=now_ms))

@@ -22,10 +22,12 @@ from siltstone.kafka.record_format import InputRecord, OutputRecord, shown_bytes
 from siltstone.kafka.records import TopicPartition
 from siltstone.kafka.retrying import RetryingClient
 from siltstone.ops.erasure.request import Newest, PartitionKey
+from wire.codecs import Codec
 
 ROUNDS_MAX = 5
 """How often a value that a tombstone or its copy hid is written again."""
 UNKNOWN = -1
+NAMED_MAX = 5
 
 
 class TombstonesRefusedError(SiltstoneError):
@@ -34,6 +36,10 @@ class TombstonesRefusedError(SiltstoneError):
 
 class BusyKeyError(SiltstoneError):
     """Producers wrote a key again and again while its newest value was written behind its tombstone."""
+
+
+class ValueNotRestoredError(SiltstoneError):
+    """Agents did not take a value again that a tombstone hides. No erasure was requested; the tombstones are there."""
 
 
 class KeyLog:
@@ -132,11 +138,18 @@ class KeyLog:
             self._client,
             self._topic,
             self._partitions,
-            ProduceOptions(),
+            # A value that is written again must be no larger than the batch that it came in.
+            ProduceOptions(codec=Codec.ZSTD),
             self._clock,
             WriteResults(stored=stored, refused=refusals.append),
         )
         await writer.write(list(records.values()))
+        if refusals and any(each.value is not None for each in records.values()):
+            raise ValueNotRestoredError(
+                f"a value that is to stay lies below the tombstone of its key, and was not written again:"
+                f" {refusals[0].why}; no erasure was requested. Keys: {_some(records)}",
+                remedy=refusals[0].remedy or "write the newest values of these keys again, then run this command again",
+            )
         if refusals:
             raise TombstonesRefusedError(
                 f"a tombstone was not written: {refusals[0].why}; no erasure was requested", remedy=refusals[0].remedy
@@ -166,6 +179,11 @@ class KeyLog:
                     if place in from_offset and each.offset >= from_offset[place]:
                         found[place].append(each)
         return found
+
+
+def _some(records: Mapping[PartitionKey, InputRecord]) -> str:
+    shown = [shown_bytes(key) for _, key in list(records)[:NAMED_MAX]]
+    return ", ".join(shown) + (f" and {len(records) - NAMED_MAX} more" if len(records) > NAMED_MAX else "")
 
 
 def _tombstone(number: int, partition: int, key: bytes) -> InputRecord:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from metadata.contract.files import FileState
 from metadata.erasures.contract import Erasure, ErasureStage, KeyMark, NewErasure
 from runtime.ids import SystemIds
 from runtime.runtime import Runtime
+from siltstone.kafka.client import KafkaClient
 from siltstone.ops.hint_options import NO_HINT_OPTIONS
 from siltstone.ops.record_report import Diagnosis, Verdict
 from siltstone.ops.record_trace import diagnose
@@ -28,7 +30,8 @@ from tests.fixtures.hand_merges import HandMerger, as_it_is
 from tests.fixtures.postgres import run_sql
 from tests.fixtures.waiting import until
 from wire.crc import crc32c
-from wire.records import NewRecord, build_batch
+from wire.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+from wire.records import NewRecord, ProducerStamp, build_batch
 
 ADA, SECRET = b"ada", b"what-nobody-may-find-again"
 QUIET = {**LEVEL_ONLY, "l2_runs_min": 1000, "mostly_dead_fraction": 1.0}
@@ -340,3 +343,44 @@ async def test_outputs_of_a_job_that_lives_hold_nothing_back_and_those_of_a_fail
     # then
     assert await duty_of(system).round()
     assert await is_done(system, number) is lives
+
+
+async def test_a_batch_that_was_sent_again_holds_an_erasure_back_until_its_l0_file_is_gone(
+    system: System, start_compactor: StartCompactor
+) -> None:
+    # given an erasure of which no file is left
+    ids = await system.client.call(
+        InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=-1), InitProducerIdResponse
+    )
+    now_ms = int(time.time() * 1000)
+    stamp = ProducerStamp(ids.producer_id, 0, 0)
+    sent = build_batch([NewRecord(now_ms, ADA, SECRET)], producer=stamp)
+    await system.client.create_topic("t", partitions=1)
+    assert await system.client.produce("t", 0, sent) == 0
+    running = await leveled(system, start_compactor, erase_interval_ms=DAY_MS)
+    number = await request(system, "t")
+    await until(lambda: nothing_pends(system, number), timeout_s=60)
+    await running.compactor.stop()
+    # when the producer sends its batch again, because it lost the answer, and the L0 file lives for another record
+    other = await KafkaClient.connect(system.agent.address)
+    beside = build_batch([NewRecord(now_ms, b"bea", b"stays")])
+    again, _ = await asyncio.gather(system.client.produce("t", 0, sent), other.produce("t", 0, beside))
+    await other.close()
+    assert again == 0
+    assert len(await system.metadata.erasures.refused_files()) == 1
+    # then the erasure waits, and tools tell that the bytes are there
+    duty = duty_of(system)
+    for _ in range(2):
+        assert await duty.round()
+    assert not await is_done(system, number) and len(await holding(system)) == 1
+    assert [each.level for each in (await diagnosed(system, 0)).remnants] == [None]
+    # and it ends when the file is gone
+    running = await start_beside(system, start_compactor, **{**QUIET, "erase_interval_ms": DAY_MS})
+    await until(lambda: is_nothing_refused(system), timeout_s=60)
+    await running.compactor.stop()
+    assert await duty.round() and await is_done(system, number)
+    assert await holding(system) == [] and await system.values("t") == [b"stays"]
+
+
+async def is_nothing_refused(system: System) -> bool:
+    return not await system.metadata.erasures.refused_files()

@@ -12,8 +12,15 @@ from siltstone.kafka.record_format import InputRecord
 from siltstone.kafka.records import batches_of, fetch_partitions
 from siltstone.kafka.retrying import RetryingClient
 from siltstone.ops.erasure.request import Newest, PartitionKey
-from siltstone.ops.erasure.tombstones import ROUNDS_MAX, BusyKeyError, KeyLog, TombstonesRefusedError
+from siltstone.ops.erasure.tombstones import (
+    ROUNDS_MAX,
+    BusyKeyError,
+    KeyLog,
+    TombstonesRefusedError,
+    ValueNotRestoredError,
+)
 from tests.fixtures.agents import Dial, RunningAgent, StartAgent, read_all
+from wire.codecs import Codec
 from wire.records import NewRecord, build_batch
 
 Value = tuple[bytes, bytes | None]
@@ -107,6 +114,34 @@ async def test_a_value_that_a_tombstone_hid_is_written_again_and_so_is_the_one_t
     (fetched,) = await fetch_partitions(producer, {("t", 0): 9}, max_wait_ms=0)
     (copy,) = [each for records, _ in batches_of(fetched, 9) for each in records]
     assert (copy.headers, copy.timestamp_ms) == ((("h", b"1"),), 1_700_000_000_007)
+
+
+async def test_a_value_that_only_compression_lets_in_is_written_again(
+    producer: KafkaClient, asking: RetryingClient
+) -> None:
+    class Raced(RacedLog):
+        async def _write(self, records: Mapping[PartitionKey, InputRecord]) -> Mapping[PartitionKey, int]:
+            if self._raced and (now := self._raced.pop(0)):
+                await self._producer.produce("t", 0, build_batch(now, codec=Codec.ZSTD))
+            return await KeyLog._write(self, records)
+
+    large = b"x" * 2_000_000  # the topic's max.message.bytes is about half of it
+    await Raced([[at(5, b"a", large)]], producer, asking).delete([(0, b"a")], {0: 2}, restores=True)
+    assert (await log_of(producer))[2:] == [(b"a", large), (b"a", None), (b"a", large)]
+
+
+async def test_a_value_that_cannot_be_written_again_is_named(producer: KafkaClient, asking: RetryingClient) -> None:
+    class Full(RacedLog):
+        async def _write(self, records: Mapping[PartitionKey, InputRecord]) -> Mapping[PartitionKey, int]:
+            written = await super()._write(records)
+            # from now on no batch is small enough
+            await self._producer.alter_configs("t", changes={"max.message.bytes": "1"})
+            return written
+
+    with pytest.raises(ValueNotRestoredError, match=r"was not written again: .* Keys: 'a'") as refused:
+        await Full([[at(5, b"a", b"1")]], producer, asking).delete([(0, b"a")], {0: 2}, restores=True)
+    assert refused.value.remedy
+    assert (await log_of(producer))[2:] == [(b"a", b"1"), (b"a", None)]
 
 
 async def test_a_tombstone_of_the_producer_is_not_undone(producer: KafkaClient, asking: RetryingClient) -> None:

@@ -9,7 +9,8 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping
+import uuid
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -25,7 +26,7 @@ from runtime.settings.table import Settings
 from siltstone.cli import main
 from siltstone.cli.erase.waiting import StillErasingError, wait_for_the_end
 from siltstone.cli.options.system_options import SystemOptions, Urls
-from siltstone.kafka.client import KafkaClient
+from siltstone.kafka.client import KafkaClient, KafkaError
 from storage.local import LocalStore
 from tests.fixtures.agents import Dial, RunningAgent, StartAgent, read_all
 from tests.fixtures.compactors import StartCompactor
@@ -311,6 +312,59 @@ async def test_a_plain_topic_is_not_searched_for_keys_before_the_question_and_th
     await world.write("orders", ("ada", "1"))
     told = await world.erase("orders", "--key", "alcie", "--yes")
     assert "not looked up" in told.stderr and "`siltstone erase verify orders` with the same keys" in told.stderr
+
+
+async def test_a_topic_that_changed_while_the_person_thought_is_left_alone(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = asyncio.get_running_loop()
+
+    async def topic_id() -> uuid.UUID:
+        return next(each.topic_id for each in await world.metadata.agents.list_topics() if each.name == "users")
+
+    async def make_again() -> None:
+        await world.metadata.agents.delete_topic(await topic_id())
+        await until(lambda: made_again())
+        await world.write("users", ("ada", "new"))
+
+    async def made_again() -> bool:
+        try:
+            await world.create("users", COMPACTED)
+        except KafkaError:
+            return False
+        return True
+
+    async def change_the_policy() -> None:
+        await world.metadata.agents.alter_configs(await topic_id(), {"cleanup.policy": "delete"})
+
+    await world.create("users", COMPACTED)
+    await world.write("users", ("ada", "old"))
+    for change, why in ((make_again, "was deleted and made again"), (change_the_policy, "has another cleanup.policy")):
+
+        def confirm(*_: object, change: Callable[[], Coroutine[Any, Any, None]] = change) -> None:
+            asyncio.run_coroutine_threadsafe(change(), loop).result(60)
+
+        monkeypatch.setattr("siltstone.cli.erase.request.confirm", confirm)
+        refused = await world.erase("users", "--key", "ada", "--yes")
+        assert refused.exit_code == 1 and why in refused.stderr, refused.output
+        assert await world.values("users") == [(0, "ada", "new")]
+    assert await world.metadata.erasures.erasures() == []
+
+
+async def test_ctrl_c_before_the_request_is_stored_says_what_may_be_there(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.create("users", COMPACTED)
+    await world.write("users", ("ada", "1"))
+
+    async def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("siltstone.cli.erase.request.KeyLog.delete", interrupted)
+    stopped = await world.erase("users", "--key", "ada", "--yes")
+    assert stopped.exit_code == 130 and "Tombstones of some keys may be written." in stopped.stderr
+    assert "siltstone erase status --metadata" in stopped.stderr and "run the command again" in stopped.stderr
+    assert await world.metadata.erasures.erasures() == []
 
 
 def test_a_wait_without_postgres_says_that_the_erasure_stays() -> None:

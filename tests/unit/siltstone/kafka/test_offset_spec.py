@@ -60,6 +60,12 @@ def test_times_are_read_and_mean_utc_where_they_name_no_zone(text: str, expected
     assert parse_time(text, NOW_MS) == expected
 
 
+@pytest.mark.parametrize("text", ["1969-12-31T23:59:59.999Z", "1969-12-31T23:59:59.998Z", "0001-01-01"])
+def test_no_time_before_1970_becomes_a_word_of_kafka(text: str) -> None:
+    with pytest.raises(BadInputError, match="lies before 1970"):
+        parse_time(text, NOW_MS)
+
+
 def test_partitions_are_read_as_lists_and_ranges() -> None:
     assert parse_partitions("5-7, 0,6") == [0, 5, 6, 7]
     for wrong in ("", "a", "3-1", "-1", "1,,2"):

@@ -92,7 +92,7 @@ def test_a_dead_extent_of_a_live_file_goes_by_the_purge_deadline_and_a_dead_file
 def test_the_files_that_stay_longest_are_named_and_the_others_counted() -> None:
     rows = [held(0, 9, file_id=number, dead=HOUR_MS, file=number * 1000) for number in range(1, 6)]
     text = remnants_text([*(remnant(each, OPTIONS) for each in rows), stray("l0/x")], NOW_MS)
-    assert text.startswith("object l0/x (no file row names it; ")
+    assert text.startswith("object l0/x (no row names these bytes; ")
     assert "L1 file 1 " in text and "L1 file 2 " in text and text.endswith(" and 3 more files")
 
 

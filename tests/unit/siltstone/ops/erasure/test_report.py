@@ -27,6 +27,7 @@ from cryptography.hazmat.primitives.serialization import (
 from metadata.erasures.contract import ErasureStage, KeyMark
 from siltstone.ops.erasure.report import (
     NotDoneError,
+    ReportFileError,
     SigningKeyError,
     canonical_json,
     read_signing_key,
@@ -67,11 +68,7 @@ def test_the_secret_shows_that_a_key_was_erased_and_the_report_alone_does_not() 
 
 
 def test_the_files_are_the_report_its_secret_and_its_signature(tmp_path: Path) -> None:
-    # given a secret file of an earlier run that everybody may read
     key = ed25519.Ed25519PrivateKey.generate()
-    (tmp_path / "r.json.secret").write_text("old")
-    (tmp_path / "r.json.secret").chmod(0o644)
-    # when
     report, secret, signature = save(tmp_path / "r.json", report_of(DONE, MARKS), DONE.secret, key)
     # then
     assert bytes.fromhex(secret.read_text()) == DONE.secret
@@ -82,6 +79,18 @@ def test_the_files_are_the_report_its_secret_and_its_signature(tmp_path: Path) -
         key.public_key().verify(signature.read_bytes(), report.read_bytes() + b" ")
     # and without a key there is no signature
     assert len(save(tmp_path / "other.json", report_of(DONE, MARKS), DONE.secret, None)) == 2
+
+
+def test_no_file_is_written_over_and_a_report_needs_a_name(tmp_path: Path) -> None:
+    report = report_of(DONE, MARKS)
+    for there in ("r.json", "r.json.secret", "r.json.sig"):
+        (tmp_path / there).write_text("precious")
+        with pytest.raises(ReportFileError, match=rf"{there} is there already"):
+            save(tmp_path / "r.json", report, DONE.secret, None)
+        assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [(there, "precious")]
+        (tmp_path / there).unlink()
+    with pytest.raises(ReportFileError, match="needs the name of a file"):
+        save(Path(""), report, DONE.secret, None)
 
 
 @pytest.mark.skipif(which("openssl") is None, reason="needs the program openssl")
@@ -137,4 +146,8 @@ def test_the_report_in_short_counts_files_by_their_end() -> None:
         "bucket": "3 objects (2.0 KiB) at the end",
         "listing": "SHA-256 ab",
     }
+    times = {"created_ms": NOW_MS, "files_seen_since_ms": NOW_MS + 60_000}
+    assert report_pairs({"files": files, **times}) == {"files": "2 deleted, 1 rewritten and deleted"}
+    times["files_seen_since_ms"] += 1
+    assert "when another compactor took over" in report_pairs({"files": files, **times})["files"]
     assert report_pairs({}) == {}

@@ -38,6 +38,9 @@ def test_a_byte_order_mark_is_no_part_of_the_first_key() -> None:
     mark = b"\xef\xbb\xbf"
     assert read_keys([], [mark + b"ada\r\n", mark + b"bob\n"], "f") == [b"ada", mark + b"bob"]
     assert read_keys([mark], [], "") == [mark]
+    for utf16 in ("ada\nbob".encode("utf-16"), b"\xfe\xff" + "ada\nbob".encode("utf-16-be")):
+        with pytest.raises(BadInputError, match="is UTF-16"):
+            read_keys([], utf16.splitlines(keepends=True), "f")
 
 
 def test_an_empty_line_is_refused_with_its_number() -> None:

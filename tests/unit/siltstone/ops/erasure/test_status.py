@@ -42,8 +42,10 @@ LIVE = PendingFile(
 DEAD = LIVE._replace(state=FileState.DEAD, dead_ms=NOW_MS - 1_000, live_extents=0)
 
 
-def texts(erasure: Erasure, *pending: PendingFile, strays: int = 0, compactors: int = 1) -> list[str]:
-    found = waits_of(erasure, pending, now_ms=NOW_MS, grace_ms=5_000, strays=strays, compactors=compactors)
+def texts(erasure: Erasure, *pending: PendingFile, strays: int = 0, refused: int = 0, compactors: int = 1) -> list[str]:
+    found = waits_of(
+        erasure, pending, now_ms=NOW_MS, grace_ms=5_000, strays=strays, refused=refused, compactors=compactors
+    )
     return [each.text for each in found]
 
 
@@ -92,6 +94,8 @@ def test_an_erasure_that_begins_later_says_when() -> None:
 
 def test_without_pending_files_it_waits_on_objects_without_a_row_or_the_last_check() -> None:
     assert texts(ERASING, strays=2) == ["2 objects without a row that may hold records of it"]
+    stray, refused = texts(ERASING, strays=1, refused=1)
+    assert "without a row" in stray and refused.startswith("1 L0 file with a batch that was sent again or refused")
     assert texts(ERASING) == ["the last check of a compactor"]
 
 
