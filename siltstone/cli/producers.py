@@ -18,6 +18,7 @@ import click
 from runtime.errors import BadInputError, UnavailableError
 from runtime.text import size_text
 from siltstone.cli.options.data_option import data_option, is_typed
+from siltstone.cli.options.system_options import default_data
 from siltstone.embedded.run_file import read_run_file
 from siltstone.ops.producers import Producer, advice_for, budget_advice, budget_of, producers_of, round_text
 from siltstone.processes.http_endpoint import PRODUCERS_PATH
@@ -58,7 +59,7 @@ def producers(agents: tuple[str, ...], data: Path | None, seconds: float, as_jso
       siltstone producers --data ./siltstone-data --seconds 0 --json
     """
     # --agent on the command line counts before SILTSTONE_DATA.
-    urls = agent_urls(data if is_typed("data") or not agents else None, agents)
+    urls = agent_urls(data or default_data() if is_typed("data") or not agents else None, agents)
     earlier: Sequence[Mapping[str, Any]] = []
     if seconds:
         earlier = [fetch_page(url) for url in urls]

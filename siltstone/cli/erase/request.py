@@ -308,7 +308,7 @@ def _print_plan(asked: Asked) -> None:
         before = "their records before that time, as far as offsets tell"
     pairs = {
         "keys": plural(len(asked.keys), "key"),
-        "partitions": numbers_text(range(len(asked.topic.partition_ids))),
+        "partitions": _partitions_text(len(asked.topic.partition_ids)),
         "goes": before,
         "deadline": f"{age_text(asked.deadline_ms)}; at the earliest possible, {age_text(earliest_ms(parts))}",
     }
@@ -328,6 +328,10 @@ def _print_plan(asked: Asked) -> None:
         )
     pairs["not covered"] = NOT_COVERED
     print_pairs(pairs, title=f"erase from {asked.topic.name}", stderr=True)
+
+
+def _partitions_text(count: int) -> str:
+    return f"{plural(count, 'partition')}: {numbers_text(range(count))}"
 
 
 def _json(erasure_id: int, asked: Asked, marks: Mapping[int, Sequence[KeyMark]]) -> dict[str, Any]:

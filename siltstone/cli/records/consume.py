@@ -153,12 +153,15 @@ def _tell(line: str) -> None:
 async def _consume(
     bootstrap: str, hints: HintOptions, asked: _Asked, group: str | None, num: int | None, written: Written
 ) -> None:
+    narrowed: list[bool] = []
+
     async def find(inner: KafkaClient) -> Sequence[TopicPartition]:
         found: list[TopicPartition] = []
         for topic in asked.topics:
             async with name_hints(inner, topic, hints):
                 there = await partitions_of(inner, topic, asked.partitions)
             if asked.key is not None and asked.partitions is None and not asked.all_partitions:
+                narrowed.append(len(there) > 1)
                 there = [there[partition_of_key(asked.key, len(there))]]
             found += there
         return found
@@ -167,7 +170,8 @@ async def _consume(
     async with RetryingClient(bootstrap, clock, told=_tell) as client:
         with stop_signals(stopping):
             if group is None:
-                batches = _alone(client, await client.run(find), asked, num)
+                places = await client.run(find)
+                batches = _alone(client, places, asked, num, is_narrowed=any(narrowed))
             else:
                 await client.run(find)  # report a missing topic before joining the group
                 batches = _in_group(client, bootstrap, group, asked, clock).read(num)
@@ -175,22 +179,35 @@ async def _consume(
 
 
 async def _alone(
-    client: RetryingClient, partitions: Sequence[TopicPartition], asked: _Asked, num: int | None
+    client: RetryingClient,
+    partitions: Sequence[TopicPartition],
+    asked: _Asked,
+    num: int | None,
+    *,
+    is_narrowed: bool,
 ) -> AsyncGenerator[Sequence[OutputRecord]]:
+    """`is_narrowed`: `partitions` leaves out some, because the key gives one."""
+
     async def find(inner: KafkaClient) -> Mapping[TopicPartition, Reach]:
         return await reaches(inner, partitions, asked.span, to_end=not asked.follow, told=_tell)
 
-    left = num
+    left, found = num, 0
     async with aclosing(read(client, await client.run(find), told=_tell)) as batches:
         async for records in batches:
             if asked.key is not None:
                 records = [each for each in records if each.key == asked.key]
+                found += len(records)
             given = records if left is None else records[:left]
             yield given
             if left is not None:
                 left -= len(given)
                 if not left:
                     return
+    if is_narrowed and not found:
+        _tell(
+            "no record with this key is in the partition that the key gives. A producer that is not Java's may have put"
+            " it elsewhere: --all-partitions looks in all of them"
+        )
 
 
 def _in_group(client: RetryingClient, bootstrap: str, name: str, asked: _Asked, clock: Clock) -> GroupReader:

@@ -6,7 +6,9 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
+import pytest
 from aiokafka import AIOKafkaProducer
 from click.testing import CliRunner, Result
 
@@ -78,7 +80,10 @@ async def test_a_stock_client_is_recognized_served_early_and_named_with_its_reme
     assert 0.5 <= orders["waiting_share"] <= 1
 
 
-async def test_what_is_no_agent_is_an_error_that_says_what_to_name(start_agent: StartAgent) -> None:
+async def test_what_is_no_agent_is_an_error_that_says_what_to_name(
+    start_agent: StartAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     running = await start_agent()
     endpoint = HttpEndpoint(listen="127.0.0.1:0", metrics=Metrics(), not_ready=list)
     await endpoint.start()
@@ -91,3 +96,6 @@ async def test_what_is_no_agent_is_an_error_that_says_what_to_name(start_agent: 
         await endpoint.stop()
     assert "is not the address of an agent" in str((await ask("--agent", "ftp://x")).exception)
     assert "no agent was named" in str((await ask()).exception)
+    # and where `siltstone dev` once ran, its directory is taken
+    (tmp_path / "siltstone-data" / "postgres").mkdir(parents=True)
+    assert "no agent with metrics runs on siltstone-data" in str((await ask()).exception)

@@ -217,6 +217,8 @@ def test_the_newest_value_of_a_key_is_found_however_far_back_it_is(run: Any, top
     assert "--all-partitions" in run("get", topic, "carol", code=1).stderr
     assert run("get", topic, "carol", "--all-partitions").stdout == "far\n"
     assert len(read_json(run, topic, "--key", "carol", "--all-partitions", "--until-end")) == 1
+    nothing = run("consume", topic, "--key", "carol", "--until-end")
+    assert nothing.stdout == "" and "--all-partitions looks in all of them" in nothing.stderr
     run("produce", topic, "-k", "alice", "--tombstone")
     assert "deleted by the tombstone at offset" in run("get", topic, "alice", code=1).stderr
 
