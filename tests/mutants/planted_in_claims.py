@@ -9,6 +9,13 @@ HELD = "tests/contract/test_held_bytes.py"
 
 GONE = (
     Mutant(
+        name="objects-too-many-to-be-read-hold-nothing",
+        file="siltstone/ops/remains.py",
+        text="number >= FOOTERS_MAX or await",
+        replacement="number < FOOTERS_MAX and await",
+        tests=(f"{REMAINS}::test_objects_that_are_too_many_to_be_read_may_hold_anything",),
+    ),
+    Mutant(
         name="forgets-dead-extents-of-live-files",
         file="siltstone/ops/remains.py",
         text="if each.dead_ms is not None and each.base_offset < offset]",

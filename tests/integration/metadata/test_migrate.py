@@ -48,6 +48,16 @@ def test_the_command_says_whether_it_did_anything(bare_postgres_url: str) -> Non
     assert said == [f"schema: {SCHEMA_REVISION} (created)\n", f"schema: {SCHEMA_REVISION} (nothing to do)\n"]
 
 
+def test_the_page_on_upgrades_shows_what_the_command_prints(bare_postgres_url: str) -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "operations" / "upgrades.md").read_text(encoding="utf-8")
+    shown = page.split("```console\n", 1)[1].split("```", 1)[0]
+    dry, real = (
+        CliRunner().invoke(main, ["migrate", *words, "--metadata", bare_postgres_url]) for words in (["--dry-run"], [])
+    )
+    printed = [line for line in shown.splitlines() if not line.startswith("$ ")]
+    assert printed == [*dry.stdout.splitlines(), *real.stdout.splitlines()]
+
+
 def test_the_postgres_of_a_data_directory_runs_for_as_long_as_the_command(tmp_path: Path) -> None:
     refused = CliRunner().invoke(main, ["migrate", "--data", str(tmp_path)])
     assert refused.exit_code == 1 and "contains no metadata of `siltstone dev`" in refused.stderr

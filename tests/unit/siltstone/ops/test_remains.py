@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,8 @@ from metadata.contract.compactors import PartitionView
 from metadata.contract.operators import HeldBytes
 from siltstone.ops.compaction.evidence import Evidence, partition_states
 from siltstone.ops.compaction.reasons import Reason, explain
-from siltstone.ops.remains import dead_below, remnant, remnants_text, stray
+from siltstone.ops.remains import FOOTERS_MAX, dead_below, remnant, remnants_text, stray, strays_of
+from storage.memory import MemoryStore
 from tests.fixtures.compaction_views import DAY_MS, HOUR_MS, NOW_MS, extent, partition, view
 
 OPTIONS = PlanOptions()
@@ -99,3 +101,9 @@ def test_the_files_that_stay_longest_are_named_and_the_others_counted() -> None:
 def test_dead_bytes_below_an_offset() -> None:
     rows = [held(0, 9), held(10, 19), held(0, 9, dead=None)]
     assert dead_below(rows, 10) == rows[:1]
+
+
+async def test_objects_that_are_too_many_to_be_read_may_hold_anything() -> None:
+    keys = [f"l1/{number}" for number in range(FOOTERS_MAX + 2)]
+    # none of them is there, and only those that were looked for are known to be gone
+    assert await strays_of(MemoryStore(), keys, uuid.uuid4(), 0) == keys[FOOTERS_MAX:]
