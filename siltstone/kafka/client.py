@@ -72,8 +72,8 @@ _REMEDIES: Mapping[str, str] = {
     "TOPIC_ALREADY_EXISTS": "choose another name, or change the topic with `siltstone topics alter`",
     "INVALID_TOPIC_EXCEPTION": "a topic name has 1 to 249 letters, digits, dots, dashes and underscores",
     "INVALID_PARTITIONS": "ask for a number of partitions within the range",
-    "INVALID_CONFIG": "correct the name or the value; `siltstone topics describe NAME` lists the configs of topics,"
-    " `siltstone cluster config get --all` those of the cluster",
+    "INVALID_CONFIG": "correct the name or the value; `siltstone topics describe` of any topic lists all configs of"
+    " topics, `siltstone cluster config get --all` those of the cluster",
     "POLICY_VIOLATION": "records of a compacted topic go by tombstones or `siltstone erase`; while its cleanup.policy"
     " is compact,delete they can be trimmed as well",
     "OFFSET_OUT_OF_RANGE": "ask for the first and last offset with ListOffsets and start from there",
