@@ -15,6 +15,13 @@ CLI = "tests/integration/siltstone/test_erase_cli.py"
 
 ASKED = (
     Mutant(
+        name="a-binary-key-loses-its-last-byte",
+        file="siltstone/ops/erasure/request.py",
+        text='is_text = all(each >= " " or each == "\\t" for each in key.decode())',
+        replacement='is_text = key.decode() != ""',
+        tests=(f"{REQUEST}::test_a_file_of_keys_that_are_no_text_is_refused",),
+    ),
+    Mutant(
         name="a-time-before-1970-is-the-end-of-the-log",
         file="siltstone/kafka/offset_spec.py",
         text="    if time_ms < 0:\n",

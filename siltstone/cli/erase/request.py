@@ -109,6 +109,7 @@ def request(
     topic: str,
     keys: Sequence[str],
     keys_file: Path | None,
+    keys_format: str,
     before: str | None,
     deadline: str,
     waits: bool,
@@ -151,7 +152,7 @@ def request(
         )
     if keys_file == STDIN and not yes:
         raise WrongUsageError("stdin has the keys, so this command cannot ask", remedy="add --yes")
-    wanted = given_keys(keys, keys_file)
+    wanted = given_keys(keys, keys_file, keys_format)
     with resolved(given) as urls:
         asked = asyncio.run(_prepare(urls, given, topic, wanted, before_ms, deadline_ms, bootstrap, waits=waits))
         _print_plan(asked)

@@ -33,7 +33,14 @@ SHOWN_MAX = 100
 @key_options
 @system_options
 @json_option
-def verify(target: str, keys: Sequence[str], keys_file: Path | None, given: SystemOptions, as_json: bool) -> None:
+def verify(
+    target: str,
+    keys: Sequence[str],
+    keys_file: Path | None,
+    keys_format: str,
+    given: SystemOptions,
+    as_json: bool,
+) -> None:
     """Read every object of the bucket, and say whether one holds records of erased keys.
 
     With the ID of an erasure: the records that it removes, its tombstones included; newer ones are not counted. With a
@@ -51,7 +58,7 @@ def verify(target: str, keys: Sequence[str], keys_file: Path | None, given: Syst
             f"{target!r} is not the id of an erasure",
             remedy="give an id, as `siltstone erase status` lists them, or a topic with --key or --keys-file",
         )
-    wanted = given_keys(keys, keys_file) if has_keys else ()
+    wanted = given_keys(keys, keys_file, keys_format) if has_keys else ()
     with resolved(given) as urls:
         name, count, found = asyncio.run(_verify(urls, given.hints, target, wanted))
     if as_json:

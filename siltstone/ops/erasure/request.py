@@ -53,23 +53,38 @@ def hash_of(key: bytes) -> bytes:
     return hashlib.new("sha512_256", key).digest()
 
 
-def read_keys(given: Iterable[bytes], lines: Iterable[bytes], source: str) -> Sequence[bytes]:
-    """The keys of options and of a file, one on a line, in order, each once. Raises BadInputError."""
-    keys = list(given)
+def read_keys(given: Iterable[bytes], lines: Iterable[bytes], source: str, *, as_hex: bool = False) -> Sequence[bytes]:
+    """The keys of options and of a file, one on a line, in order, each once. Raises BadInputError.
+
+    A file is text or hex, because a line cannot hold every key: bytes of a binary key look like the ends of lines, and
+    the key that is left would be another one, whose records must stay.
+    """
+    keys = [_from_hex(key, "--key") for key in given] if as_hex else list(given)
+    ends_with_cr: bool | None = None
     for number, line in enumerate(lines, start=1):
-        key = line.removesuffix(b"\n").removesuffix(b"\r")
+        place = f"line {number} of {source}"
+        whole = line.removesuffix(b"\n")
+        key = whole.removesuffix(b"\r")
         if number == 1:
-            if key.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) and b"\0" in key:
-                raise BadInputError(
-                    f"{source} is UTF-16, and nothing was requested", remedy="save it as UTF-8: keys are bytes"
-                )
             # Editors and spreadsheets put it there. As a part of the first key it would let that key's records stay.
             key = key.removeprefix(codecs.BOM_UTF8)
         if not key:
             raise BadInputError(
-                f"line {number} of {source} is empty, and nothing was requested",
-                remedy="remove the line: each line is a key",
+                f"{place} is empty, and nothing was requested", remedy="remove the line: each line is a key"
             )
+        if as_hex:
+            keys.append(_from_hex(key, place))
+            continue
+        _check_text(key, place)
+        # A last line without an end says nothing.
+        if line.endswith(b"\n"):
+            if ends_with_cr not in (None, key != whole):
+                raise BadInputError(
+                    f"{place} ends in another way than those before it, so a carriage return may be part of a key;"
+                    " nothing was requested",
+                    remedy="end all lines alike, or give --keys-format hex",
+                )
+            ends_with_cr = whole.endswith(b"\r")
         keys.append(key)
     if not keys:
         raise BadInputError("no key was given", remedy="give --key KEY, or --keys-file FILE with a key on each line")
@@ -82,6 +97,29 @@ def read_keys(given: Iterable[bytes], lines: Iterable[bytes], source: str) -> Se
             remedy="split them over several erasures; merges carry them out together",
         )
     return distinct
+
+
+def _check_text(key: bytes, place: str) -> None:
+    try:
+        is_text = all(each >= " " or each == "\t" for each in key.decode())
+    except UnicodeDecodeError:
+        is_text = False
+    if not is_text:
+        raise BadInputError(
+            f"{place} is no text in UTF-8, and nothing was requested",
+            remedy="save the file as UTF-8; for keys that are no text give --keys-format hex, with each key in hex"
+            " digits",
+        )
+
+
+def _from_hex(key: bytes, place: str) -> bytes:
+    try:
+        return bytes.fromhex(key.decode("ascii"))
+    except ValueError:
+        raise BadInputError(
+            f"{place} is not in hex digits, and nothing was requested",
+            remedy="write two digits for each byte, such as 0000000a",
+        ) from None
 
 
 def check_count(keys: int, partitions: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 
 import pytest
 
@@ -29,18 +30,49 @@ def test_a_key_is_known_by_its_sha_512_256() -> None:
 
 
 def test_keys_come_once_in_the_order_of_options_and_then_lines() -> None:
-    # given a file with both line ends, a key twice, and bytes that are no text
-    lines = [b"bob\r\n", b"ada\n", b" eve \n", b"\xff"]
-    assert read_keys([b"ada"], lines, "f") == [b"ada", b"bob", b" eve ", b"\xff"]
+    # given a key twice, blanks, and a last line without an end
+    lines = [b"bob\n", b"ada\n", b" e\tve \n", "m\u00fcller".encode()]
+    assert read_keys([b"ada"], lines, "f") == [b"ada", b"bob", b" e\tve ", "m\u00fcller".encode()]
+    assert read_keys([], [b"bob\r\n", b"ada\r\n", b"eve"], "f") == [b"bob", b"ada", b"eve"]
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_key() -> None:
     mark = b"\xef\xbb\xbf"
-    assert read_keys([], [mark + b"ada\r\n", mark + b"bob\n"], "f") == [b"ada", mark + b"bob"]
+    assert read_keys([], [mark + b"ada\r\n", mark + b"bob\r\n"], "f") == [b"ada", mark + b"bob"]
     assert read_keys([mark], [], "") == [mark]
-    for utf16 in ("ada\nbob".encode("utf-16"), b"\xfe\xff" + "ada\nbob".encode("utf-16-be")):
-        with pytest.raises(BadInputError, match="is UTF-16"):
-            read_keys([], utf16.splitlines(keepends=True), "f")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\0\0\0\r\n",  # the integer 13, of which three bytes would be left: the key of somebody else
+        b"\0\0\0\x0b\n",
+        b"m\xfcller\n",
+        "ada\nbob".encode("utf-16"),
+        "\u043c\u044e\u043b\u043b\u0435\u0440\n".encode("utf-16"),
+        "\u043c\u044e\u043b\u043b\u0435\u0440\n".encode("utf-16-le"),
+    ],
+)
+def test_a_file_of_keys_that_are_no_text_is_refused(data: bytes) -> None:
+    with pytest.raises(BadInputError, match="line 1 of f is no text in UTF-8") as refused:
+        read_keys([], io.BytesIO(data), "f")
+    assert "--keys-format hex" in refused.value.remedy
+
+
+def test_lines_that_end_in_two_ways_are_refused() -> None:
+    for lines in ([b"ada\n", b"bob\r\n"], [b"ada\r\n", b"bob\n"]):
+        with pytest.raises(BadInputError, match="line 2 of f ends in another way"):
+            read_keys([], lines, "f")
+
+
+def test_any_key_can_be_written_in_hex() -> None:
+    lines = [b"0000000d\r\n", b"0000000A\n", b"00 00 00"]
+    assert read_keys([b"ff"], lines, "f", as_hex=True) == [b"\xff", b"\0\0\0\r", b"\0\0\0\n", b"\0\0\0"]
+    for wrong in (b"0\n", b"ada\n", b"\xff\n"):
+        with pytest.raises(BadInputError, match="line 1 of f is not in hex digits"):
+            read_keys([], [wrong], "f", as_hex=True)
+    with pytest.raises(BadInputError, match="--key is not in hex digits"):
+        read_keys([b"ada"], [], "", as_hex=True)
 
 
 def test_an_empty_line_is_refused_with_its_number() -> None:
