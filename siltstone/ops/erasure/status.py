@@ -123,7 +123,10 @@ def waits_of(
     live = [each for each in pending if each.state is FileState.LIVE]
     dead = [each for each in pending if each.state is not FileState.LIVE]
     merged = [each for each in live if each.level]
-    found += _wait(Reason.L0, [each for each in live if not each.level])
+    # An L0 file whose merge fails holds up every erasure, whatever topics are in it.
+    unmerged = [each for each in live if not each.level]
+    found += _wait(Reason.L0, [each for each in unmerged if not each.trouble])
+    found += _wait(Reason.TROUBLE, [each for each in unmerged if each.trouble], lambda each: each.trouble)
     if erasure.stage is ErasureStage.ERASING:
         if merged and now_ms < erasure.begin_ms:
             found.append(Wait(Reason.LATER, until_ms=erasure.begin_ms))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import uuid
 from dataclasses import replace
 
+import pytest
+
 from metadata.contract.files import FileState
 from metadata.erasures.contract import Erasure, ErasureStage, PendingFile
 from siltstone.ops.erasure.status import Reason, State, deadline_text, state_json, state_pairs, waits_of
@@ -90,6 +92,14 @@ def test_an_erasure_that_begins_later_says_when() -> None:
     )
     # a dead file needs no merge
     assert texts(later, DEAD) == ["1 dead file in gc.grace.ms until 2027-01-15T08:00:04.000Z (2.0 KiB)"]
+
+
+@pytest.mark.parametrize("stage", [ErasureStage.ERASING, ErasureStage.RESTING])
+def test_an_l0_file_whose_merge_fails_is_told_with_the_error(stage: ErasureStage) -> None:
+    failing = LIVE._replace(level=0, trouble="l0/x is gone")
+    said = texts(replace(ERASING, stage=stage), LIVE._replace(level=0), failing)
+    assert "1 L0 file to be merged (2.0 KiB)" in said
+    assert "1 file whose merge failed (2.0 KiB): l0/x is gone" in said
 
 
 def test_without_pending_files_it_waits_on_objects_without_a_row_or_the_last_check() -> None:
