@@ -1,4 +1,4 @@
-"""The duty "erase": it moves erasures through their stages, watches their files and ends them.
+"""The duty "erase" moves erasures through their stages, watches their files and ends them.
 
 One round:
 
@@ -19,7 +19,7 @@ nothing behind: the next round does the same again, with the report's list of fi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from compactor.compaction_metrics import show_erasures, show_no_erasures
 from compactor.deletion.erasure_end import (
@@ -129,7 +129,10 @@ class ErasureDuty:
     # ---- the end
     async def _end(self, settled: Sequence[Erasure]) -> set[int]:
         """Ends those that nothing holds back. Returns their ids."""
-        free = [each for each in settled if not await self._still_held(each)]
+        refused_now = frozenset[str]()
+        if any(self._refused.values()):
+            refused_now = frozenset(await self._metadata.erasures.refused_files())
+        free = [each for each in settled if not await self._still_held(each, refused_now)]
         if not free or await self._halts():
             return set()
         times = {each.erasure_id: self._watched[each.erasure_id].settled_ms or 0 for each in free}
@@ -151,14 +154,11 @@ class ErasureDuty:
                 ended.add(number)
         return ended
 
-    async def _still_held(self, erasure: Erasure) -> bool:
+    async def _still_held(self, erasure: Erasure, refused_now: Collection[str]) -> bool:
         """Whether a stray of the last listing is still one, or one of its files with refused batches still there."""
         number = erasure.erasure_id
         left = [key for key in self._strays.get(number, ()) if await self._is_stray(key)]
-        refused = self._refused.get(number, ())
-        if refused:
-            there = frozenset(await self._metadata.erasures.refused_files())
-            refused = [key for key in refused if key in there]
+        refused = [key for key in self._refused.get(number, ()) if key in refused_now]
         self._strays[number], self._refused[number] = left, refused
         why = why_held(left, 0, refused)
         if why:

@@ -162,7 +162,7 @@ class ErasureMetadata(Protocol):
         ...
 
     async def erasures(self, *, erasure_id: int | None = None, limit: int = 1000) -> Sequence[Erasure]:
-        """Erasures of any stage, newest first."""
+        """The open erasures, and those among the newest `limit` that are done; newest first."""
         ...
 
     async def erasure_marks(self, erasure_id: int) -> Mapping[int, Sequence[KeyMark]]:

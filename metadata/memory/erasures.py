@@ -58,7 +58,9 @@ class MemoryErasures:
 
     async def erasures(self, *, erasure_id: int | None = None, limit: int = 1000) -> Sequence[Erasure]:
         found = sorted(self.database.erasures.items(), reverse=True)
-        return [each.row for id_, each in found if erasure_id in (None, id_)][:limit]
+        if erasure_id is not None:
+            return [each.row for id_, each in found if id_ == erasure_id]
+        return [each.row for at, (_, each) in enumerate(found) if each.is_open or at < limit]
 
     async def erasure_marks(self, erasure_id: int) -> Mapping[int, Sequence[KeyMark]]:
         found = self.database.erasures.get(erasure_id)

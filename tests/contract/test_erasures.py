@@ -133,13 +133,30 @@ async def test_erasures_are_listed_newest_first(world: World) -> None:
 
     listed = await world.service.erasures.erasures()
     assert [each.erasure_id for each in listed] == numbers[::-1] == sorted(numbers, reverse=True)
-    assert [each.erasure_id for each in await world.service.erasures.erasures(limit=2)] == numbers[:0:-1]
+    assert [each.erasure_id for each in await world.service.erasures.erasures(limit=2)] == numbers[::-1]
     assert await world.service.erasures.erasures(erasure_id=max(numbers) + 1) == []
     assert await world.service.erasures.erasure_marks(max(numbers) + 1) == {}
     assert await world.service.erasures.pending_files(max(numbers) + 1) == []
 
 
 # ---- stamps ----------------------------------------------------------------------------------------------------------
+
+
+async def test_no_open_erasure_is_left_out_behind_newer_ones_that_are_done(world: World) -> None:
+    topic, (file,) = await a_log(world)
+    # given one that waits, and then two that are done
+    waits = await request(world.service, topic, mark("a", 5), wait_ms=HOUR_MS)
+    done = [await request(world.service, topic, mark("a", 5)) for _ in range(2)]
+    await erase_file(world.service, file)
+    await delete_dead(world.service)
+    for number in done:
+        await world.service.erasures.finish_erasure(number, {})
+    # then
+    for limit, listed in ((0, [waits]), (1, [done[1], waits]), (2, [done[1], done[0], waits])):
+        found = await world.service.erasures.erasures(limit=limit)
+        assert [each.erasure_id for each in found] == listed
+    (old,) = await world.service.erasures.erasures(erasure_id=done[0], limit=0)
+    assert old.erasure_id == done[0]
 
 
 async def test_each_stage_of_erasing_has_a_new_and_greater_stamp(world: World) -> None:

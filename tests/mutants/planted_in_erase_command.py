@@ -22,6 +22,13 @@ ASKED = (
         tests=(f"{REQUEST}::test_a_file_of_keys_that_are_no_text_is_refused",),
     ),
     Mutant(
+        name="verify-passes-over-deleted-topics-in-silence",
+        file="siltstone/ops/erasure/verify.py",
+        text="row.length and row.topic_id not in topics for row",
+        replacement="False for row",
+        tests=(f"{CLI}::test_verify_says_that_it_did_not_search_a_deleted_topic_of_the_same_name",),
+    ),
+    Mutant(
         name="a-time-before-1970-is-the-end-of-the-log",
         file="siltstone/kafka/offset_spec.py",
         text="    if time_ms < 0:\n",

@@ -97,8 +97,10 @@ class PostgresErasures:
 
     async def erasures(self, *, erasure_id: int | None = None, limit: int = 1000) -> Sequence[Erasure]:
         async def work(connection: AsyncConnection) -> list[Erasure]:
-            wanted = sa.true() if erasure_id is None else ERASURES.c.erasure_id == erasure_id
-            return await _erasures(connection, wanted, limit=limit, newest_first=True)
+            if erasure_id is not None:
+                return await _erasures(connection, ERASURES.c.erasure_id == erasure_id)
+            newest = sa.select(ERASURES.c.erasure_id).order_by(ERASURES.c.erasure_id.desc()).limit(limit)
+            return await _erasures(connection, sa.or_(_IS_OPEN, ERASURES.c.erasure_id.in_(newest)), newest_first=True)
 
         return await self._database.read(work, repeatable=True)
 
@@ -210,10 +212,10 @@ def _values(erasure: Erasure) -> dict[str, Any]:
 
 
 async def _erasures(
-    connection: AsyncConnection, wanted: sa.ColumnElement[bool], *, limit: int | None = None, newest_first: bool = False
+    connection: AsyncConnection, wanted: sa.ColumnElement[bool], *, newest_first: bool = False
 ) -> list[Erasure]:
     by_id = ERASURES.c.erasure_id.desc() if newest_first else ERASURES.c.erasure_id
-    rows = (await connection.execute(sa.select(ERASURES).where(wanted).order_by(by_id).limit(limit))).all()
+    rows = (await connection.execute(sa.select(ERASURES).where(wanted).order_by(by_id))).all()
     partitions: dict[int, dict[int, int]] = {row.erasure_id: {} for row in rows}
     for row in await connection.execute(_PARTITIONS, {"ids": list(partitions)}):
         partitions[row.erasure_id][row.partition] = row.partition_id

@@ -24,6 +24,7 @@ from runtime.errors import BadInputError
 from runtime.text import age_text
 
 _UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "m"))
+DEADLINE_MAX_MS = 365 * 86_400_000
 PartitionKey = tuple[int, bytes]
 """Partition number and key."""
 
@@ -37,7 +38,7 @@ class Newest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What is known of a compacted topic before tombstones are written."""
+    """A request for a compacted topic before its tombstones are written."""
 
     marks: Mapping[PartitionKey, KeyMark]
     """Of keys that need no tombstone."""
@@ -174,8 +175,19 @@ def compacted_marks(plan: Draft, written: Mapping[PartitionKey, int]) -> Mapping
 
 
 def check_deadline(deadline_ms: int, parts: Sequence[TimePart]) -> None:
-    """Raises BadInputError for a deadline that cannot be kept."""
+    """Raises BadInputError for a deadline that cannot be kept, or that is so far away that nobody would notice."""
     earliest = earliest_ms(parts)
+    if earliest > DEADLINE_MAX_MS:
+        raise BadInputError(
+            f"an erasure may take {age_text(earliest)} ({parts_text(parts)}), longer than any deadline"
+            f" ({age_text(DEADLINE_MAX_MS)}); nothing was requested",
+            remedy="set shorter times",
+        )
+    if deadline_ms > DEADLINE_MAX_MS:
+        raise BadInputError(
+            f"the deadline, {age_text(deadline_ms)}, is too far away; nothing was requested",
+            remedy=f"give --deadline {DEADLINE_MAX_MS // _UNITS[0][0]}d or less",
+        )
     if deadline_ms < earliest:
         raise BadInputError(
             f"the deadline, {age_text(deadline_ms)}, is too soon: an erasure may take {age_text(earliest)}"

@@ -108,6 +108,8 @@ class Verified:
     read_bytes: int = 0
     records: int = 0
     """Of the topic."""
+    unsearched: set[str] = field(default_factory=set[str])
+    """Keys of objects with records of deleted topics. One of these may have had the same name."""
 
     @property
     def is_clean(self) -> bool:
@@ -193,13 +195,17 @@ async def verify_bucket(
         listed = [stat for prefix in LEVEL_PREFIXES async for stat in store.list(prefix) if stat.key not in done]
         # Asked after the listing, so that a file that was committed before it is known.
         rows = {file.key: file for file in await all_files(metadata)}
+        topics = {topic_id, *(each.topic_id for each in await metadata.agents.list_topics())}
         whole, read, is_gone = sum(each.size_bytes for each in listed), 0, False
         for stat in listed:
             done.add(stat.key)
             try:
-                await _look_into(store, stat, rows.get(stat.key), topic_id, search, result)
+                index = await _look_into(store, stat, rows.get(stat.key), topic_id, search, result)
             except ObjectNotFoundError:
                 is_gone = True
+                index = None
+            if index is not None and any(row.length and row.topic_id not in topics for row in index.extents):
+                result.unsearched.add(stat.key)
             read += stat.size_bytes
             on_read(read, whole)
         if not is_gone:
@@ -239,8 +245,9 @@ async def _look_into(
     result: Verified,
     *,
     counts: bool = True,
-) -> None:
-    """Add what the object holds to `result`. Raises ObjectNotFoundError."""
+) -> FileIndex | None:
+    """Add what the object holds to `result`. Returns its index, None for one that cannot be read. Raises
+    ObjectNotFoundError."""
     body: bytes | None = None
     index: FileIndex
     try:
@@ -251,7 +258,7 @@ async def _look_into(
             _, index = await read_footer(store, stat.key, stat.size_bytes)
     except CorruptFileError as error:
         result.unread.append(Unread(stat.key, error.message))
-        return
+        return None
     starts = {row.position: (row.position + row.length, row.base_offset) for row in _index_rows(file)}
     state = file.state.value if file and file.state in (FileState.LIVE, FileState.DEAD) else "no row"
     for row in index.extents:
@@ -276,6 +283,7 @@ async def _look_into(
     if counts:
         result.objects += 1
         result.read_bytes += stat.size_bytes
+    return index
 
 
 def _index_rows(file: FileInfo | None) -> Iterator[IndexRow]:

@@ -324,15 +324,8 @@ async def test_a_topic_that_changed_while_the_person_thought_is_left_alone(
 
     async def make_again() -> None:
         await world.metadata.agents.delete_topic(await topic_id())
-        await until(lambda: made_again())
+        await until(lambda: made_again(world, "users", COMPACTED))
         await world.write("users", ("ada", "new"))
-
-    async def made_again() -> bool:
-        try:
-            await world.create("users", COMPACTED)
-        except KafkaError:
-            return False
-        return True
 
     async def change_the_policy() -> None:
         await world.metadata.agents.alter_configs(await topic_id(), {"cleanup.policy": "delete"})
@@ -349,6 +342,27 @@ async def test_a_topic_that_changed_while_the_person_thought_is_left_alone(
         assert refused.exit_code == 1 and why in refused.stderr, refused.output
         assert await world.values("users") == [(0, "ada", "new")]
     assert await world.metadata.erasures.erasures() == []
+
+
+async def test_verify_says_that_it_did_not_search_a_deleted_topic_of_the_same_name(world: World) -> None:
+    await world.create("visits")
+    await world.write("visits", ("ada", "1"))
+    assert "not searched" not in (await world.run("verify", "visits", "--key", "nobody")).stdout
+    (topic,) = await world.metadata.agents.list_topics()
+    await world.metadata.agents.delete_topic(topic.topic_id)
+    await until(lambda: made_again(world, "visits"))
+    looked = await world.run("verify", "visits", "--key", "ada")
+    assert looked.exit_code == 0 and "in no object: 1 key of visits" in looked.stdout
+    assert "not searched: 1 object with records of deleted topics" in looked.stdout
+    assert len((await world.json("verify", "visits", "--key", "ada"))["unsearched"]) == 1
+
+
+async def made_again(world: World, topic: str, configs: Mapping[str, str] = MappingProxyType({})) -> bool:
+    try:
+        await world.create(topic, configs)
+    except KafkaError:  # the agent has not heard of the deletion
+        return False
+    return True
 
 
 async def test_ctrl_c_before_the_request_is_stored_says_what_may_be_there(

@@ -80,6 +80,7 @@ class _LateFiles:
 
     def __init__(self, inner: MetadataStore) -> None:
         self._inner, self._looks = inner, 0
+        self.agents = inner.agents
 
     @property
     def operators(self) -> _LateFiles:

@@ -11,6 +11,7 @@ from compactor.planning.erasure_times import TimePart
 from metadata.erasures.contract import ERASURE_KEYS_MAX, KeyMark
 from runtime.errors import BadInputError
 from siltstone.ops.erasure.request import (
+    DEADLINE_MAX_MS,
     Newest,
     begin_of,
     check_count,
@@ -142,6 +143,15 @@ def test_a_deadline_that_cannot_be_kept_is_refused_with_the_earliest_and_its_par
         check_deadline(89_999, PARTS)
     assert "1m30s (gc.grace.ms 1m00s + the rewrite of files 30s)" in refused.value.message
     assert refused.value.remedy.startswith("give --deadline 2m")
+
+
+def test_no_deadline_is_longer_than_a_year() -> None:
+    check_deadline(DEADLINE_MAX_MS, PARTS)
+    with pytest.raises(BadInputError, match="366d00h, is too far away") as refused:
+        check_deadline(DEADLINE_MAX_MS + 86_400_000, PARTS)
+    assert refused.value.remedy == "give --deadline 365d or less"
+    with pytest.raises(BadInputError, match="longer than any deadline"):
+        check_deadline(DEADLINE_MAX_MS, [TimePart("delete.retention.ms", DEADLINE_MAX_MS + 1)])
 
 
 @pytest.mark.parametrize(("minutes", "told"), [(61, "61m"), (121, "3h"), (26 * 60 + 1, "27h"), (48 * 60 + 1, "3d")])
