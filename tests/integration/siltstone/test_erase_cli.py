@@ -21,12 +21,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from metadata.contract.store import MetadataStore
+from metadata.erasures.contract import KeyMark
 from metadata.urls import open_metadata
 from runtime.settings.table import Settings
 from siltstone.cli import main
 from siltstone.cli.erase.waiting import StillErasingError, wait_for_the_end
 from siltstone.cli.options.system_options import SystemOptions, Urls
 from siltstone.kafka.client import KafkaClient, KafkaError
+from siltstone.ops.erasure.request import hash_of
+from siltstone.ops.erasure.tombstones import KeyLog
 from storage.local import LocalStore
 from tests.fixtures.agents import Dial, RunningAgent, StartAgent, read_all
 from tests.fixtures.compactors import StartCompactor
@@ -365,20 +368,28 @@ async def made_again(world: World, topic: str, configs: Mapping[str, str] = Mapp
     return True
 
 
-async def test_ctrl_c_before_the_request_is_stored_says_what_may_be_there(
+async def test_ctrl_c_before_the_request_is_stored_says_what_may_be_there_and_the_next_run_goes_on(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await world.create("users", COMPACTED)
     await world.write("users", ("ada", "1"))
 
-    async def interrupted(*_: object, **__: object) -> None:
+    delete = KeyLog.delete
+
+    async def interrupted(*words: Any, **more: Any) -> None:
+        await delete(*words, **more)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("siltstone.cli.erase.request.KeyLog.delete", interrupted)
-    stopped = await world.erase("users", "--key", "ada", "--yes")
+    with monkeypatch.context() as patched:
+        patched.setattr(KeyLog, "delete", interrupted)
+        stopped = await world.erase("users", "--key", "ada", "--yes")
     assert stopped.exit_code == 130 and "Tombstones of some keys may be written." in stopped.stderr
     assert "siltstone erase status --metadata" in stopped.stderr and "run the command again" in stopped.stderr
     assert await world.metadata.erasures.erasures() == []
+    again = await world.erase("users", "--key", "ada", "--yes")
+    assert again.exit_code == 0 and "0 to be written first, 1 there already" in again.stderr
+    assert await world.metadata.erasures.erasure_marks(1) == {0: [KeyMark(hash_of(b"ada"), 1, tombstone=True)]}
+    assert await world.values("users") == [(0, "ada", "1"), (1, "ada", None)]
 
 
 def test_a_wait_without_postgres_says_that_the_erasure_stays() -> None:
