@@ -205,8 +205,13 @@ async def _hop(agents: Fleet, dial: Dial, chance: random.Random, *, hoppers: int
     ]
     readers = [Hopper([await dial.kafka(each.address) for each in agents.agents], "t", chance) for _ in range(hoppers)]
 
+    def is_tried() -> bool:
+        useful = sum(reader.hops_with_records for reader in readers)
+        return useful >= 100 and sum(reader.hops_beyond_the_view for reader in readers) >= 10
+
     async def hop(reader: Hopper) -> None:
-        while reader.hops < hops / hoppers:
+        # On a machine with other work it takes more hops to meet an agent that is behind.
+        while reader.hops < hops / hoppers or not is_tried():
             await reader.hop(max_bytes=chance.choice([100, 1_000, 1 << 20]))
 
     await asyncio.gather(*(hop(reader) for reader in readers))
@@ -226,8 +231,7 @@ async def _hop(agents: Fleet, dial: Dial, chance: random.Random, *, hoppers: int
     beyond = sum(reader.hops_beyond_the_view for reader in readers)
     useful = sum(reader.hops_with_records for reader in readers)
     print(f"{sum(r.hops for r in readers)} hops, {useful} with records, {beyond} beyond the agent's view")
-    assert sum(reader.hops for reader in readers) >= hops
-    assert useful >= 100 and beyond >= 10, "else nothing was tried"
+    assert sum(reader.hops for reader in readers) >= hops and is_tried()
 
 
 # ---- fresh reads, and none -----------------------------------------------------------------------------------------
