@@ -46,7 +46,8 @@ class Fault(StrEnum):
     TWIN = "agent replaced while asleep, then awake"
     DRAIN = "agent told to stop, and started again"
     KEY_ABORTED = "janitor: key aborted"
-    OBJECT_DELETED = "janitor: object deleted"
+    ORPHAN_DELETED = "janitor: object of an aborted key deleted"
+    DEAD_FILE_DELETED = "janitor: file of deleted topics deleted"
     TOPIC_DELETED = "topic deleted under load"
     TOPIC_CREATED = "topic made again under load"
 
@@ -81,7 +82,7 @@ class Path(StrEnum):
     WRITING_PAUSED = "answers waited for a slow reader"
     PUT_IN_SECOND = "file stored in the second store"
     LOOKED_IN_FIRST = "records not in the second store, asked of the first"
-    DELETED_IN_SECOND = "orphan deleted in the second store"
+    DELETED_IN_SECOND = "object deleted in the second store"
     START_REFUSED = "agent that knows of one store refused to start"
     GET_HEDGE_WON = "second GET answered first"
     GET_HEDGE_LOST = "second GET sent, the first answered first"

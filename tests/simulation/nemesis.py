@@ -1,4 +1,4 @@
-"""Trouble from outside: the nemesis, a janitor, and a user that deletes and creates topics."""
+"""Trouble from outside: the nemesis, and a user that deletes and creates topics."""
 
 from __future__ import annotations
 
@@ -6,15 +6,9 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from metadata.contract.errors import MetadataUnavailableError
-from runtime.ids import SystemIds
-from storage.objects import ObjectStoreError
-from storage.wrappers.retrying import Retrying
 from tests.simulation.clients import Client, Line, LineLostError
-from tests.simulation.faults import Fault, Path
-from tests.simulation.loop import SimulationClock
-from tests.simulation.services import SimulatedMetadata, finish
-from tests.simulation.stores import Stage
+from tests.simulation.faults import Fault
+from tests.simulation.services import finish
 from wire.error_codes import ErrorCode
 from wire.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
 from wire.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState
@@ -104,60 +98,6 @@ class Nemesis:
         finish(world.server.agents.alter_configs(topic.topic_id, {"retention.ms": retention_ms}))
         if finish(world.server.deletion.forget_rows(before_ms=world.server_clock.wall_ms() + 1)):
             world.faults.count(Fault.ROWS_FORGOTTEN)
-
-
-class Janitor:
-    """Deletes objects that no writer committed: it takes any key that is old enough, and deletes only after
-    `abort_file` won.
-
-    The product's own janitor is gentler (it leaves keys alone for hours); the protocol may not depend on that.
-    """
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-        process = self.process = world.new_process("janitor")
-        clock = SimulationClock(world.loop)
-        self._metadata = SimulatedMetadata(
-            world.loop, process, world.faults, world.server, world.noting("janitor"), world.listening
-        )
-        stage = Stage.READS if world.stores.has_second else Stage.ALONE
-        store = world.stores.seen_by(process, stage)
-        self._store = Retrying(store, clock, SystemIds(seed=int(world.faults.rng.random() * 2**53)), deadline_ms=500)
-        self._age_ms = world.faults.between(50, 1000)
-        self._committed: dict[str, None] = {}
-
-    async def run(self) -> None:
-        world = self._world
-        while not world.faults.are_over:
-            await asyncio.sleep(world.faults.between(100, 500) / 1000)
-            try:
-                old_ms = world.server_clock.wall_ms() - self._age_ms
-                for key in [stat.key async for stat in self._store.list("l0/") if stat.last_modified_ms < old_ms]:
-                    if key not in self._committed:
-                        await self._sweep(key)
-            except (MetadataUnavailableError, ObjectStoreError):
-                continue
-
-    async def _sweep(self, key: str) -> None:
-        world = self._world
-        if not await self.may_delete(key):
-            self._committed[key] = None
-            world.faults.count(Path.ABORT_REFUSED)
-            return
-        world.faults.count(Fault.KEY_ABORTED)
-        world.note("janitor", "deletes", key=key)
-        is_in_second = world.stores.is_in_second(key)
-        before_ms = world.server_clock.wall_ms()
-        deleted = await self._store.delete_many([key])
-        # A PUT that comes late leaves an orphan of its own.
-        if key in deleted.keys and world.stores.stored_before(key, before_ms):
-            world.violation(f"object {key} was reported deleted and is still there")
-        world.faults.count(Fault.OBJECT_DELETED)
-        if is_in_second:
-            world.faults.count(Path.DELETED_IN_SECOND)
-
-    async def may_delete(self, key: str) -> bool:
-        return await self._metadata.deletion.abort_file(key)
 
 
 class TopicAdmin(Client):

@@ -30,7 +30,6 @@ from metadata.rules.producer_state import judge
 from storage.objects import PutInDoubtError
 from storage.wrappers.retrying import Retrying
 from tests.simulation import planted_hedges, planted_seals, planted_stores
-from tests.simulation.nemesis import Janitor
 from tests.simulation.services import SimulatedMetadata
 from wire.error_codes import ErrorCode
 
@@ -146,9 +145,9 @@ def deletes_without_winning_the_key() -> Iterator[None]:
     """The janitor checks whether a key was committed and deletes it if not, without aborting it first."""
 
     async def looks_only(self: Any, key: str) -> bool:
-        return key not in {file.key for file in await self._metadata.operators.files()}
+        return not await SimulatedMetadata.known_keys(self, [key])
 
-    with patch.object(Janitor, "may_delete", looks_only), _deletions_unwatched():
+    with patch.object(SimulatedMetadata, "abort_file", looks_only), _deletions_unwatched():
         yield
 
 

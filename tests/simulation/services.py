@@ -1,4 +1,4 @@
-"""The metadata service and the object store as an agent reaches them: across a network, with faults.
+"""The metadata service as a process reaches it: across a network, with faults. `stores.py` has the object stores.
 
 A call is carried out on the far side, in the world's process. It goes on when the caller is killed meanwhile, and it
 may happen after the caller was told that the answer is lost. (`storage/wrappers/faulty.py` strikes inside the caller
@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from metadata.configs.changes import Changes, TopicDecision
+from metadata.contract.deletion import DeadFile
 from metadata.contract.errors import MetadataUnavailableError
 from metadata.contract.files import FileInfo
 from metadata.contract.groups import ExpiredGroups, GroupLease
@@ -25,18 +26,8 @@ from metadata.contract.store import ClusterIdentity
 from metadata.contract.tail import Cursor, Snapshot, Tail
 from metadata.contract.topics import Topic, Watermarks
 from metadata.memory.store import MemoryMetadata
-from storage.memory import MemoryStore
-from storage.objects import (
-    BegunUpload,
-    Body,
-    Deleted,
-    MultipartUpload,
-    ObjectNotFoundError,
-    ObjectStat,
-    PutInDoubtError,
-    StoreUnavailableError,
-)
-from tests.simulation.faults import Fault, Faults, Path, StoreFaults
+from metadata.rules.history import History
+from tests.simulation.faults import Fault, Faults, Path
 from tests.simulation.loop import Process, SimulationLoop
 from wire.error_codes import ErrorCode
 
@@ -160,7 +151,7 @@ class SimulatedMetadata(FarSide):
         """It implements by itself the calls that agents make to every part."""
         return self
 
-    groups = readers = operators = deletion = agents
+    groups = readers = operators = deletion = compactors = agents
 
     async def open(self) -> None:
         self._listening[self] = None
@@ -234,7 +225,18 @@ class SimulatedMetadata(FarSide):
                 stored.add(what)
 
     async def abort_file(self, key: str) -> bool:
-        return await self._ask(lambda: self.server.deletion.abort_file(key))
+        """Runs on the far side, and keeps the books."""
+
+        async def act() -> bool:
+            is_known = key in self.server.database.file_ids
+            is_aborted = await self.server.deletion.abort_file(key)
+            if not is_known:
+                self.faults.count(Fault.KEY_ABORTED)
+            elif not is_aborted:
+                self.faults.count(Path.ABORT_REFUSED)
+            return is_aborted
+
+        return await self._ask(act)
 
     async def watermarks(self, partition_ids: Sequence[int]) -> Mapping[int, Watermarks]:
         return await self._ask(lambda: self.server.agents.watermarks(partition_ids))
@@ -346,6 +348,29 @@ class SimulatedMetadata(FarSide):
             )
         )
 
+    # ---- the janitor
+
+    async def now_ms(self) -> int:
+        return await self._ask(self.server.now_ms)
+
+    async def history(self) -> History:
+        return await self._ask(self.server.deletion.history)
+
+    async def dead_files(self, *, grace_ms: int, limit: int = 1000) -> Sequence[DeadFile]:
+        return await self._ask(lambda: self.server.deletion.dead_files(grace_ms=grace_ms, limit=limit))
+
+    async def files_deleted(self, file_ids: Sequence[int]) -> None:
+        await self._ask(lambda: self.server.deletion.files_deleted(file_ids))
+
+    async def forget_rows(self, *, before_ms: int) -> int:
+        return await self._ask(lambda: self.server.deletion.forget_rows(before_ms=before_ms))
+
+    async def known_keys(self, keys: Sequence[str]) -> frozenset[str]:
+        return await self._ask(lambda: self.server.deletion.known_keys(keys))
+
+    async def writers_at_work(self) -> Mapping[int, int]:
+        return await self._ask(self.server.deletion.writers_at_work)
+
     async def _ask(self, act: Callable[[], Coroutine[Any, Any, T]]) -> T:
         return await self.call(self._fate(), act, lambda: MetadataUnavailableError("no answer"))
 
@@ -357,110 +382,3 @@ class SimulatedMetadata(FarSide):
         answer_lost = not call_lost and not late and faults.strikes(Fault.METADATA_ANSWER_LOST, weight)
         slow = faults.strikes(Fault.METADATA_SLOW, weight)
         return self.fate(call_lost=call_lost, late=late, answer_lost=answer_lost, slow=slow)
-
-
-class SimulatedStore(FarSide):
-    """`storage.objects.ObjectStore` as one agent has it; `on_put` is called in the world's process when a PUT is
-    answered, `on_put_begun` by the agent before it sends one, `on_delete` before a key goes."""
-
-    def __init__(
-        self,
-        loop: SimulationLoop,
-        process: Process,
-        faults: Faults,
-        inner: MemoryStore,
-        kinds: StoreFaults,
-        *,
-        on_put: Callable[[Process], None],
-        on_put_begun: Callable[[str], None],
-        on_delete: Callable[[str], None],
-    ) -> None:
-        super().__init__(loop, process, faults)
-        self._inner = inner
-        self._kinds = kinds
-        self._on_put_begun = on_put_begun
-        self._on_put = on_put
-        self._on_delete = on_delete
-        self._doubtful: dict[str, None] = {}
-
-    async def get(self, key: str) -> bytes:
-        return await self._read(lambda: self._inner.get(key), self._kinds.get_failed)
-
-    async def get_range(self, key: str, start: int, length: int) -> bytes:
-        slow = self.faults.strikes(Fault.GET_SLOW)
-        body = await self._read(lambda: self._inner.get_range(key, start, length), self._kinds.get_failed, slow=slow)
-        self.faults.count(Path.READ_FROM_STORE)
-        return body
-
-    async def head(self, key: str) -> ObjectStat:
-        async def act() -> ObjectStat:
-            try:
-                stat = await self._inner.head(key)
-            except ObjectNotFoundError:
-                self._settled(key, Path.PUT_WAS_ABSENT)
-                raise
-            self._settled(key, Path.PUT_WAS_STORED)
-            return stat
-
-        return await self._read(act, Fault.HEAD_FAILED)
-
-    def _settled(self, key: str, path: Path) -> None:
-        if key in self._doubtful:
-            self.faults.count(path)
-
-    async def put_if_absent(self, key: str, body: Body, *, crc32c: int) -> None:
-        faults = self.faults
-        self._on_put_begun(key)
-        away = faults.is_away(self._kinds.down, self.loop.now_ms)
-        if away or faults.strikes(self._kinds.put_refused):
-            await asyncio.sleep(faults.between(0.1, 5) / 1000)
-            raise StoreUnavailableError("503 Slow Down")
-        call_lost = faults.strikes(Fault.PUT_CALL_LOST)
-        late = not call_lost and faults.strikes(Fault.PUT_LATE)
-        answer_lost = not call_lost and not late and faults.strikes(Fault.PUT_ANSWER_LOST)
-        slow = faults.strikes(Fault.PUT_SLOW)
-        fate = self.fate(call_lost=call_lost, late=late, answer_lost=answer_lost, slow=slow)
-        stored = bytes(body)
-
-        async def act() -> None:
-            await self._inner.put_if_absent(key, stored, crc32c=crc32c)
-            self._on_put(self.process)
-
-        try:
-            await self.call(fate, act, lambda: PutInDoubtError("the answer was lost"))
-        except PutInDoubtError:
-            self._doubtful[key] = None
-            raise
-
-    async def delete_many(self, keys: Sequence[str]) -> Deleted:
-        async def act() -> Deleted:
-            for key in keys:
-                self._on_delete(key)
-            return await self._inner.delete_many(keys)
-
-        return await self._read(act, self._kinds.get_failed)
-
-    async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectStat]:
-        async def act() -> list[ObjectStat]:
-            return [stat async for stat in self._inner.list(prefix, start_after=start_after)]
-
-        for stat in await self._read(act, self._kinds.get_failed):
-            yield stat
-
-    async def start_multipart(self, key: str) -> MultipartUpload:
-        raise AssertionError("agents do not use multipart uploads")
-
-    async def abort_multiparts(self, *, older_than_ms: int) -> int:
-        raise AssertionError("agents do not use multipart uploads")
-
-    def begun_uploads(self) -> AsyncIterator[BegunUpload]:
-        raise AssertionError("agents do not use multipart uploads")
-
-    async def close(self) -> None:
-        return None
-
-    async def _read(self, act: Callable[[], Coroutine[Any, Any, T]], fault: Fault, *, slow: bool = False) -> T:
-        away = self.faults.is_away(self._kinds.down, self.loop.now_ms)
-        failed = away or self.faults.strikes(fault)
-        fate = self.fate(call_lost=failed, answer_lost=False, late=False, slow=slow)
-        return await self.call(fate, act, lambda: StoreUnavailableError("no answer"))

@@ -6,20 +6,35 @@ fails on its own. The checks read both stores directly, and not through `storage
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from storage.by_level import ByLevel
 from storage.memory import MemoryStore
-from storage.objects import ObjectExistsError, ObjectNotFoundError, ObjectStat, ObjectStore
-from tests.simulation.faults import FIRST_STORE, SECOND_STORE, Path
-from tests.simulation.loop import Process, SimulationClock
-from tests.simulation.services import SimulatedStore, finish
+from storage.objects import (
+    BegunUpload,
+    Body,
+    Deleted,
+    MultipartUpload,
+    ObjectExistsError,
+    ObjectNotFoundError,
+    ObjectStat,
+    ObjectStore,
+    PutInDoubtError,
+    StoreUnavailableError,
+)
+from tests.simulation.faults import FIRST_STORE, SECOND_STORE, Fault, Faults, Path, StoreFaults
+from tests.simulation.loop import Process, SimulationClock, SimulationLoop
+from tests.simulation.services import FarSide, finish
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
+
+
+T = TypeVar("T")
 
 
 class Stage(StrEnum):
@@ -38,6 +53,115 @@ PLANS: Sequence[Sequence[Stage]] = (
     (Stage.WRITES, Stage.READS, Stage.WRITES),
 )
 """The stages of a run that has a second store; all agents begin with the first of them."""
+
+
+class SimulatedStore(FarSide):
+    """`storage.objects.ObjectStore` as one agent has it; `on_put` is called in the world's process when a PUT is
+    answered, `on_put_begun` by the agent before it sends one, `on_delete` before a key goes."""
+
+    def __init__(
+        self,
+        loop: SimulationLoop,
+        process: Process,
+        faults: Faults,
+        inner: MemoryStore,
+        kinds: StoreFaults,
+        *,
+        on_put: Callable[[Process], None],
+        on_put_begun: Callable[[str], None],
+        on_delete: Callable[[str], None],
+    ) -> None:
+        super().__init__(loop, process, faults)
+        self._inner = inner
+        self._kinds = kinds
+        self._on_put_begun = on_put_begun
+        self._on_put = on_put
+        self._on_delete = on_delete
+        self._doubtful: dict[str, None] = {}
+
+    async def get(self, key: str) -> bytes:
+        return await self._read(lambda: self._inner.get(key), self._kinds.get_failed)
+
+    async def get_range(self, key: str, start: int, length: int) -> bytes:
+        slow = self.faults.strikes(Fault.GET_SLOW)
+        body = await self._read(lambda: self._inner.get_range(key, start, length), self._kinds.get_failed, slow=slow)
+        self.faults.count(Path.READ_FROM_STORE)
+        return body
+
+    async def head(self, key: str) -> ObjectStat:
+        async def act() -> ObjectStat:
+            try:
+                stat = await self._inner.head(key)
+            except ObjectNotFoundError:
+                self._settled(key, Path.PUT_WAS_ABSENT)
+                raise
+            self._settled(key, Path.PUT_WAS_STORED)
+            return stat
+
+        return await self._read(act, Fault.HEAD_FAILED)
+
+    def _settled(self, key: str, path: Path) -> None:
+        if key in self._doubtful:
+            self.faults.count(path)
+
+    async def put_if_absent(self, key: str, body: Body, *, crc32c: int) -> None:
+        faults = self.faults
+        self._on_put_begun(key)
+        away = faults.is_away(self._kinds.down, self.loop.now_ms)
+        if away or faults.strikes(self._kinds.put_refused):
+            await asyncio.sleep(faults.between(0.1, 5) / 1000)
+            raise StoreUnavailableError("503 Slow Down")
+        call_lost = faults.strikes(Fault.PUT_CALL_LOST)
+        late = not call_lost and faults.strikes(Fault.PUT_LATE)
+        answer_lost = not call_lost and not late and faults.strikes(Fault.PUT_ANSWER_LOST)
+        slow = faults.strikes(Fault.PUT_SLOW)
+        fate = self.fate(call_lost=call_lost, late=late, answer_lost=answer_lost, slow=slow)
+        stored = bytes(body)
+
+        async def act() -> None:
+            await self._inner.put_if_absent(key, stored, crc32c=crc32c)
+            self._on_put(self.process)
+
+        try:
+            await self.call(fate, act, lambda: PutInDoubtError("the answer was lost"))
+        except PutInDoubtError:
+            self._doubtful[key] = None
+            raise
+
+    async def delete_many(self, keys: Sequence[str]) -> Deleted:
+        async def act() -> Deleted:
+            for key in keys:
+                self._on_delete(key)
+            return await self._inner.delete_many(keys)
+
+        return await self._read(act, self._kinds.get_failed)
+
+    async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectStat]:
+        async def act() -> list[ObjectStat]:
+            return [stat async for stat in self._inner.list(prefix, start_after=start_after)]
+
+        for stat in await self._read(act, self._kinds.get_failed):
+            yield stat
+
+    async def start_multipart(self, key: str) -> MultipartUpload:
+        raise AssertionError("agents do not use multipart uploads")
+
+    async def abort_multiparts(self, *, older_than_ms: int) -> int:
+        return await self._read(
+            lambda: self._inner.abort_multiparts(older_than_ms=older_than_ms), self._kinds.get_failed
+        )
+
+    def begun_uploads(self) -> AsyncIterator[BegunUpload]:
+        raise AssertionError("agents do not use multipart uploads")
+
+    async def close(self) -> None:
+        return None
+
+    async def _read(self, act: Callable[[], Coroutine[Any, Any, T]], fault: Fault, *, slow: bool = False) -> T:
+        away = self.faults.is_away(self._kinds.down, self.loop.now_ms)
+        failed = away or self.faults.strikes(fault)
+        fate = self.fate(call_lost=failed, answer_lost=False, late=False, slow=slow)
+        return await self.call(fate, act, lambda: StoreUnavailableError("no answer"))
 
 
 class SecondStore(SimulatedStore):

@@ -23,14 +23,16 @@ from metadata.contract.files import FileState
 from metadata.memory.store import MemoryMetadata
 from runtime.ids import SystemIds
 from runtime.runtime import Runtime
+from storage.keys import PROBE_PREFIX
 from tests.simulation import checks, hedges, seals
 from tests.simulation.book import Book, TopicPartition
 from tests.simulation.clients import Client, Line
 from tests.simulation.consumers import Browser, Consumer
 from tests.simulation.faults import Faults, Kind
 from tests.simulation.fleet import Seat
+from tests.simulation.janitors import JanitorSeat
 from tests.simulation.loop import Process, SimulationClock, SimulationLoop, StuckError
-from tests.simulation.nemesis import Janitor, Nemesis, TopicAdmin
+from tests.simulation.nemesis import Nemesis, TopicAdmin
 from tests.simulation.network import Network
 from tests.simulation.producers import IdempotentProducer, PlainProducer
 from tests.simulation.rolling import Roller
@@ -169,9 +171,11 @@ class World:
 
     def deleting(self, key: str) -> None:
         """Called before an object is deleted."""
+        if key.startswith(PROBE_PREFIX):
+            return
         database = self.server.database
         file_id = database.file_ids.get(key)
-        if file_id is None or database.files[file_id].info.state is not FileState.ABORTED:
+        if file_id is None or database.files[file_id].info.state is FileState.LIVE:
             state = "never seen" if file_id is None else database.files[file_id].info.state.value
             self.violation(f"object {key} was deleted while its key was {state}")
 
@@ -190,7 +194,7 @@ class World:
             self._watch_deletions()
             admin.start()
         if has_janitor:
-            janitor = Janitor(self)
+            janitor = JanitorSeat(self)
             self.start(janitor.process, janitor.run())
         self.start(self.loop.outside, Nemesis(self, has_janitor=has_janitor).run())
         self.start(self.loop.outside, Roller(self).run())
