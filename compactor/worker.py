@@ -19,7 +19,7 @@ A failed merge never ends the process.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -36,7 +36,9 @@ from metadata.contract.errors import MetadataUnavailableError, SchemaMismatchErr
 from metadata.contract.jobs import ClaimedJob, CommitMerge, JobLostError, MergeCommitted, MergeRefusedError
 from metadata.contract.leases import JOB_BEAT_MS, WriterLease
 from metadata.contract.store import MetadataStore
+from runtime.clock import Clock
 from runtime.errors import SiltstoneError
+from runtime.ids import IdSource
 from runtime.logging import About, get_logger, log_context
 from runtime.runtime import Runtime
 from runtime.tracing import CURRENT_SPAN, SpanKind, child_span, current
@@ -77,6 +79,27 @@ class WorkerMemory:
     """None = the engine runs all merges of this worker on a cluster, and they take no memory here."""
     keys_max: int = DEDUPE_KEYS_MAX
     """The size of the dedupe buffer."""
+
+
+async def commit_until_answered(
+    commit_merge: Callable[[CommitMerge], Awaitable[MergeCommitted]],
+    commit: CommitMerge,
+    *,
+    clock: Clock,
+    ids: IdSource,
+) -> MergeCommitted:
+    """Raises JobLostError, MergeRefusedError, WentBackError, SchemaMismatchError. Never gives up because an answer was
+    lost: the outputs may be committed, and only an answer can tell."""
+    pause_ms = COMMIT_PAUSE_MS
+    while True:
+        try:
+            return await commit_merge(commit)
+        except MetadataUnavailableError as error:
+            _log.warning("merge commit in doubt, asking again", error=str(error))
+            if (span := CURRENT_SPAN.get()) is not None:
+                span.event("in doubt")
+        await clock.sleep_ms(pause_ms * (0.5 + 0.5 * ids.jitter()))
+        pause_ms = min(pause_ms * 2, COMMIT_PAUSE_MS_MAX)
 
 
 class StoppedError(SiltstoneError):
@@ -203,7 +226,10 @@ class Worker:
             run.committing = True
             note_outputs(commit)
             with child_span("commit", kind=SpanKind.CLIENT, attributes={"db.system.name": "postgresql"}):
-                return await self._commit(commit), commit
+                committed = await commit_until_answered(
+                    self._metadata.compactors.commit_merge, commit, clock=self._clock, ids=self._ids
+                )
+                return committed, commit
 
     async def _with_erased_keys(self, claimed: ClaimedJob) -> ClaimedJob:
         """Raises MetadataUnavailableError."""
@@ -241,20 +267,6 @@ class Worker:
             raise JobLostError(run.lost)
         if self._clock.monotonic_ms() - run.began_ms > run.limit_ms:
             raise JobLostError(f"the merge did not end within its time limit of {run.limit_ms / 1000:.0f} s")
-
-    async def _commit(self, commit: CommitMerge) -> MergeCommitted:
-        """Raises JobLostError, MergeRefusedError, WentBackError, SchemaMismatchError. Never gives up because an answer
-        was lost: the outputs may be committed, and only an answer can tell."""
-        pause_ms = COMMIT_PAUSE_MS
-        while True:
-            try:
-                return await self._metadata.compactors.commit_merge(commit)
-            except MetadataUnavailableError as error:
-                _log.warning("merge commit in doubt, asking again", error=str(error))
-                if (span := CURRENT_SPAN.get()) is not None:
-                    span.event("in doubt")
-            await self._clock.sleep_ms(pause_ms * (0.5 + 0.5 * self._ids.jitter()))
-            pause_ms = min(pause_ms * 2, COMMIT_PAUSE_MS_MAX)
 
     @asynccontextmanager
     async def _beats(self, run: _Run) -> AsyncGenerator[None]:

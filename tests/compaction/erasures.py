@@ -181,6 +181,9 @@ async def advance(world: World) -> list[Erasure]:
             if world.random.random() < 0.3:
                 await _refuses_to_end(world, erasure.erasure_id)
             continue
+        if await world.metadata.erasures.refused_files():
+            world.count("refused batches waited for")
+            continue
         await world.metadata.erasures.finish_erasure(erasure.erasure_id, {})
         _done(world, mine)
         open_.pop()

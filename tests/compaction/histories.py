@@ -28,12 +28,14 @@ ACTIONS = (
     ("level now", 14),
     ("late", 2),
     ("write late", 4),
+    ("send again", 6),
     ("plan", 20),
     ("arbitrary", 12),
     ("run", 22),
     ("run in trouble", 4),
     ("commit", 16),
     ("commit twice", 3),
+    ("commit in doubt", 4),
     ("crash", 3),
     ("delete records", 2),
     ("expire", 4),
@@ -104,6 +106,8 @@ async def act(world: World, action: str) -> None:
         case "write late":
             if world.late:
                 await world.write(file_id=world.late.pop(0))
+        case "send again":
+            await world.producers.send_again()
         case "plan":
             await world.plan_round()
         case "arbitrary":
@@ -116,6 +120,8 @@ async def act(world: World, action: str) -> None:
             await world.commit_one()
         case "commit twice":
             await world.commit_one(twice=True)
+        case "commit in doubt":
+            await world.commit_one(doubts=True)
         case "crash":
             await world.crash()
         case "delete records":

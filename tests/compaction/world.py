@@ -18,9 +18,9 @@ from compactor.merging.kway_merge import MergeInputError
 from compactor.planning.options import MergeMemory
 from compactor.planning.plan import new_job, plan_merges
 from compactor.planning.spec import MergeKind, MergeSpec
-from compactor.worker import Engine
+from compactor.worker import Engine, commit_until_answered
 from metadata.contract.jobs import ClaimedJob, CommitMerge, InputsBusyError, JobLostError, MergeRefusedError
-from metadata.contract.l0_commit import CommitL0, Committed, L0Batch
+from metadata.contract.l0_commit import BatchResult, CommitL0, Committed
 from metadata.contract.leases import AgentAddress, WriterLease
 from metadata.contract.topics import Topic
 from metadata.memory.store import MemoryMetadata
@@ -29,24 +29,21 @@ from runtime.clock import ManualClock
 from runtime.errors import SiltstoneError
 from runtime.ids import SystemIds
 from runtime.runtime import Runtime
-from storage.format.file_format import ExtentSource, build_file
+from storage.format.file_format import build_file
 from storage.keys import file_key
 from storage.memory import MemoryStore
 from storage.wrappers.faulty import Fault, FaultPlan, FaultRule, Faulty
 from storage.wrappers.retrying import Retrying
+from tests.compaction.doubts import Doubts
 from tests.compaction.erasures import Erasures, no_duty, with_erased_keys
 from tests.compaction.log import describe, records_of
 from tests.compaction.model import PartitionModel, Rec, SlowReader, wrongs
-from tests.compaction.poison import opaque_records, poisoned
+from tests.compaction.poison import opaque_records
+from tests.compaction.producers import Producers, Sent, laid_out
 from tests.compaction.specs import JANITOR_LIMITS, OPTIONS, arbitrary_spec
 from tests.fixtures.heavy_merges import in_units
-from wire.batch import read_header
-from wire.codecs import Codec
-from wire.records import NewRecord, build_batch
 
 NEVER = 1 << 60
-Sent = tuple[bytes, list[NewRecord]]
-"""A batch and its records; no records if they cannot be read."""
 
 
 @dataclass(slots=True)
@@ -81,6 +78,7 @@ class World:
         self.seq = self.values = 0
         self.late: list[int] = []
         self.refused: list[tuple[int, bytes, bytes]] = []  # (partition id, key, value) of refused records
+        self.producers = Producers(self)
         self.erasures, self.erases, self.duty = Erasures(), True, no_duty()
         self.options = OPTIONS
         self.counts: dict[str, int] = {}
@@ -160,30 +158,8 @@ class World:
         r = self.random
         if built is None:
             partitions = sorted(r.sample(sorted(self.models), k=r.randint(1, min(3, len(self.models)))))
-            built = {each: [self._batch(each) for _ in range(r.randint(1, 3))] for each in partitions}
-        extents, rows, sent, position = list[ExtentSource](), list[L0Batch](), list[Sent](), 0
-        for partition_id, batches in built.items():
-            topic_id, number = self.places[partition_id]
-            headers = [read_header(body) for body, _ in batches]
-            stamps = [header.max_timestamp_ms for header in headers]  # all records of a batch have the same one
-            extents.append(
-                ExtentSource(
-                    topic_id,
-                    number,
-                    [body for body, _ in batches],
-                    sum(each.records_count for each in headers),
-                    min(stamps),
-                    max(stamps),
-                )
-            )
-            for (body, of_batch), header in zip(batches, headers, strict=True):
-                at_ms = header.max_timestamp_ms
-                masked = 2 if r.random() < 0.05 else 0  # a batch that the commit refuses: a hole in the file
-                rows.append(
-                    L0Batch(partition_id, position, len(body), header.records_count, at_ms, at_ms, masked_error=masked)
-                )
-                sent.append((body, of_batch))
-                position += len(body)
+            built = {each: [await self.producers.batch(each) for _ in range(r.randint(1, 3))] for each in partitions}
+        extents, rows, sent = laid_out(built, self.places, r)
         file = build_file(extents, level=0, created_ms=self.clock.wall_ms())
         key = file_key(
             level=0,
@@ -197,25 +173,33 @@ class World:
         size_bytes, crc = len(file.body), file.crc32c
         request = CommitL0(lease=self.lease, seq=self.seq, key=key, size_bytes=size_bytes, crc32c=crc, batches=rows)
         committed = await self._commit(request, file_id)
-        for row, (body, of_batch), result in zip(rows, sent, committed.results, strict=True):
-            if result.error:
-                self.refused += [(row.partition_id, one.key, one.value) for one in of_batch if one.key and one.value]
-                continue
-            model = self.models[row.partition_id]
-            assert result.base_offset == model.end, "offsets are dense"
-            if of_batch:
-                model.records += [
-                    Rec(model.end + n, one.key, one.value, one.timestamp_ms, one.headers)
-                    for n, one in enumerate(of_batch)
-                ]
-            else:
-                model.records += opaque_records(body, model.end)
-                self.count("poison")
+        for row, batch, result in zip(rows, sent, committed.results, strict=True):
+            self._answered(row.partition_id, batch, result)
         self.say(
             f"write file {committed.file_id}: "
             + ", ".join(f"{self.models[p].name}..{self.models[p].end}" for p in built)
         )
         self.count("write")
+
+    def _answered(self, partition_id: int, sent: Sent, result: BatchResult) -> None:
+        body, records = sent
+        if result.error:
+            self.refused += [(partition_id, one.key, one.value) for one in records if one.key and one.value]
+            return
+        if result.duplicate:
+            assert result.base_offset == self.producers.stored_at(partition_id, body)
+            self.count("sent again")
+            return
+        model = self.models[partition_id]
+        assert result.base_offset == model.end, "offsets are dense"
+        self.producers.stored(partition_id, sent, model.end)
+        if records:
+            model.records += [
+                Rec(model.end + n, one.key, one.value, one.timestamp_ms, one.headers) for n, one in enumerate(records)
+            ]
+        else:
+            model.records += opaque_records(body, model.end)
+            self.count("poison")
 
     async def _commit(self, request: CommitL0, file_id: int | None) -> Committed:
         """With `file_id`: a commit that drew its id long ago and becomes visible only now."""
@@ -235,24 +219,6 @@ class World:
         self.late.append(drawn)
         self.say(f"drew file id {drawn}")
         self.count("late")
-
-    def _batch(self, partition_id: int) -> Sent:
-        r = self.random
-        model = self.models[partition_id]
-        records: list[NewRecord] = []
-        for _ in range(r.choice([1, 1, 2, 3, 5])):
-            self.values += 1
-            key: bytes | None = b"k%d" % r.randrange(self.key_count)
-            if r.random() < 0.03:
-                key = b""
-            if not model.was_compact and r.random() < 0.3:
-                key = None
-            value = None if r.random() < 0.25 else b"v-%d-%d" % (self.seed, self.values)
-            headers = (("h", b"%d" % self.values),) if r.random() < 0.1 else ()
-            records.append(NewRecord(self.clock.wall_ms(), key, value, headers))
-        codec = Codec.NONE if r.random() < 0.7 else r.choice(list(Codec))
-        batch = build_batch(records, codec=codec)
-        return (poisoned(batch, r), []) if r.random() < self.poison else (batch, records)
 
     # ---- merging
 
@@ -349,13 +315,14 @@ class World:
         self.count("deep", any(one.passes > 1 for one in MergeSpec.from_json(job.spec).partitions.values()))
         return True
 
-    async def commit_one(self, *, twice: bool = False, last: bool = False) -> None:
+    async def commit_one(self, *, twice: bool = False, last: bool = False, doubts: bool = False) -> None:
         if not self.held:
             return
         held = self.held.pop(-1 if last else self.random.randrange(len(self.held)))
         job = held.claimed.job
+        call = Doubts(self).commit_merge if doubts else self.metadata.compactors.commit_merge
         try:
-            first = await self.metadata.compactors.commit_merge(held.commit)
+            first = await commit_until_answered(call, held.commit, clock=self.clock, ids=self.ids)
             if twice and await self.metadata.compactors.commit_merge(held.commit) != first:
                 self.violations.append(f"job {job.job_id} answered another thing when asked again")
         except (JobLostError, MergeRefusedError) as error:
