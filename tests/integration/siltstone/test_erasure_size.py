@@ -1,4 +1,5 @@
-"""An erasure of 10,000 keys, spread over the files of a bucket of 1 GiB: done, verified, its cost printed."""
+"""An erasure of 10,000 keys, spread over the files of a bucket of 1 GiB: done, verified, its cost printed. Another is
+killed on its way again and again."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +19,27 @@ from click.testing import CliRunner, Result
 
 from metadata.contract.files import FileState
 from metadata.contract.store import MetadataStore
+from metadata.erasures.contract import ErasureStage
 from metadata.urls import open_metadata
 from runtime.clock import SystemClock
 from runtime.metrics import Metrics
 from siltstone.cli import main
-from siltstone.kafka.client import KafkaClient
+from siltstone.kafka.client import KafkaClient, connected
 from siltstone.ops.erasure.request import hash_of
 from siltstone.ops.fsck import check_system
 from storage.local import LocalStore
 from storage.wrappers.metered import Metered
 from tests.fixtures.agents import Dial, StartAgent
-from tests.fixtures.compactors import StartCompactor
-from tests.fixtures.waiting import until
+from tests.fixtures.compactors import CompactorProcesses, StartCompactor
+from tests.fixtures.faults import Processes
+from tests.fixtures.idempotent_load import check_fsck
+from tests.fixtures.waiting import until, wait_until
 from wire.records import NewRecord, build_batch
 
 MIB = 1 << 20
 PARTITIONS, BATCHES, RECORDS, VALUE_BYTES = 4, 1_200, 900, 1_000
 KEYS, ERASED, FILES_MIN = 108_000, 10_000, 50
+KILLS = 6
 SPREAD: dict[str, Any] = {
     "output_bytes": 20 * MIB,
     "l1_runs_min": 1_000,
@@ -136,6 +142,72 @@ async def test_ten_thousand_keys_leave_a_gibibyte(
     await agent.agent.stop()
     await running.compactor.stop()  # before its metadata store is closed, or it would connect again
     await metadata.close()
+
+
+def progress(processes: Processes) -> tuple[str, int]:
+    """The stage of the erasure, and how many of its rewrites are committed."""
+    [row] = processes.postgres.query(
+        """SELECT stage, (SELECT count(*) FROM merge_jobs WHERE kind = 'erase' AND state = 'done') AS rewrites
+        FROM erasures"""
+    )
+    return row["stage"], row["rewrites"]
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1_500)
+def test_it_ends_though_every_compactor_but_the_last_is_killed(
+    processes: Processes, compactors: CompactorProcesses, tmp_path: Path
+) -> None:
+    # given the same bucket
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    processes.start(1, gc_grace_ms=5_000)
+
+    async def filled() -> None:
+        async with AsyncExitStack() as stack:
+            clients = [await stack.enter_async_context(connected(processes.bootstrap)) for _ in range(PARTITIONS)]
+            await fill(clients, chance)
+
+    asyncio.run(filled())
+    compactors.start(1, **SPREAD)
+    compactors.until_all_is_leveled(300)
+    compactors.stop()
+    files = processes.postgres.value("SELECT count(*) FROM files WHERE state = 'live'")
+    assert files >= FILES_MIN
+    keys_file = tmp_path / "keys.txt"
+    keys_file.write_bytes(b"\n".join(erased()) + b"\n")
+    places = ["--metadata", processes.postgres.url, "--object-store", processes.store_url]
+    # A wait begins the erasure at once. It ends with an error, and the erasure goes on without it.
+    words = ["visits", "--keys-file", str(keys_file), "--yes", "--wait", "--timeout", "0"]
+    requested = CliRunner().invoke(main, ["erase", "request", *words, *places])
+    assert requested.exit_code == 1 and "erasure 1 is not done after 0 s" in requested.stderr, requested.output
+    # when each compactor is killed a moment after it committed some rewrites, and so is the one that would end it
+    killed: list[tuple[str, int]] = []
+    for at in [0, *range(1, files, files // KILLS), files * 2]:
+        doomed = compactors.start(1, **SPREAD)[0]
+        wait_until(lambda at=at: progress(processes)[1] >= at or progress(processes)[0] != ErasureStage.ERASING, 600)
+        time.sleep(chance.random())
+        doomed.kill()
+        compactors.end_leases(doomed.node_id)
+        killed.append(progress(processes))
+        if killed[-1][0] == ErasureStage.DONE:
+            break
+    # then the last one ends what they began
+    compactors.start(1, **SPREAD)
+    wait_until(lambda: progress(processes)[0] == ErasureStage.DONE, 600)
+    print("killed at (stage, rewrites committed):", *killed)
+    assert len([each for each in killed if each[0] == ErasureStage.ERASING]) >= KILLS
+    verified = CliRunner().invoke(main, ["erase", "verify", "1", *places, "--json"])
+    assert verified.exit_code == 0, verified.output
+    found = json.loads(verified.stdout)
+    assert found["is_clean"] and found["keys"] == ERASED
+    assert found["records"] == BATCHES * RECORDS * (KEYS - ERASED) // KEYS
+    report = tmp_path / "report.json"
+    shown = CliRunner().invoke(main, ["erase", "status", "1", "--report", str(report), *places])
+    assert shown.exit_code == 0, shown.output
+    check_report(report, erased()[0])
+    check_fsck(metadata_url=processes.postgres.url, store_url=processes.store_url)
 
 
 def check_report(path: Path, one: bytes) -> None:

@@ -6,50 +6,63 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.integration.siltstone.test_docs_examples import FENCE, PAGES
+from tests.integration.siltstone.test_docs_examples import PAGES
 
 ROOT = Path(__file__).resolve().parents[3]
+ANY_FENCE = re.compile(r"^( *)```(\w+)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+"""Those in lists are indented."""
 RUN_AS_THEY_STAND = {*PAGES, "docs/command-line.md"}
 """Pages of which a test runs every block of `sh` and `python`, in order."""
+QUERIES_OF = "docs/operations/runbook.md"
+"""`tests/integration/siltstone/test_runbook.py` runs every query of it."""
+UPGRADES = "tests/integration/metadata/test_migrate.py"
+MONITORING = "tests/contract/test_observation.py"
+SHELL = "tests/integration/siltstone/test_shell_examples.py"
 RUN_BY_OTHERS = {
     ("docs/spark.md", "from pyspark.sql import SparkSession"): "tests/integration/spark/test_spark_source.py",
     ("docs/spark.md", 'export JAVA_HOME="$(siltstone spark doctor --java-home)"'): (
         "tests/integration/spark/test_spark_cli.py"
     ),
     ("docs/operations/sizing.md", "siltstone cost --mib-s 100"): "tests/unit/siltstone/ops/test_cost.py",
+    ("docs/operations/sizing.md", "$ siltstone cost --mib-s 100"): "tests/unit/siltstone/ops/test_cost.py",
+    ("docs/command-line.md", "eval "): SHELL,
+    ("docs/erasure.md", "siltstone topics create orders"): SHELL,
+    ("docs/erasure.md", "openssl pkey"): SHELL,
+    ("docs/look-inside.md", "siltstone compactor simulate"): SHELL,
+    ("docs/look-inside.md", "SILTSTONE_METADATA_URL="): SHELL,
+    ("docs/look-inside.md", "siltstone dev --agents 2"): SHELL,
+    ("docs/look-inside.md", "siltstone compactor --data"): SHELL,
+    ("docs/look-inside.md", "siltstone compact TOPIC"): SHELL,
+    ("docs/kafka-clients.md", "kcat -L"): SHELL,
+    ("docs/kafka-clients.md", "from confluent_kafka import Producer"): SHELL,
+    ("docs/kafka-clients.md", "from kafka import KafkaProducer"): SHELL,
+    ("docs/kafka-clients.md", "import asyncio"): SHELL,
+    ("docs/kafka-clients.md", "from kafka import KafkaConsumer"): SHELL,
+    ("docs/operations/logs-and-traces.md", "# 1. the request"): SHELL,
+    ("docs/operations/logs-and-traces.md", "# 2. the life of that file"): SHELL,
+    ("docs/operations/logs-and-traces.md", "# errors by kind"): SHELL,
+    ("docs/operations/rebuild.md", "mkdir drill"): SHELL,
+    ("docs/operations/rebuild.md", "URL="): SHELL,
+    ("docs/operations/rebuild.md", "siltstone dev --data drill"): SHELL,
+    ("docs/operations/upgrades.md", "$ siltstone migrate --dry-run"): UPGRADES,
+    ("docs/operations/monitoring.md", "GRANT pg_read_all_stats"): MONITORING,
 }
 """(page, how a line of the block begins) -> the test file that reads and runs it."""
 
 INSTALLS = "installs packages, which a test run must not"
-NEVER_ENDS = "runs until Ctrl-C; tests/integration/siltstone/test_dev.py starts and stops such processes"
-SIZES = "needs a topic or hours of simulated load that the page does not make; tests of the command run it small"
 SERVERS = "needs other Postgres servers or an object store with names of the reader's own"
-CLIENT = "writes or reads 100,000 records; tests/conformance runs these clients through scenarios of its own"
-SHELL = "completes words for a person's own shell; tests of completion ask for the words"
-LOGS = "reads log lines that an agent of the reader's wrote"
 NOT_RUN = {
     ("README.md", "make demo"): "takes minutes and installs; tests/integration/siltstone/test_demo.py runs the demo",
     ("README.md", "make install"): f"{INSTALLS}; then it is `siltstone dev`, which test_dev.py runs",
-    ("docs/look-inside.md", "siltstone compactor simulate"): SIZES,
-    ("docs/look-inside.md", "SILTSTONE_METADATA_URL="): NEVER_ENDS,
-    ("docs/look-inside.md", "siltstone dev --agents 2"): NEVER_ENDS,
-    ("docs/look-inside.md", "siltstone compactor --data"): NEVER_ENDS,
-    ("docs/look-inside.md", "siltstone tables export hello"): SIZES,
-    ("docs/command-line.md", "eval "): SHELL,
-    ("docs/erasure.md", "siltstone topics create orders"): (
-        "waits for gc.grace.ms, 15 minutes; test_erase_cli.py waits for erasures with a short grace"
+    ("docs/compacted-topics.md", "$ siltstone topics describe"): (
+        "shows hours of a busy topic; tests/unit/siltstone/ops/test_compaction_notes.py has such lines"
     ),
-    ("docs/erasure.md", "openssl pkey"): "needs openssl; test_report.py runs these lines where it is at hand",
     ("docs/reading-topics.md", "pip install"): INSTALLS,
     ("docs/reading-topics.md", "psql -c"): SERVERS,
-    ("docs/kafka-clients.md", "kcat -L"): "needs kcat; tests/conformance runs kcat where it is at hand",
-    ("docs/kafka-clients.md", "from confluent_kafka import Producer"): CLIENT,
-    ("docs/kafka-clients.md", "from kafka import KafkaProducer"): CLIENT,
-    ("docs/kafka-clients.md", "import asyncio"): "waits for records for ever; tests/conformance runs aiokafka",
-    ("docs/kafka-clients.md", "from kafka import KafkaConsumer"): CLIENT,
     ("docs/spark.md", "pip install"): INSTALLS,
     (
         "docs/spark.md",
@@ -57,12 +70,10 @@ NOT_RUN = {
     ): "takes half a minute; tests/unit/spark_jobs/test_archive.py checks the contents",
     ("docs/spark.md", "query = ("): "writes to a bucket of the reader's; test_spark_source.py reads streams",
     ("docs/operations/backup.md", "pg_basebackup"): SERVERS,
-    ("docs/operations/logs-and-traces.md", "# "): LOGS,
+    ("docs/operations/backup.md", "cp -a BASE RESTORED"): SERVERS,
     ("docs/operations/logs-and-traces.md", "pip install"): INSTALLS,
     ("docs/operations/rebuild.md", "siltstone rebuild --dry-run"): SERVERS,
-    ("docs/operations/rebuild.md", "mkdir drill"): SERVERS,
-    ("docs/operations/rebuild.md", "URL="): SERVERS,
-    ("docs/operations/rebuild.md", "siltstone dev --data drill"): NEVER_ENDS,
+    ("docs/operations/second-bucket.md", "rclone copy"): SERVERS,
 }
 """(page, how the block begins) -> why no test runs it."""
 
@@ -78,16 +89,17 @@ def pages() -> list[Path]:
 def examples() -> Iterator[tuple[str, str, str]]:
     """(page, language, text) of every block of a shell or of Python."""
     for page in pages():
-        for language, text in FENCE.findall(page.read_text(encoding="utf-8")):
-            if language in ("sh", "python", "bash"):
-                yield page.relative_to(ROOT).as_posix(), language, text
+        for _, language, text in ANY_FENCE.findall(page.read_text(encoding="utf-8")):
+            if language in ("sh", "python", "bash", "console", "sql"):
+                yield page.relative_to(ROOT).as_posix(), language, textwrap.dedent(text)
 
 
 def test_every_example_is_run_or_listed_with_a_reason() -> None:
     unlisted = [
         (page, text.splitlines()[0])
         for page, language, text in examples()
-        if not (page in RUN_AS_THEY_STAND and language != "bash")
+        if not (page in RUN_AS_THEY_STAND and language in ("sh", "python"))
+        and not (page == QUERIES_OF and language == "sql")
         and not any(page == of and text.startswith(begin) for of, begin in (*NOT_RUN, *RUN_BY_OTHERS))
     ]
     assert unlisted == []
@@ -98,7 +110,7 @@ def test_everything_listed_is_on_its_page_and_run_by_no_other_list() -> None:
     for of, begin in (*NOT_RUN, *RUN_BY_OTHERS):
         here = [language for page, language, text in found if page == of and text.startswith(begin)]
         assert here, (of, begin)
-        assert of not in RUN_AS_THEY_STAND or set(here) == {"bash"}, (of, begin)
+        assert of not in RUN_AS_THEY_STAND or set(here) <= {"bash", "console"}, (of, begin)
     for (page, _), file in RUN_BY_OTHERS.items():
         assert Path(page).name in (ROOT / file).read_text(encoding="utf-8")
 

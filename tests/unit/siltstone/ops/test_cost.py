@@ -5,6 +5,7 @@ others.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -291,6 +292,14 @@ def test_the_example_of_the_page_about_sizing_is_what_the_command_prints() -> No
     lines = [line.rstrip() for line in shown(*command.split()[3:]).splitlines()]
     expected = printed[: printed.index("\n```")].splitlines()
     assert lines[: len(expected)] == expected
+
+
+def test_the_command_of_the_page_with_prices_of_ones_own_runs() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    [command] = re.findall(r"^```sh\n(siltstone cost .*)\n```$", text, re.MULTILINE)
+    words = command.split()[2:]
+    assert words.count("--price") == 3
+    assert shown(*words) != shown("--mib-s", "100")
 
 
 def test_a_bar_shows_what_is_more_than_nothing() -> None:
