@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.conformance.clients import CLIENTS
 from tests.conformance.contract import Client
 from tests.conformance.scenarios import SCENARIOS
-from tests.conformance.tool_rows import TOOL_ROWS
+from tests.conformance.tool_rows import TOOL_ROWS, last_seen
 from wire.api import APIS
 
 ROOT = Path(__file__).parents[2]
@@ -86,8 +86,9 @@ def render_coverage_markdown() -> str:
             "",
             "## Kafka's tools",
             "",
-            "Exit codes of Kafka 4.1's tools, and words of their output. A test runs each row where the jars are",
-            "at hand. SAME and OTHER are files with the present replicas of a topic and with others.",
+            f"Exit codes that the tools of Kafka {last_seen().kafka} had when a test ran them beside two agents, and",
+            "words of their output. The test runs them again where the jars are at hand. TOPIC is an empty topic of 2",
+            "replicas; SAME and OTHER are files with its present replicas and with others, START has its log start.",
             "",
             *_table(("tool", "command", "exit code", "says"), _tools()),
             "",
@@ -103,7 +104,11 @@ def render_coverage_markdown() -> str:
 
 
 def _tools() -> list[list[str]]:
-    return [[row.tool, f"`{row.words}`" if row.words else "", str(row.code), row.says.strip()] for row in TOOL_ROWS]
+    codes = last_seen().codes
+    return [
+        [row.tool, f"`{row.words}`" if row.words else "", str(codes[row.command]), row.says.strip()]
+        for row in TOOL_ROWS
+    ]
 
 
 def _apis() -> list[str]:

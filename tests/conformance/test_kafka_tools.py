@@ -12,7 +12,7 @@ import pytest
 
 from bench.servers.kafka import find_jars
 from tests.conformance.cluster import Cluster
-from tests.conformance.tool_rows import TOOL_ROWS
+from tests.conformance.tool_rows import SEEN_FILE, TOOL_ROWS, SeenTools, last_seen
 from tests.fixtures.waiting import wait_until
 
 TIMEOUT_S = 60
@@ -79,8 +79,8 @@ def test_an_operator_finds_kafkas_tools_working(run: Run, cluster: Cluster, tmp_
     assert topic not in run(TOPICS, "--list").split()
 
 
-@pytest.mark.timeout(300)
-def test_tools_whose_subject_is_not_there_exit_with_words(cluster: Cluster, run: Run, tmp_path: Path) -> None:
+@pytest.mark.timeout(600)
+def test_the_tools_exit_as_the_page_about_coverage_says(cluster: Cluster, run: Run, tmp_path: Path) -> None:
     jars = find_jars()
     assert jars is not None
     topic = cluster.name()
@@ -93,13 +93,28 @@ def test_tools_whose_subject_is_not_there_exit_with_words(cluster: Cluster, run:
         plan = {"version": 1, "partitions": [{"topic": topic, "partition": 0, "replicas": replicas}]}
         (tmp_path / name).write_text(json.dumps(plan))
         given[name] = str(tmp_path / name)
+    start = {"version": 1, "partitions": [{"topic": topic, "partition": 0, "offset": 0}]}
+    (tmp_path / "START").write_text(json.dumps(start))
+    given["START"] = str(tmp_path / "START")
     wrong: list[tuple[object, int, str]] = []
+    codes: dict[str, int] = {}
     for row in TOOL_ROWS:
         words = [given.get(word, word) for word in row.words.split()]
         address = () if "ADDRESS" in row.words else ("--bootstrap-server", cluster.bootstrap)
         command = jars.command(row.main, [*address, *words], JVM)
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+        done = subprocess.run(command, input="", capture_output=True, text=True, timeout=TIMEOUT_S)
+        codes[row.command] = done.returncode
         output = done.stdout + done.stderr
         if done.returncode != row.code or row.says not in output:
             wrong.append((row, done.returncode, output[-1_000:]))
     assert wrong == []
+    [clients] = jars.folder.glob("kafka-clients-*[0-9].jar")
+    seen = SeenTools(clients.stem.removeprefix("kafka-clients-"), codes)
+    kept = tmp_path / SEEN_FILE.name
+    kept.write_text(seen.text())
+    if seen.kafka == last_seen().kafka:
+        assert seen.text() == SEEN_FILE.read_text(), f"copy {kept} to {SEEN_FILE}"
+
+
+def test_the_run_that_was_kept_has_every_row_with_its_exit_code() -> None:
+    assert last_seen().codes == {row.command: row.code for row in TOOL_ROWS}

@@ -1,11 +1,17 @@
 """What Kafka's command-line tools say to a cluster: the command, its exit code, and words of its output.
 
-`test_kafka_tools.py` runs each row where Kafka's jars are at hand; `docs/kafka-coverage.md` shows them.
+`test_kafka_tools.py` runs each row where Kafka's jars are at hand, and compares with the last run that was kept in
+`tools_seen.json`. `docs/kafka-coverage.md` shows that run.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+
+SEEN_FILE = Path(__file__).with_name("tools_seen.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,10 +21,32 @@ class ToolRow:
     main: str
     words: str
     """The arguments. The address goes before them, or where ADDRESS is. TOPIC stands for a topic, SAME and OTHER for
-    files with its present and with other replicas, NODE for the id of an agent, EMPTY for an empty file."""
+    files with its present and with other replicas, START for one with
+    its log start, NODE for the id of an agent, EMPTY for an empty file."""
     code: int
     says: str = ""
     """Part of the output."""
+
+    @property
+    def command(self) -> str:
+        return f"{self.tool} {self.words}".strip()
+
+
+@dataclass(frozen=True, slots=True)
+class SeenTools:
+    """A run of all rows."""
+
+    kafka: str
+    """The version of the tools."""
+    codes: Mapping[str, int]
+    """Exit codes by command."""
+
+    def text(self) -> str:
+        return json.dumps({"kafka": self.kafka, "codes": dict(self.codes)}, indent=1) + "\n"
+
+
+def last_seen() -> SeenTools:
+    return SeenTools(**json.loads(SEEN_FILE.read_text()))
 
 
 _CONFIGS = "kafka.admin.ConfigCommand"
@@ -27,6 +55,29 @@ _TOOLS = "org.apache.kafka.tools"
 _FEATURES = "org.apache.kafka.tools.FeatureCommand"
 
 TOOL_ROWS = (
+    ToolRow("kafka-topics", f"{_TOOLS}.TopicCommand", "--describe --topic TOPIC", 0, "ReplicationFactor: 2"),
+    ToolRow("kafka-topics", f"{_TOOLS}.TopicCommand", "--describe --topic no-such-topic", 1, "does not exist"),
+    ToolRow("kafka-topics", f"{_TOOLS}.TopicCommand", "--create --topic TOPIC", 1, "exists already"),
+    ToolRow("kafka-get-offsets", f"{_TOOLS}.GetOffsetShell", "--topic TOPIC", 0, ":0:0"),
+    ToolRow("kafka-consumer-groups", f"{_TOOLS}.consumer.group.ConsumerGroupCommand", "--list", 0),
+    ToolRow(
+        "kafka-consumer-groups",
+        f"{_TOOLS}.consumer.group.ConsumerGroupCommand",
+        "--describe --group no-such-group",
+        0,
+        "GroupIdNotFoundException",
+    ),
+    ToolRow(
+        "kafka-delete-records", f"{_TOOLS}.DeleteRecordsCommand", "--offset-json-file START", 0, "low_watermark: 0"
+    ),
+    ToolRow("kafka-console-producer", f"{_TOOLS}.ConsoleProducer", "--topic TOPIC", 0),
+    ToolRow(
+        "kafka-console-consumer",
+        f"{_TOOLS}.consumer.ConsoleConsumer",
+        "--topic TOPIC --partition 0 --offset earliest --timeout-ms 3000",
+        0,
+        "Processed a total of 0 messages",
+    ),
     ToolRow("kafka-configs", _CONFIGS, "--describe --entity-type users", 0),
     ToolRow("kafka-configs", _CONFIGS, "--describe --entity-type broker-loggers --entity-name NODE", 0, "root="),
     ToolRow("kafka-configs", _CONFIGS, "--describe --entity-type groups --entity-name g", 0),
