@@ -1,4 +1,4 @@
-"""What Kafka's command-line tools say to a cluster: the command, its exit code, and words of its output.
+"""Kafka's command-line tools beside a cluster: each command, its exit code, and words of its output.
 
 `test_kafka_tools.py` runs each row where Kafka's jars are at hand, and compares with the last run that was kept in
 `tools_seen.json`. `docs/kafka-coverage.md` shows that run.
