@@ -15,7 +15,7 @@ from tests.fixtures.waiting import wait_until
 
 PARTITIONS = 3
 GRACE = {"gc_grace_ms": 2_000}
-FREEZES_MAX = 200
+FREEZES_MAX = 300
 
 
 def merges_done(processes: Processes) -> int:
@@ -69,34 +69,28 @@ def test_killed_compactors_lose_double_and_leak_nothing_in_twenty_runs(
     kill_and_check(processes, compactors, runs=20, kills=4)
 
 
-def running_job_of(processes: Processes, node_id: int) -> int | None:
+def job_held_at_rest(processes: Processes, node_id: int) -> int | None:
+    """The running job of a frozen compactor, unless one of its transactions holds rows that `end_leases` changes."""
     rows = processes.postgres.query(
-        "SELECT job_id FROM merge_jobs WHERE state = 'running' AND holder = $1 ORDER BY job_id", node_id
+        """WITH own AS (SELECT 1 FROM compactors WHERE node_id = $1 FOR UPDATE SKIP LOCKED),
+        jobs AS (SELECT job_id FROM merge_jobs WHERE state = 'running' AND holder = $1 FOR UPDATE SKIP LOCKED)
+        SELECT min(job_id) AS job_id FROM jobs WHERE EXISTS (SELECT 1 FROM own)""",
+        node_id,
     )
-    return rows[0]["job_id"] if rows else None
-
-
-def is_anybody_in_a_transaction(processes: Processes) -> bool:
-    open_now = processes.postgres.value(
-        "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend' AND state <> 'idle'"
-        " AND pid <> pg_backend_pid()"
-    )
-    return open_now > 0
+    return rows[0]["job_id"]
 
 
 def frozen_in_a_merge(processes: Processes, compactor: CompactorProcess) -> int:
-    """Freeze the compactor again and again until it is frozen while it holds a job. Returns the job.
-
-    Not inside a transaction: that would keep rows locked, and the test could not end the leases.
-    """
+    """Freeze the compactor again and again until it is frozen while it holds a job. Returns the job."""
     node_id = compactor.node_id
-    for _ in range(FREEZES_MAX):
+    for attempt in range(FREEZES_MAX):
         compactor.freeze()
-        job_id = running_job_of(processes, node_id)
-        if job_id is not None and not is_anybody_in_a_transaction(processes):
+        sleep(0.03)  # for Postgres to end the statement that was on its way
+        job_id = job_held_at_rest(processes, node_id)
+        if job_id is not None:
             return job_id
         compactor.thaw()
-        sleep(0.02)
+        sleep(0.02 * (1 + attempt % 10))  # on a busy machine 20 ms are too short to begin a merge
     raise AssertionError(f"frozen {FREEZES_MAX} times, never in a merge")
 
 

@@ -73,8 +73,9 @@ def lease_lost(processes: Processes, *, really: bool) -> None:
         # then: Metadata names the other agent for every partition, and that agent is enough
         wait_until(lambda: agents_named_by(other) == {other.port})
         load.until_more(200)
+        ended = processes.postgres.lease_until_ms(frozen.port)
         frozen.thaw()
-        wait_until(lambda: processes.postgres.lease_left_ms(frozen.port) > LEASE_MS / 2)
+        wait_until(lambda: processes.postgres.lease_until_ms(frozen.port) > ended)
         wait_until(lambda: agents_named_by(other) == {frozen.port, other.port})
         load.until_more(200)
         load.finish_and_check(frozen.address)

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from metadata.contract.leases import BEAT_MS, LEASE_MS
 from storage.cluster import check_cluster
 from storage.local import LocalStore
 from tests.fixtures.agents import StartAgent
@@ -46,11 +45,11 @@ class System:
 
     async def goes_on(self) -> None:
         """Wait until writers get answers and every agent renews its lease again."""
-        left = await self._leases()
+        before = await self._leases()
         await asyncio.to_thread(self.load.until_more, 50)
 
         async def beaten() -> bool:
-            return all(ms > max(left[port], LEASE_MS - BEAT_MS) for port, ms in (await self._leases()).items())
+            return all(until_ms > before[port] for port, until_ms in (await self._leases()).items())
 
         await until(beaten)
 
@@ -62,7 +61,7 @@ class System:
 
     async def _leases(self) -> Mapping[int, int]:
         ports = [int(each.address.rpartition(":")[2]) for each in self.fleet.agents]
-        return {port: await asyncio.to_thread(self.postgres.lease_left_ms, port) for port in ports}
+        return {port: await asyncio.to_thread(self.postgres.lease_until_ms, port) for port in ports}
 
 
 @asynccontextmanager
