@@ -7,6 +7,7 @@ import random
 from time import monotonic, sleep
 
 import pytest
+from asyncpg.exceptions import LockNotAvailableError
 
 from tests.fixtures.compactors import CompactorProcess, CompactorProcesses
 from tests.fixtures.faults import Processes, create_topic
@@ -70,14 +71,18 @@ def test_killed_compactors_lose_double_and_leak_nothing_in_twenty_runs(
 
 
 def job_held_at_rest(processes: Processes, node_id: int) -> int | None:
-    """The running job of a frozen compactor, unless one of its transactions holds rows that `end_leases` changes."""
-    rows = processes.postgres.query(
-        """WITH own AS (SELECT 1 FROM compactors WHERE node_id = $1 FOR UPDATE SKIP LOCKED),
-        jobs AS (SELECT job_id FROM merge_jobs WHERE state = 'running' AND holder = $1 FOR UPDATE SKIP LOCKED)
-        SELECT min(job_id) AS job_id FROM jobs WHERE EXISTS (SELECT 1 FROM own)""",
-        node_id,
-    )
-    return rows[0]["job_id"]
+    """The running job of a frozen compactor, unless a transaction holds rows that `end_leases` must change."""
+    query = processes.postgres.query
+    try:
+        query("SELECT FROM compactors WHERE node_id = $1 FOR UPDATE NOWAIT", node_id)
+        query("SELECT FROM duties WHERE holder = $1 FOR UPDATE NOWAIT", node_id)
+        jobs = query(
+            "SELECT job_id FROM merge_jobs WHERE holder = $1 AND state = 'running' ORDER BY job_id FOR UPDATE NOWAIT",
+            node_id,
+        )
+    except LockNotAvailableError:
+        return None
+    return jobs[0]["job_id"] if jobs else None
 
 
 def frozen_in_a_merge(processes: Processes, compactor: CompactorProcess) -> int:
