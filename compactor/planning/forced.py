@@ -44,6 +44,11 @@ class PassCandidate:
             self.partition.partition_id,
         )
 
+    @property
+    def late_since_ms(self) -> int:
+        """When the earliest dirty record passed `max.compaction.lag.ms`."""
+        return (self.dirtiness.earliest_dirty_ms or 0) + self.dirtiness.lag_ms_max
+
 
 def plan_forced(draft: PlanDraft) -> None:
     """Runs after all other rules, when the files that they wait for are reserved."""
@@ -80,10 +85,11 @@ def _cap(options: PlanOptions) -> tuple[int, str, str]:
 
 def _in_turns(draft: PlanDraft, due_now: Sequence[PassCandidate]) -> Iterator[PassCandidate]:
     """Requested passes first. Then those past `max.compaction.lag.ms` and all others in turns, so that neither kind
-    takes every slot. The kind that had the last pass comes second: with a single slot, they alternate."""
+    takes every slot. The kind that had the last pass comes second: with a single slot, they alternate. Of the late ones
+    the latest goes first, however little of it is dirty: dirtier ones could come due again and again before it."""
     in_order = sorted(due_now, key=lambda each: each.order)
     yield from (each for each in in_order if each.due.requested)
-    late = [each for each in in_order if each.due.is_late]
+    late = sorted((each for each in in_order if each.due.is_late), key=lambda each: each.late_since_ms)
     others = [each for each in in_order if not each.due.is_late and not each.due.requested]
     passed = [each for each in draft.view.partitions.values() if each.last_forced_ms is not None]
     last = max(passed, key=lambda each: (each.last_forced_ms or 0, each.partition_id), default=None)

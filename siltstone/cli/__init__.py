@@ -2,7 +2,8 @@
 
 A command is imported when it runs: `siltstone --help` imports none of them, and the process of an agent imports
 nothing that only the CLI needs. Errors that the code raises on purpose are printed as two lines, `error:` and
-`remedy:`, and end with exit code 1. Wrong usage ends with 2. Only SILTSTONE_TRACEBACK=1 shows a traceback.
+`remedy:`, and end with exit code 1. Wrong usage ends with 2, and Ctrl-C with 130. Only SILTSTONE_TRACEBACK=1 shows a
+traceback.
 """
 
 from __future__ import annotations
@@ -114,6 +115,12 @@ class LazyGroup(click.Group):
             raise
         except (click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise  # click handles these, also when the reader of our output has gone (`| head`)
+        except KeyboardInterrupt:
+            from siltstone.processes.stopping import INTERRUPTED
+
+            # Not click's 1: for `fsck` and `erase verify` that is a finding.
+            say("stopped before the end", err=True)
+            sys.exit(INTERRUPTED)
         except Exception as error:
             if os.environ.get(TRACEBACK_VARIABLE, "") not in ("", "0"):
                 raise

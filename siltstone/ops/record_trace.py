@@ -33,7 +33,7 @@ from siltstone.ops.fsck import all_files
 from siltstone.ops.hint_options import HintOptions
 from siltstone.ops.record_erasure import erasures_over, later_text, maybe_text, removed_by, removed_text, removes_later
 from siltstone.ops.record_report import BatchFacts, Diagnosis, Step, Stretch, Verdict
-from siltstone.ops.remains import Remnant, remnant, remnants_text, stray, strays_of, unnamed_objects
+from siltstone.ops.remains import Remnant, remnant, remnants_text, sooner_text, stray, strays_of, unnamed_objects
 from storage.format.block_index import decode_block_index
 from storage.format.file_format import CorruptFileError
 from storage.format.inspect import FileReport, inspect_file
@@ -300,7 +300,9 @@ class _Trace:
             why = "No object of the bucket holds it any more"
         else:
             lies = remnants_text(remnants, await self._metadata.now_ms())
-            why = f"Its bytes still lie in the bucket: {lies}. A shorter purge.deadline.ms makes them go sooner"
+            why = f"Its bytes still lie in the bucket: {lies}"
+            if sooner := sooner_text(remnants):
+                why += f"; {sooner}"
         return replace(known, remnants=remnants, why=". ".join(each for each in (known.why, why) if each))
 
     async def _record_in(self, known: Diagnosis, held: HeldBytes) -> tuple[bool, OutputRecord | None]:

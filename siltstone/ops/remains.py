@@ -81,6 +81,13 @@ def remnants_text(remnants: Sequence[Remnant], now_ms: int) -> str:
     return ", ".join(shown) + (f" and {plural(left, 'more file')}" if left else "")
 
 
+def sooner_text(remnants: Iterable[Remnant]) -> str:
+    """What makes them go sooner; empty if nothing does. A dead file waits for the grace alone, which is for readers."""
+    if not any(each.rewritten and each.dead_ms is not None for each in remnants):
+        return ""
+    return "a shorter purge.deadline.ms of the compactors makes dead bytes of live files go sooner"
+
+
 def count_files(remnants: Sequence[Remnant]) -> int:
     return len({each.key for each in remnants})
 

@@ -21,7 +21,8 @@ from tests.compaction.histories import NO_HABITS, PARTIAL
 from tests.compaction.world import World
 from tests.fixtures.postgres import run_sql
 
-SEEDS = 20
+SEEDS = range(40, 60)
+"""One history in ten asks a claim beside an object without a row that holds what was removed; six of these do."""
 REAL_SEEDS = (3, 8)
 SOAK_FROM, SOAK_SEEDS = 2_000_000, 400
 
@@ -82,7 +83,7 @@ def run_seeds(seeds: range) -> tuple[Counter[str], list[str]]:
 
 @pytest.mark.timeout(300)
 def test_what_is_said_to_be_gone_is_in_no_object() -> None:
-    asked, failed = run_seeds(range(SEEDS))
+    asked, failed = run_seeds(SEEDS)
     assert not failed, "\n\n".join(failed[:3])
     # and something was said to be gone
     assert min(asked[f"{kind} of values"] for kind in CLAIMS) > 10, asked

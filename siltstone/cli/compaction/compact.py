@@ -24,14 +24,12 @@ from siltstone.cli.options.usage import WrongUsageError
 from siltstone.cli.topics.explain import print_states, read_explained
 from siltstone.ops.compaction import compact_now
 from siltstone.ops.compaction.report import states_json
-from siltstone.processes.stopping import unless
+from siltstone.processes.stopping import INTERRUPTED, unless
 from siltstone.terminal.compaction_progress import shown_progress
 from siltstone.terminal.output import console, json_option, print_json, print_pairs
 from siltstone.terminal.plain import say
 
 TIMEOUT_S = 3600
-INTERRUPTED = 130
-"""Exit code after Ctrl-C: 128 plus the number of SIGINT, as in shells."""
 
 
 @click.command()

@@ -19,7 +19,7 @@ from runtime.runtime import Runtime
 from siltstone.cli.options.system_options import SystemOptions, Urls
 from siltstone.processes.opening import opened_stores
 from siltstone.processes.spark_note import EngineChoice
-from siltstone.processes.stopping import stop_signals
+from siltstone.processes.stopping import INTERRUPTED, stop_signals
 from siltstone.terminal.output import console
 from siltstone.terminal.plain import say
 
@@ -34,7 +34,7 @@ T = TypeVar("T", bound=Callable[..., object])
 def stopped_here(text: str) -> click.exceptions.Exit:
     """Print `text`; the returned exception ends the command with 130, the exit code after Ctrl-C in shells."""
     say(text, err=True)
-    return click.exceptions.Exit(130)
+    return click.exceptions.Exit(INTERRUPTED)
 
 
 def engine_option(command: T) -> T:

@@ -24,7 +24,7 @@ from runtime.clock import SystemClock
 from runtime.errors import BadInputError
 from runtime.text import age_text, numbers_text, plural
 from siltstone.cli.erase.keys import STDIN, given_keys, key_options
-from siltstone.cli.erase.waiting import INTERRUPTED, wait_for_the_end
+from siltstone.cli.erase.waiting import wait_for_the_end
 from siltstone.cli.groups.asking import confirm, tell
 from siltstone.cli.options.agent_options import bootstrap_of, bootstrap_option
 from siltstone.cli.options.completion import TOPIC
@@ -35,6 +35,7 @@ from siltstone.kafka.record_format import shown_field
 from siltstone.kafka.retrying import RetryingClient
 from siltstone.ops.compaction.compact_now import configs_in_force, find_topic
 from siltstone.ops.compaction.evidence import is_compacted
+from siltstone.ops.erasure.report import NOT_COVERED
 from siltstone.ops.erasure.request import (
     Draft,
     Newest,
@@ -47,13 +48,10 @@ from siltstone.ops.erasure.request import (
     plain_marks,
 )
 from siltstone.ops.erasure.tombstones import KeyLog
+from siltstone.processes.stopping import INTERRUPTED
 from siltstone.terminal.output import console, json_option, print_json, print_pairs
 from siltstone.terminal.plain import say
 
-NOT_COVERED = (
-    "tables and exports, whatever consumers wrote elsewhere, backups, replicas of the bucket, and old versions of"
-    " objects in a versioned bucket (docs/erasure.md)"
-)
 SECRET_BYTES = 32
 ABSENT_SHOWN_MAX = 5
 

@@ -21,12 +21,11 @@ from siltstone.cli.options.system_options import SystemOptions, Urls, opened_met
 from siltstone.ops.erasure.report import report_pairs
 from siltstone.ops.erasure.status import State, read_states, state_json, state_pairs
 from siltstone.ops.hint_options import HintOptions
+from siltstone.processes.stopping import INTERRUPTED
 from siltstone.terminal.output import console, print_json, print_pairs
 from siltstone.terminal.plain import say
 
 POLL_MS = 500
-INTERRUPTED = 130
-"""Exit code after Ctrl-C: 128 plus the number of SIGINT, as in shells."""
 
 
 class StillErasingError(UnavailableError):

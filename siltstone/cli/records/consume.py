@@ -30,7 +30,7 @@ from siltstone.kafka.record_format import VALUE_LINES, OutputRecord, json_record
 from siltstone.kafka.records import TopicPartition
 from siltstone.kafka.retrying import PATIENCE_MS, RetryingClient
 from siltstone.ops.hint_options import HintOptions
-from siltstone.processes.stopping import stop_signals, unless
+from siltstone.processes.stopping import INTERRUPTED, stop_signals, unless
 from siltstone.terminal.output import print_when_taken
 from siltstone.terminal.plain import say
 
@@ -132,7 +132,11 @@ def consume(
             f" `siltstone groups reset {shlex.quote(group)} --topic {topics[0]}` moves them"
         )
     asked = _Asked(list(dict.fromkeys(topics)), wanted, span, follow, key, all_partitions)
-    asyncio.run(_consume(bootstrap, given_agents(), asked, group, num, written))
+    ended = asyncio.run(_consume(bootstrap, given_agents(), asked, group, num, written))
+    # Without an end, Ctrl-C is how it ends.
+    if not ended and (not follow or num is not None or span.until is not None):
+        say("stopped before the end: not all records were printed", err=True)
+        sys.exit(INTERRUPTED)
 
 
 def _writer(text: str | None, *, as_json: bool, many: bool) -> Written:
@@ -152,7 +156,8 @@ def _tell(line: str) -> None:
 
 async def _consume(
     bootstrap: str, hints: HintOptions, asked: _Asked, group: str | None, num: int | None, written: Written
-) -> None:
+) -> bool:
+    """False: a signal stopped it."""
     narrowed: list[bool] = []
 
     async def find(inner: KafkaClient) -> Sequence[TopicPartition]:
@@ -175,7 +180,7 @@ async def _consume(
             else:
                 await client.run(find)  # report a missing topic before joining the group
                 batches = _in_group(client, bootstrap, group, asked, clock).read(num)
-            await unless(stopping, _print(batches, written))
+            return await unless(stopping, _print(batches, written)) or False
 
 
 async def _alone(
@@ -219,8 +224,10 @@ def _in_group(client: RetryingClient, bootstrap: str, name: str, asked: _Asked, 
     return GroupReader(client, member, clock, first=asked.span.first, to_end=not asked.follow, told=_tell)
 
 
-async def _print(batches: AsyncGenerator[Sequence[OutputRecord]], written: Written) -> None:
+async def _print(batches: AsyncGenerator[Sequence[OutputRecord]], written: Written) -> bool:
+    """True: all are printed."""
     async with aclosing(batches):
         async for records in batches:
             if records:
                 await print_when_taken(b"".join(map(written, records)))
+    return True

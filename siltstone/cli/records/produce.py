@@ -43,7 +43,7 @@ from siltstone.kafka.record_format import (
 )
 from siltstone.kafka.retrying import RetryingClient
 from siltstone.ops.hint_options import HintOptions
-from siltstone.processes.stopping import stop_signals, unless
+from siltstone.processes.stopping import INTERRUPTED, stop_signals, unless
 from siltstone.terminal.output import console, json_option, print_json
 from siltstone.terminal.plain import say
 from wire.codecs import Codec
@@ -59,8 +59,6 @@ STOP_MS = 4_000
 """Time that records in flight get after the first signal: with the time to close, the command ends within 5 s."""
 ERRORS_SHOWN = 20
 PARTITIONS_SHOWN = 8
-INTERRUPTED = 130
-"""Exit code after Ctrl-C: 128 plus the number of SIGINT, as in shells."""
 
 
 @dataclass(kw_only=True)
@@ -72,6 +70,9 @@ class Tally:
     written: int = 0
     written_bytes: int = 0
     failed: int = 0
+    errors_shown: int = 0
+    failed_unshown: int = 0
+    """Records of errors that were not shown, because many were."""
     given: int = 0
     """The number of the last record that was taken from the input."""
     ranges: dict[int, tuple[int, int, int]] = field(default_factory=dict[int, tuple[int, int, int]])
@@ -93,18 +94,24 @@ class Tally:
 
     def refused(self, refused: Refused) -> None:
         first, last = refused.records[0].number, refused.records[-1].number
-        which = f"record {first}" if len(refused.records) == 1 else f"records {first} to {last}"
-        self.fail(which, len(refused.records), refused.why, refused.remedy)
+        count = len(refused.records)
+        which = f"record {first}" if count == 1 else f"records {first} to {last}"
+        if count < last - first + 1:  # those between them went to other partitions
+            which = f"{count:,} records from {first} to {last}"
+        self.fail(which, count, refused.why, refused.remedy)
 
     def unread(self, unread: UnreadRecord) -> None:
         self.fail(f"record {unread.number}", 1, unread.why, "check --format, which describes the input")
 
     def fail(self, which: str, count: int, why: str, remedy: str) -> None:
-        if self.failed < ERRORS_SHOWN:
-            say(f"error: {which}: {why}", err=True)
-            if remedy:
-                say(f"remedy: {remedy}", err=True)
         self.failed += count
+        if self.errors_shown == ERRORS_SHOWN:
+            self.failed_unshown += count
+            return
+        self.errors_shown += 1
+        say(f"error: {which}: {why}", err=True)
+        if remedy:
+            say(f"remedy: {remedy}", err=True)
 
 
 def _read_key(_ctx: click.Context, _param: click.Parameter, value: str | None) -> bytes | None:
@@ -219,9 +226,9 @@ def produce(
             stopped = asyncio.run(_produce(bootstrap, given_agents(), topic, options, source, tally))
         except SiltstoneError:
             if tally.written:  # say what was stored before the error
-                _print(tally, as_json=as_json)
+                print_tally(tally, as_json=as_json)
             raise
-    _print(tally, as_json=as_json)
+    print_tally(tally, as_json=as_json)
     if stopped and not only_one:
         say(f"stopped: the input after record {tally.given} was not written", err=True)
     if tally.failed:
@@ -368,7 +375,7 @@ def _progress(tally: Tally, clock: Clock) -> Generator[Callable[[], None]]:
         yield show
 
 
-def _print(tally: Tally, *, as_json: bool) -> None:
+def print_tally(tally: Tally, *, as_json: bool) -> None:
     ranges = sorted(tally.ranges.items())
     if as_json:
         partitions = [
@@ -377,8 +384,8 @@ def _print(tally: Tally, *, as_json: bool) -> None:
         ]
         print_json({"topic": tally.topic, "written": tally.written, "failed": tally.failed, "partitions": partitions})
         return
-    if tally.failed > ERRORS_SHOWN:
-        say(f"and {tally.failed - ERRORS_SHOWN:,} more records failed", err=True)
+    if tally.failed_unshown:
+        say(f"and {plural(tally.failed_unshown, 'more record')} failed", err=True)
     where = [
         f"{partition}@{first}" + (f"..{last}" if last > first else "") if first >= 0 else f"{partition}"
         for partition, (first, last, _) in ranges

@@ -8,15 +8,16 @@ from collections.abc import Mapping, Sequence
 import click
 
 from runtime.clock import SystemClock
+from runtime.errors import BadInputError
 from runtime.text import plural
-from siltstone.cli.groups.asking import confirm, log_ends
+from siltstone.cli.groups.asking import LogEnds, confirm, log_ends
 from siltstone.cli.options.agent_options import agent_options, given_agents, name_hints
 from siltstone.cli.options.completion import TOPIC
 from siltstone.cli.options.usage import as_usage
 from siltstone.kafka.admin import delete_records_before
 from siltstone.kafka.client import connected
 from siltstone.kafka.consuming import partitions_of, reaches
-from siltstone.kafka.offset_spec import OffsetRange, parse_offsets, parse_partitions
+from siltstone.kafka.offset_spec import Anchor, OffsetRange, parse_offsets, parse_partitions
 from siltstone.kafka.records import TopicPartition
 from siltstone.ops.hint_options import HintOptions
 from siltstone.terminal.output import print_table
@@ -51,6 +52,8 @@ def trim_command(name: str, before: str, partitions: str | None, yes: bool, boot
         raise click.UsageError("--before is one place, not a range")
     places = asyncio.run(_places(bootstrap, given_agents(), name, span, wanted))
     ends = asyncio.run(log_ends(bootstrap, places))
+    if span.first.anchor is Anchor.OFFSET:
+        _check_not_above(span.first.number, name, ends)
     going = {each: offset for each, offset in places.items() if each in ends and offset > ends[each].start}
     if not going:
         say("nothing to remove: no record lies before that place")
@@ -61,6 +64,17 @@ def trim_command(name: str, before: str, partitions: str | None, yes: bool, boot
     confirm(yes, f"remove {plural(count, 'offset')} of topic {name!r} for ever?")
     asyncio.run(_trim(bootstrap, going))
     say(f"trimmed {name}: {plural(count, 'offset')} in {plural(len(going), 'partition')}")
+
+
+def _check_not_above(offset: int, name: str, ends: Mapping[TopicPartition, LogEnds]) -> None:
+    """Kafka refuses an offset above the end too (OFFSET_OUT_OF_RANGE); a slip must not empty a partition."""
+    for (_, partition), log in sorted(ends.items()):
+        if offset > log.end:
+            raise BadInputError(
+                f"partition {partition} of topic {name} ends at offset {log.end}, before {offset}; nothing was removed",
+                remedy="name the partitions that the offset is meant for with --partitions; `--before end` removes "
+                "everything",
+            )
 
 
 async def _places(

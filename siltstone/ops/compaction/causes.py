@@ -143,10 +143,11 @@ class Cause(Enum):
         _WAIT_OR_NOW,
     )
     TOMBSTONES = (
-        "still holds tombstones below offset {view.cleaned_through_offset}. A tombstone stays for delete.retention.ms "
-        "({wait_ms:age}) after the pass that first kept it, then goes with the next pass from the log start{goes}.",
-        "wait, or {now} when that time has passed; or lower delete.retention.ms of {topic} if none of its readers is "
-        "ever away that long",
+        "still holds tombstones below offset {view.cleaned_through_offset}{first}. A tombstone stays for "
+        "delete.retention.ms ({wait_ms:age} now), as it was set when a pass first kept it, then goes with the next "
+        "pass from the log start{goes}.",
+        "wait, or {now} when that time has passed; a shorter delete.retention.ms of {topic} holds only for tombstones "
+        "that no pass has kept yet",
     )
 
     # ---- bytes of records that passes removed, by the files that are there
@@ -156,7 +157,7 @@ class Cause(Enum):
     )
     REMAINS = (
         "has removed records in {count:# file} of the bucket still: {files}.",
-        "wait; a shorter purge.deadline.ms of the compactors makes them go sooner, and has more files rewritten",
+        "{wait}",
     )
     MAY_REMAIN = (
         "may hold old values below offset {view.cleaned_through_offset} still, in live files too: {why}. A tombstone "

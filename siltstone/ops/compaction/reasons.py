@@ -27,7 +27,7 @@ from siltstone.ops.compaction.evidence import (
     has_old_tombstones,
     is_compacted,
 )
-from siltstone.ops.remains import count_files, dead_below, remnant, remnants_text, stray
+from siltstone.ops.remains import count_files, dead_below, remnant, remnants_text, sooner_text, stray
 
 TROUBLED_SHOWN_MAX = 5
 """Files in trouble of one partition that get a sentence each; the others are counted."""
@@ -151,7 +151,7 @@ def _of_partition(case: _Case) -> Iterator[Reason]:
         yield case.reason(Cause.BUFFER_OVERFLOW, reads=view.passes_needed + 1)
     if has_old_tombstones(view):
         wait_ms = config_int(view, "delete.retention.ms")
-        yield case.reason(Cause.TOMBSTONES, wait_ms=wait_ms, goes=_tombstones_go(case))
+        yield case.reason(Cause.TOMBSTONES, wait_ms=wait_ms, first=_first_may_go(case), goes=_tombstones_go(case))
 
 
 def _of_lag(case: _Case) -> Iterator[Reason]:
@@ -176,6 +176,14 @@ def _of_lag(case: _Case) -> Iterator[Reason]:
         yield case.reason(Cause.PAST_MAX_LAG, since_ms=since_ms, then=then)
 
 
+def _first_may_go(case: _Case) -> str:
+    """Follows "still holds tombstones below offset 5"."""
+    if case.dirty.horizon is None:
+        return ""
+    left_ms = case.dirty.horizon.at_ms - case.evidence.view.now_ms
+    return f", the first of which may go in {age_text(left_ms)}" if left_ms > 0 else ", some of which may go now"
+
+
 def _tombstones_go(case: _Case) -> str:
     """When a pass comes for the tombstones alone; follows "goes with the next pass from the log start"."""
     due_ms = horizon_due_ms(case.view, case.dirty, case.evidence.options)
@@ -198,7 +206,9 @@ def _of_removed(case: _Case) -> Iterator[Reason]:
     remnants += map(stray, strays)
     if remnants:
         files = remnants_text(remnants, evidence.view.now_ms)
-        yield case.reason(Cause.REMAINS, count=count_files(remnants), files=files)
+        sooner = sooner_text(remnants)
+        wait = f"wait; {sooner}, and has more files rewritten" if sooner else "wait"
+        yield case.reason(Cause.REMAINS, count=count_files(remnants), files=files, wait=wait)
     if why := _not_read(case):
         yield case.reason(Cause.MAY_REMAIN, why=why)
     elif not remnants and has_old_tombstones(view):

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 SEEN_LATE_MS = 60_000
 """A compactor looks every 10 s, so one that began to look so late has taken over from another."""
+NOT_COVERED = (
+    "tables and exports, whatever consumers wrote elsewhere, backups, replicas of the bucket, and old versions of"
+    " objects in a versioned bucket (docs/erasure.md)"
+)
 FORMAT = "siltstone-erasure-report-1"
 INSTALL_EXTRA = "in Siltstone's clone: pip install -c constraints.txt '.[sign]'"
 
@@ -56,6 +60,7 @@ def report_of(erasure: Erasure, marks: Mapping[int, Sequence[KeyMark]]) -> dict[
         "done_ms": erasure.done_ms,
         "deadline_kept": erasure.done_ms <= erasure.deadline_ms,
         "account": dict(erasure.report),
+        "not_covered": NOT_COVERED,
         "keyed_marks": {
             str(number): sorted(
                 [keyed_hash(erasure.secret, mark.key_hash), mark.before_offset, mark.tombstone] for mark in each

@@ -15,6 +15,7 @@ from metadata.erasures.contract import Erasure, ErasureStage, PendingFile
 from runtime.errors import BadInputError
 from runtime.text import age_text, plural, size_text
 from siltstone.kafka.record_format import time_text
+from siltstone.ops.erasure.report import NOT_COVERED
 from siltstone.ops.hint_options import NO_HINT_OPTIONS, HintOptions
 from siltstone.ops.remains import stray_objects
 from storage.objects import ObjectStore
@@ -230,7 +231,7 @@ def state_pairs(state: State) -> dict[str, str]:
         "deadline": deadline_text(erasure, state.now_ms),
     }
     if erasure.done_ms is not None:
-        return {**pairs, "done": time_text(erasure.done_ms)}
+        return {**pairs, "done": time_text(erasure.done_ms), "not covered": NOT_COVERED}
     return {**pairs, "left": left}
 
 
@@ -254,4 +255,5 @@ def state_json(state: State) -> dict[str, Any]:
         "pending_bytes": state.pending_bytes,
         "waits_on": [{**asdict(each), "reason": each.reason.value, "text": each.text} for each in state.waits],
         "report": dict(erasure.report),
+        "not_covered": NOT_COVERED,
     }

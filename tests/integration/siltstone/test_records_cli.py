@@ -237,6 +237,17 @@ def test_a_follower_prints_what_comes_until_it_is_stopped(run: Any, topic: str, 
             follower.kill()
 
 
+def test_a_reader_that_is_stopped_before_its_end_says_so(run: Any, topic: str, stack: Stack) -> None:
+    run("produce", topic, stdin=b"one\ntwo\n")
+    words = [sys.executable, "-m", "siltstone", "consume", topic, "-n", "3", "--bootstrap", stack.bootstrap]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as reader:
+        assert reader.stdout is not None and reader.stderr is not None
+        assert [reader.stdout.readline() for _ in range(2)] == ["one\n", "two\n"]
+        reader.send_signal(signal.SIGINT)
+        assert reader.wait(TIMEOUT_S) == 130
+        assert reader.stderr.read() == "stopped before the end: not all records were printed\n"
+
+
 def test_what_a_slow_pipe_brings_is_written_before_the_pipe_ends(run: Any, topic: str, stack: Stack) -> None:
     command = [sys.executable, "-m", "siltstone", "produce", topic, "--bootstrap", stack.bootstrap]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as producer:

@@ -140,6 +140,11 @@ def test_trim_removes_the_oldest_records_and_asks(run: Any, topic: str) -> None:
     assert f"trimmed {topic}: 3 offsets in 1 partition" in trimmed
     assert run("consume", topic, "--until-end").stdout == "d\n"
     assert "nothing to remove" in run("topics", "trim", topic, "--before", "2", "--yes").stdout
+    # a slip above the end removes nothing
+    refused = run("topics", "trim", topic, "--before", "99", "--yes", code=1).stderr
+    assert f"error: partition 0 of topic {topic} ends at offset 4, before 99; nothing was removed" in refused
+    assert run("consume", topic, "--until-end").stdout == "d\n"
+    assert "trimmed" in run("topics", "trim", topic, "--before", "end", "--yes").stdout
 
 
 def test_describe_shows_overrides_first_and_the_largest_number_in_words(run: Any, topic: str) -> None:

@@ -36,7 +36,7 @@ def run(*words: str, **environment: str) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
-def fake_command(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def fake_command(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     """Make `siltstone doctor` a command that raises `error`."""
 
     @click.command()
@@ -84,6 +84,11 @@ def test_a_fault_of_ours_is_no_traceback_either(monkeypatch: pytest.MonkeyPatch)
     assert (code, out) == (1, "")
     assert errors.startswith("error: KeyError: 'shard'\nremedy: ")
     assert "SILTSTONE_TRACEBACK=1" in errors
+
+
+def test_ctrl_c_is_no_finding_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_command(monkeypatch, KeyboardInterrupt())
+    assert run("doctor") == (130, "", "stopped before the end\n")
 
 
 def test_a_traceback_is_shown_to_who_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -360,7 +360,7 @@ def test_an_overflow_announces_a_deep_pass() -> None:
 
 def test_tombstones_below_cleaned_through_wait_for_their_time() -> None:
     kept = partition(extent(0, 99, has_tombstones=True), end=100, cleaned_through=100)
-    assert "delete.retention.ms (1d00h)" in only(reasons(kept), "tombstones").says
+    assert "100. A tombstone stays for delete.retention.ms (1d00h now), as" in only(reasons(kept), "tombstones").says
     # when their time is known, so is that of the pass: once in a day for tombstones alone
     horizon_ms = NOW_MS + 3_600_000
     stamped = partition(
@@ -371,6 +371,7 @@ def test_tombstones_below_cleaned_through_wait_for_their_time() -> None:
     )
     told = only(reasons(stamped), "tombstones")
     assert "which comes in 2h00m at the latest (for tombstones alone once in 1d00h)" in told.says
+    assert "below offset 100, the first of which may go in 1h00m. " in told.says
     assert "siltstone compact users --now" in told.remedy
     overdue = replace(
         stamped, last_cleaned_ms=NOW_MS - 2 * DAY_MS, extents=[stamped.extents[0]._replace(earliest_horizon_ms=NOW_MS)]

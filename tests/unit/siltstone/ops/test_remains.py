@@ -14,7 +14,7 @@ from metadata.contract.compactors import PartitionView
 from metadata.contract.operators import HeldBytes
 from siltstone.ops.compaction.evidence import Evidence, partition_states
 from siltstone.ops.compaction.reasons import Reason, explain
-from siltstone.ops.remains import FOOTERS_MAX, dead_below, remnant, remnants_text, stray, strays_of
+from siltstone.ops.remains import FOOTERS_MAX, dead_below, remnant, remnants_text, sooner_text, stray, strays_of
 from storage.memory import MemoryStore
 from tests.fixtures.compaction_views import DAY_MS, HOUR_MS, NOW_MS, extent, partition, view
 
@@ -89,6 +89,9 @@ def test_a_dead_extent_of_a_live_file_goes_by_the_purge_deadline_and_a_dead_file
     )
     assert remnants_text([in_dead], NOW_MS) == "L1 file 7 (dead for 1h00m; the whole file goes within 14m00s)"
     assert remnants_text([alive], NOW_MS) == "L1 file 7 (beside records that live)"
+    # no setting makes dead files, or living extents, go sooner
+    assert "purge.deadline.ms" in sooner_text([in_dead, in_live])
+    assert sooner_text([in_dead, alive]) == ""
 
 
 def test_the_files_that_stay_longest_are_named_and_the_others_counted() -> None:

@@ -1,0 +1,40 @@
+"""What `siltstone produce` says of records that were not written: each is in a line, or counted as not shown."""
+
+from __future__ import annotations
+
+import pytest
+
+from siltstone.cli.records.produce import ERRORS_SHOWN, Tally, print_tally
+from siltstone.kafka.producing import Refused
+from siltstone.kafka.record_format import InputRecord
+
+
+def refused(*numbers: int) -> Refused:
+    return Refused([InputRecord(number, None, b"v") for number in numbers], "stopped", "")
+
+
+def test_every_group_of_a_few_partitions_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    tally = Tally(topic="t", verbose=False)
+    for start in (6, 7, 8):
+        tally.refused(refused(*range(start, start + 3 * ERRORS_SHOWN, 3)))
+    tally.refused(refused(90, 91))
+    tally.refused(refused(92))
+    print_tally(tally, as_json=False)
+    told = capsys.readouterr()
+    assert told.err.splitlines() == [
+        "error: 20 records from 6 to 63: stopped",
+        "error: 20 records from 7 to 64: stopped",
+        "error: 20 records from 8 to 65: stopped",
+        "error: records 90 to 91: stopped",
+        "error: record 92: stopped",
+    ]
+    assert told.out == "wrote 0 records to t; 63 records failed\n"
+
+
+def test_the_records_of_errors_that_are_not_shown_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    tally = Tally(topic="t", verbose=False)
+    for number in range(0, 2 * ERRORS_SHOWN + 4, 2):
+        tally.refused(refused(number, number + 1))
+    print_tally(tally, as_json=False)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == ERRORS_SHOWN + 1 and lines[-1] == "and 4 more records failed"
