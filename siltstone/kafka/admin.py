@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from runtime.errors import UnavailableError
 from siltstone.kafka.client import CONFIG_SOURCES, ConfigEntry, KafkaClient, KafkaError, connected
 from siltstone.kafka.records import TopicPartition
 from siltstone.kafka.retrying import address_of
@@ -18,9 +19,17 @@ DELETE_TIMEOUT_MS = 8_000
 _OP_SET, _OP_DELETE = 0, 1
 
 
-async def stored_bytes(answer: MetadataResponse, topics: Sequence[str] | None = None) -> Mapping[TopicPartition, int]:
+async def stored_bytes(
+    answer: MetadataResponse,
+    topics: Sequence[str] | None = None,
+    *,
+    silent: Callable[[UnavailableError], None] | None = None,
+) -> Mapping[TopicPartition, int]:
     """The bytes of each partition's live batches. Each agent lists only the partitions that it leads, so this asks all
-    agents of a Metadata answer. Raises KafkaError, UnavailableError."""
+    agents of a Metadata answer. `silent` hears of an agent that does not answer, whose partitions are then left out.
+
+    Raises KafkaError; UnavailableError without `silent`.
+    """
     found: dict[TopicPartition, int] = {}
     wanted: list[describe_log_dirs.DescribableLogDirTopic] | None = None
     if topics is not None:
@@ -29,10 +38,16 @@ async def stored_bytes(answer: MetadataResponse, topics: Sequence[str] | None = 
             describe_log_dirs.DescribableLogDirTopic(topic=topic, partitions=numbers.get(topic, [])) for topic in topics
         ]
     for broker in answer.brokers:
-        async with connected(address_of(broker.host, broker.port)) as client:
-            told = await client.call(
-                describe_log_dirs.DescribeLogDirsRequest(topics=wanted), describe_log_dirs.DescribeLogDirsResponse
-            )
+        try:
+            async with connected(address_of(broker.host, broker.port)) as client:
+                told = await client.call(
+                    describe_log_dirs.DescribeLogDirsRequest(topics=wanted), describe_log_dirs.DescribeLogDirsResponse
+                )
+        except UnavailableError as error:
+            if silent is None:
+                raise
+            silent(error)
+            continue
         for code in (told.error_code, *(result.error_code for result in told.results)):
             if code:
                 raise KafkaError(code, "sizes of partitions")

@@ -3,13 +3,16 @@ commits."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from time import sleep
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from metadata.contract.leases import LEASE_MS
+from siltstone.cli import main
 from siltstone.kafka.client import connected
 from tests.fixtures.faults import AgentProcess, Processes, create_topic, in_thread
 from tests.fixtures.faulty_proxies import CommitProxy, Forwarder
@@ -90,6 +93,19 @@ def test_a_frozen_agent_wakes_when_its_lease_is_over(processes: Processes) -> No
 @pytest.mark.soak
 def test_a_frozen_agent_wakes_long_after_its_lease(processes: Processes) -> None:
     lease_lost(processes, really=True)
+
+
+def test_topics_are_listed_beside_a_frozen_agent(processes: Processes) -> None:
+    frozen, other = processes.start(2)
+    create_topic(other.address, "t", partitions=64)  # each agent leads some
+    wait_until(lambda: agents_named_by(other) == {frozen.port, other.port})
+    frozen.freeze()
+    listed = CliRunner().invoke(main, ["topics", "list", "--json", "--bootstrap", other.address])
+    frozen.thaw()
+    assert listed.exit_code == 0, listed.output
+    [row] = json.loads(listed.stdout)
+    assert (row["name"], row["partitions"], row["records"], row["size_bytes"]) == ("t", 64, 0, None)
+    assert f"some sizes are not known: no agent answers at {frozen.address}" in listed.stderr
 
 
 def replaced(processes: Processes, *, frozen_s: float) -> None:
