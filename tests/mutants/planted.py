@@ -286,6 +286,13 @@ CLOCKWORK = (
         tests=(GOLDEN_PLANS,),
     ),
     Mutant(
+        name="of-late-partitions-the-dirtiest-go-first",
+        file="compactor/planning/forced.py",
+        text="    late = sorted((each for each in in_order if each.due.is_late), key=lambda each: each.late_since_ms)",
+        replacement="    late = [each for each in in_order if each.due.is_late]",
+        tests=(GOLDEN_PLANS,),
+    ),
+    Mutant(
         name="an-idle-partition-keeps-its-tombstones",
         file="compactor/planning/dirtiness.py",
         text="at_ms is None or horizon is None or now_ms < at_ms or",
