@@ -46,6 +46,7 @@ from siltstone.terminal.output import console, json_option, print_json
 from siltstone.terminal.plain import say
 from storage.cluster import Action
 from storage.local import reserve_bytes
+from storage.objects import StoreFullError
 from storage.probe import probe_conditional_create
 from storage.urls import ObjectStoreUrl, parse_store_url
 
@@ -120,6 +121,8 @@ async def _store_checks(url: str) -> Sequence[Check]:
         checks = await _checks_of(replace(place, l0=None), "store")
         if place.l0 is not None:
             checks += await _checks_of(place.l0, "second store")
+    except StoreFullError as error:
+        return [failure("store", f"disk full: {error.message}", f"{error.remedy}; acknowledged records are safe")]
     except SiltstoneError as error:
         return [failure("store", error.message, error.remedy or "start the store, or correct object.store.url")]
     return checks

@@ -52,6 +52,9 @@ STORE_WAIT_MS = 15_000
 DEFAULT_PORT = 9092
 _ADDRESS = re.compile(r"(?:\[(?P<ipv6>[^\]]+)\]|(?P<host>[^\s:\[\]@/]+))(?::(?P<port>\d{1,5}))?")
 FRAME_BYTES_MAX = 128 << 20
+_ANSWERED: dict[str, tuple[str, int]] = {}
+"""The address of each bootstrap list that answered last. It is tried first: a command connects several times, and must
+not wait for an agent that hangs each time."""
 LATEST = -1
 """The timestamp by which ListOffsets returns the high watermark."""
 EARLIEST = -2
@@ -209,7 +212,8 @@ class KafkaClient:
         """Connect to the first address that answers and negotiate versions."""
         refusals: list[str] = []
         is_hung = False
-        loop, addresses = asyncio.get_running_loop(), parse_bootstrap(bootstrap)
+        loop = asyncio.get_running_loop()
+        addresses = sorted(parse_bootstrap(bootstrap), key=lambda each: each != _ANSWERED.get(bootstrap))
         given_up_s = loop.time() + BOOTSTRAP_TIMEOUT_MS / 1000
         for index, (host, port) in enumerate(addresses):
             address = f"{host}:{port}"
@@ -234,6 +238,7 @@ class KafkaClient:
             except BaseException:
                 await client.close()
                 raise
+            _ANSWERED[bootstrap] = (host, port)
             return client
         raise UnavailableError(
             f"no agent answers at {', '.join(refusals)}",

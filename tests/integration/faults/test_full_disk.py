@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import json
 import os
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from siltstone.cli import main
 from siltstone.embedded.postgres import EmbeddedPostgres
 from siltstone.ops.doctor import Verdict, judge_room
 from storage.local import RESERVE_BYTES_MAX, LocalStore, reserve_bytes
@@ -199,3 +204,15 @@ def test_a_real_file_system_without_space_is_named_and_nothing_is_lost_when_ther
     assert ran.stdout.startswith("disk full at "), ran.stdout
     assert "remedy: free space and start again; acknowledged records are safe" in ran.stdout
     assert ran.stdout.endswith("started again\n")
+
+
+def test_doctor_says_that_a_disk_without_any_space_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_space(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(tmp_path))
+
+    (tmp_path / "objects").mkdir()
+    monkeypatch.setattr(tempfile, "mkstemp", no_space)
+    told = CliRunner().invoke(main, ["doctor", "--object-store", (tmp_path / "objects").as_uri(), "--json"])
+    [check] = [each for each in json.loads(told.stdout) if each["name"] == "store"]
+    assert told.exit_code == 1 and check["detail"].startswith("disk full: no space in the object directory"), check
+    assert check["remedy"] == "free or add disk space; acknowledged records are safe"

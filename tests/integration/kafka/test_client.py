@@ -165,6 +165,21 @@ async def test_a_hung_agent_is_reported_within_ten_seconds_and_the_next_address_
         assert len((await client.metadata()).brokers) == 1
 
 
+async def test_the_address_that_answered_is_tried_first_when_a_command_connects_again(agent: RunningAgent) -> None:
+    met: list[str] = []
+
+    async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        met.append("once more")
+        writer.close()
+
+    server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+    async with server:
+        for _ in range(2):
+            async with connected(f"{address_of(server)},{agent.address}") as client:
+                assert client.address == agent.address
+    assert len(met) == 1
+
+
 async def test_a_peer_that_is_no_agent_is_told_so(web_server: str) -> None:
     with pytest.raises(MalformedFrameError, match="is this a Kafka port"):
         await KafkaClient.connect(web_server)
