@@ -3,9 +3,9 @@
 Start: bind the address (so that the port is known and ours), register under it, load the snapshot, serve. Clients that
 connect earlier wait in the socket's backlog.
 
-Stop, on SIGTERM: leave the Metadata answers and serve on until the other agents know, begin no new request, seal and
-commit the buffer, answer, give the lease back. A crash at any point loses nothing that was acknowledged: see
-`write/path.py`.
+Stop, on SIGTERM: leave the Metadata answers and serve on until the other agents know, send the clients to them
+(`draining.py`), begin no new request, seal and commit the buffer, answer, give the lease back. A crash at any point
+loses nothing that was acknowledged: see `write/path.py`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import socket
 from collections.abc import Callable
 
 from agents.broker import Broker
+from agents.draining import Draining, SendingAway
 from agents.groups.coordinator import GroupCoordinator
 from agents.groups.events import GroupOptions
 from agents.groups.expiry import OffsetExpiry
@@ -46,6 +47,7 @@ from metadata.contract.leases import AgentAddress
 from metadata.contract.store import MetadataStore
 from runtime.logging import get_logger
 from runtime.runtime import Runtime
+from runtime.settings.addresses import parse_address
 from runtime.settings.table import Settings
 from storage.objects import ObjectStore
 
@@ -103,6 +105,9 @@ class Agent:
             runtime=runtime,
             around=self._zone.around if self._zone is not None else the_store_itself,
         )
+        self._draining = Draining()
+        self._hurry = asyncio.Event()
+        self._stopping = asyncio.Lock()
         self._hints: set[asyncio.Task[None]] = set()
         self._membership: Membership | None = None
         self._write_path: WritePath | None = None
@@ -178,9 +183,21 @@ class Agent:
         _log.info("agent ready", address=self.address, node_id=membership.node_id, zone=address.zone, pid=os.getpid())
 
     async def stop(self) -> None:
-        """Drain within `drain.timeout.ms`, then end. Undoes whatever `start` got done; a second call does nothing."""
+        """Send the clients away within `drain.notice.ms`, drain within `drain.timeout.ms`, then end.
+
+        Undoes whatever `start` got done; a second call waits for the first.
+        """
+        async with self._stopping:
+            await self._stop()
+
+    def hurry(self) -> None:
+        """`stop` no longer waits for clients to find the other agents."""
+        self._hurry.set()
+
+    async def _stop(self) -> None:
         was_ready, self.ready = self.ready, False
         if was_ready:
+            await self._send_clients_away()
             try:
                 async with asyncio.timeout(self._settings.drain_timeout_ms / 1000):
                     await self._drain()
@@ -211,13 +228,33 @@ class Agent:
         if not self.failed.done():
             self.failed.cancel()
 
-    async def _drain(self) -> None:
-        if self._membership is None or self._server is None or self._write_path is None or self._groups is None:
+    async def _send_clients_away(self) -> None:
+        if self._membership is None or self._server is None or self._groups is None:
             return
-        # A quarter of the time at most: the rest is for the buffer, its commits and their answers.
-        await self._membership.drain(notice_ms=self._settings.drain_timeout_ms / 4)
-        # Only after the notice: a member sent away earlier would find this agent as coordinator again.
-        await self._groups.drain()
+        clock, notice_ms = self._runtime.clock, self._settings.drain_notice_ms
+        ends_ms = clock.monotonic_ms() + notice_ms
+        are_others = await self._membership.drain(notice_ms)
+        try:
+            async with asyncio.timeout(self._settings.drain_timeout_ms / 1000):
+                # Only now that the others know: a member sent away earlier would find this agent as coordinator again.
+                await self._groups.drain()
+        except TimeoutError:
+            _log.error("commits of groups not written in time; they were not acknowledged and will be sent again")
+        if are_others:
+            self._draining.sends_away = True
+            self._parked_readers.wake_all()
+            sending = SendingAway(
+                server=self._server,
+                others=self._membership,
+                clock=clock,
+                notice_ms=ends_ms - clock.monotonic_ms(),
+                hurry=self._hurry,
+            )
+            await sending.run()
+
+    async def _drain(self) -> None:
+        if self._server is None or self._write_path is None:
+            return
         self._server.stop_accepting()
         # A delayed answer slows nobody any more; it would only prolong the drain.
         self._stall.end()
@@ -296,6 +333,8 @@ class Agent:
             follower=self._follower,
             fresh=FreshWatermarks(self._metadata.agents),
             membership=membership,
+            draining=self._draining,
+            bootstrap=_bootstrap_of(self._settings),
             producer_ids=ProducerIds(self._metadata.agents, self._runtime.clock),
             groups=groups,
             metadata=self._metadata,
@@ -331,5 +370,13 @@ class Agent:
 
     def _fail(self, error: Exception) -> None:
         self.ready = False
+        self.hurry()
         if not self.failed.done():
             self.failed.set_exception(error)
+
+
+def _bootstrap_of(settings: Settings) -> AgentAddress | None:
+    if not settings.advertised_bootstrap:
+        return None
+    host, port = parse_address(settings.advertised_bootstrap, name="advertised.bootstrap")
+    return AgentAddress(host=host, port=port)

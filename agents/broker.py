@@ -6,6 +6,7 @@ import asyncio
 from contextvars import Context
 from dataclasses import dataclass, field
 
+from agents.draining import Draining
 from agents.groups.coordinator import GroupCoordinator
 from agents.membership import Membership
 from agents.producer_ids import ProducerIds
@@ -22,6 +23,7 @@ from agents.topics.topic_entries import TopicEntries
 from agents.topics.topic_ids import TopicIds
 from agents.write.path import WritePath
 from agents.write.stall import WriteStall
+from metadata.contract.leases import AgentAddress
 from metadata.contract.store import MetadataStore
 from runtime.runtime import Runtime
 from runtime.settings.table import Settings
@@ -44,6 +46,7 @@ class Broker:
     follower: Follower
     fresh: FreshWatermarks
     membership: Membership
+    draining: Draining
     producer_ids: ProducerIds
     groups: GroupCoordinator
     metadata: MetadataStore
@@ -51,6 +54,8 @@ class Broker:
     timers: Context = field(default_factory=Context)
     """The context that timers run in. A cancelled timer keeps its context for a long time; the context of a request
     would keep the request alive with it."""
+    bootstrap: AgentAddress | None = None
+    """The address of `advertised.bootstrap`, under which some agent always answers."""
     topic_entries: TopicEntries = field(default_factory=TopicEntries)
     topic_entries_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while many entries are encoded, so that clients which ask at the same time share one encoding."""

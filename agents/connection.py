@@ -23,6 +23,7 @@ from typing import Protocol, cast
 from agents.answers import HeldAnswer
 from agents.broker import Broker
 from agents.dispatch import API_VERSIONS, HANDLERS, PRODUCE, Answer
+from agents.draining import ASKING_APIS, SENDING_APIS, Talk
 from agents.handlers import api_versions
 from agents.handlers.produce import DropConnectionError
 from agents.read.budget import Release
@@ -131,6 +132,8 @@ class Connection(asyncio.BufferedProtocol):
         self._read_paused = False
         self._pump_due = False
         self._ended = False
+        self._asked_ms = 0.0
+        self._has_asked = self._works = self._is_sent_away = False
         self.sends_produce = False
         self.last_bytes_ms = 0.0
 
@@ -138,6 +141,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._asked_ms = self._broker.runtime.clock.monotonic_ms()
         peer = transport.get_extra_info("peername")
         name = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer)
         self.client = ClientConnection(self._server.next_connection(), name)
@@ -222,6 +226,15 @@ class Connection(asyncio.BufferedProtocol):
         """The client has taken next to nothing of its answers since then."""
         return self._write_paused and self._write_paused_ms < since_ms
 
+    def talk(self, now_ms: float) -> Talk:
+        return Talk(
+            is_busy=bool(self._slots or self._unsent or self._frames or self._reader.buffered_bytes),
+            silent_ms=now_ms - self._asked_ms,
+            has_asked=self._has_asked,
+            works=self._works,
+            is_sent_away=self._is_sent_away,
+        )
+
     def pump(self) -> None:
         """Begin the requests that may begin, write the complete answers, and read on if there is room."""
         # Answers first: each one that leaves makes room for a waiting request.
@@ -290,6 +303,10 @@ class Connection(asyncio.BufferedProtocol):
         except SiltstoneError as error:
             return self._protocol_error(error)
         self.sends_produce = self.sends_produce or header.api_key == PRODUCE
+        self._asked_ms, self._has_asked = slot.started_ms, True
+        self._works = self._works or header.api_key not in ASKING_APIS
+        if self._broker.draining.sends_away:
+            self._is_sent_away = self._is_sent_away or header.api_key in SENDING_APIS
         context = RequestContext(header, self.client)
         # Reset below: this code may run inside another request's work, which keeps its own context.
         before = LOG_CONTEXT.set(context)

@@ -67,6 +67,8 @@ class Membership:
         """When `on_lapse` was last called."""
         self._lists_to_pass: int | None = None
         """How many more lists are not believed; the list after them always is. None: lists are believed."""
+        self.is_last = False
+        """This agent drains, and no other one is left."""
         self.agents: Sequence[AgentInfo] = ()
         self.version = 0
         """Grows whenever `agents` changes; the key of cached Metadata answers."""
@@ -111,11 +113,12 @@ class Membership:
         await self._metadata.announce_agents()
         self._beats = asyncio.create_task(self._beat_for_ever(), name="heartbeat")
 
-    async def drain(self, notice_ms: float) -> None:
+    async def drain(self, notice_ms: float) -> bool:
         """Leave the Metadata answers of all agents; the lease stays until `leave`.
 
         Returns when the others have had a beat to notice, when no other agent is left, or at the latest after
-        `notice_ms`. A client that is cut off earlier would be sent back to us.
+        `notice_ms`. A client that is sent away earlier would be sent back to us. False: there is nobody to send clients
+        to, or the others could not be told.
         """
         self._draining = True
         ends_ms = self._clock.monotonic_ms() + min(notice_ms, NOTICE_MS)
@@ -130,10 +133,10 @@ class Membership:
                 others = await self._look()
             except (MetadataUnavailableError, WriterFencedError) as error:
                 _log.warning("could not announce draining", error=str(error))
-                return
+                return False
             self._see(others)
-            if not others or self._clock.monotonic_ms() >= ends_ms:
-                return
+            if self.is_last or self._clock.monotonic_ms() >= ends_ms:
+                return not self.is_last
             await self._clock.sleep_ms(NOTICE_POLL_MS)
 
     async def leave(self) -> None:
@@ -264,6 +267,7 @@ class Membership:
 
     def _see(self, agents: Sequence[AgentInfo]) -> bool:
         """Returns True if the list has changed."""
+        self.is_last = self._draining and not agents
         # An empty list (the last agent drains) would tell a client nothing useful.
         if agents and tuple(agents) != tuple(self.agents):
             self.agents = tuple(agents)

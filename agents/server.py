@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+from collections.abc import Sequence
 
 from agents.broker import Broker
 from agents.connection import Connection
@@ -119,6 +120,9 @@ class Server:
         if self._server is not None:
             # After the connections: from Python 3.12 on it waits for them too.
             await self._server.wait_closed()
+
+    def talking(self) -> Sequence[Connection]:
+        return list(self._connections)
 
     @property
     def produces_waiting(self) -> bool:

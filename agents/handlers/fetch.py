@@ -9,7 +9,8 @@ may be late. If it is above our end but not above the fresh one, another agent's
 request waits. A topic or partition that this agent does not know is looked for in the store before it is called
 unknown; if the store does not say in time, the answer is KAFKA_STORAGE_ERROR, after which clients ask again.
 
-Any agent serves any partition, so no answer is NOT_LEADER_OR_FOLLOWER, and none names another leader (KIP-951) or a
+Any agent serves any partition. Only one that stops answers NOT_LEADER_OR_FOLLOWER, so that clients go to another
+(`agents/draining.py`). No answer names another leader (KIP-951) or a
 replica to read from (KIP-392). A topic is found by its id alone, so no answer is INCONSISTENT_TOPIC_ID.
 """
 
@@ -53,6 +54,10 @@ async def handle(broker: Broker, header: RequestHeader, request: FetchRequest) -
         return FetchResponse(error_code=context.error)
     deadline_ms = broker.runtime.clock.monotonic_ms() + min(max(request.max_wait_ms, 0), WAIT_MS_MAX)
     parts = context.parts
+    if broker.draining.sends_away:
+        for part in parts:
+            _fail(part, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        return sessions.answer(context, now_ms=broker.runtime.clock.monotonic_ms())
     if trace is not None:
         trace.begin("index")
     await _resolve(broker, parts)
@@ -191,7 +196,8 @@ async def _wait_for_bytes(
         if _bytes_at_hand(parts, bytes_min) >= bytes_min:
             return
         now_ms = broker.runtime.clock.monotonic_ms()
-        if now_ms >= deadline_ms:
+        # An agent that stops wakes all who wait: their next fetch is sent elsewhere.
+        if now_ms >= deadline_ms or broker.draining.sends_away:
             return
         if asking is not None and asking.trace is not None:
             asking.trace.begin("wait")

@@ -3,10 +3,11 @@
 Every partition names one live agent of the client's zone as leader, by rendezvous hashing. As replicas it shows the
 leader and the live agents next in line, as many as the topic was asked for with, and all of them in sync: none can lag
 behind the object store. The leader epoch is always 0, because no replica can diverge. In v0 an empty list asks for all
-topics, from v1 null does. Topics may be created on the way, as Kafka's two flags say. An unknown topic is looked for in
-the store before it is called unknown; if the store does not say in time, it is LEADER_NOT_AVAILABLE, after which
-clients ask again. The answer about all topics comes from memory, unless this agent has not seen the store's state for a
-while.
+topics, from v1 null does. With `advertised.bootstrap` the brokers have one more, which stands for that address: a
+client that lost all agents it knew asks there. It leads nothing. Topics may be created on the way, as Kafka's two flags
+say. An unknown topic is looked for in the store before it is called unknown; if the store does not say in time, it is
+LEADER_NOT_AVAILABLE, after which clients ask again. The answer about all topics comes from memory, unless this agent
+has not seen the store's state for a while.
 
 Topics are encoded once and kept (`agents/topics/topic_entries.py`). If the entries are at hand, or few, the answer is
 given at once. Otherwise they are encoded in slices, with turns of the event loop in between, from the topics of one
@@ -16,7 +17,7 @@ instant.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -24,7 +25,7 @@ from agents.broker import Broker
 from agents.placement import eligible, zone_of
 from agents.topics.rules import RequestError, check_name, check_new_name, code_of
 from agents.topics.topic_entries import View, encode_error, encode_partitions, encode_topic
-from metadata.contract.leases import AgentInfo
+from metadata.contract.leases import AgentAddress, AgentInfo
 from metadata.contract.topics import Topic, TopicExistsError
 from runtime.clock import Clock
 from runtime.errors import SiltstoneError
@@ -45,6 +46,8 @@ waits."""
 CREATED_PER_REQUEST_MAX = 100
 """Topics that one request may create; the client asks again for the rest. So many are hardly intended."""
 NOT_ASKED = -0x80000000
+BOOTSTRAP_NODE_ID = 0
+"""The broker that stands for `advertised.bootstrap`; agents have ids from 1 on. It leads nothing."""
 TOPIC_OPERATIONS = sum(1 << operation for operation in (3, 4, 5, 6, 7, 8, 10, 11))
 """READ, WRITE, CREATE, DELETE, ALTER, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS: everything, as without an
 authorizer."""
@@ -104,13 +107,8 @@ def _ids(agents: Sequence[AgentInfo]) -> tuple[int, ...]:
 def _response(asked: _Asked, topics: EncodedElements) -> MetadataResponse:
     response = MetadataResponse(
         brokers=[
-            MetadataResponseBroker(
-                node_id=agent.writer_id,
-                host=agent.address.host,
-                port=agent.address.port,
-                rack=agent.address.zone or None,
-            )
-            for agent in asked.agents
+            MetadataResponseBroker(node_id=node_id, host=address.host, port=address.port, rack=address.zone or None)
+            for node_id, address in _brokers(asked)
         ],
         cluster_id=asked.broker.cluster_id,
         controller_id=asked.agents[0].writer_id if asked.agents else -1,
@@ -121,6 +119,12 @@ def _response(asked: _Asked, topics: EncodedElements) -> MetadataResponse:
     # The field takes encoded bytes in place of a list (see EncodedElements); its type is that of a reader.
     response.topics = topics  # pyright: ignore[reportAttributeAccessIssue]
     return response
+
+
+def _brokers(asked: _Asked) -> Iterable[tuple[int, AgentAddress]]:
+    yield from ((agent.writer_id, agent.address) for agent in asked.agents)
+    if (bootstrap := asked.broker.bootstrap) is not None:
+        yield BOOTSTRAP_NODE_ID, bootstrap
 
 
 # ---- all topics

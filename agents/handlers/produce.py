@@ -3,7 +3,8 @@
 Validation runs in the read callback, so batches enter the buffer in the order they came. Only the waiting is
 asynchronous, and a connection may have many waiting requests. Partitions succeed and fail one by one. acks 1 and -1
 both wait for the commit. acks 0 gets no answer, and any error closes the connection, because a client could notice
-nothing else. Kafka's `KafkaApis.handleProduceRequest` and `ReplicaManager.appendRecords`.
+nothing else. An agent that stops takes such records to its end; all others it refuses, and clients go to another agent
+(`agents/draining.py`). Kafka's `KafkaApis.handleProduceRequest` and `ReplicaManager.appendRecords`.
 
 From v13 topics have ids instead of names (KIP-516): a topic that was re-created under an old name does not get records
 meant for the old one.
@@ -45,6 +46,10 @@ _ResultsFuture: TypeAlias = "asyncio.Future[Sequence[BatchResult]]"
 
 
 TOPIC_IDS_SINCE = 13
+_MOVED = Refusal(
+    error=ErrorCode.NOT_LEADER_OR_FOLLOWER,
+    message="this agent stops and takes no records any more; Metadata names the others",
+)
 _NOT_SEEN = Refusal(
     error=ErrorCode.LEADER_NOT_AVAILABLE,
     message="the metadata store did not say in time whether there is such a partition; try again",
@@ -52,7 +57,7 @@ _NOT_SEEN = Refusal(
 
 
 class DropConnectionError(Exception):
-    """acks=0 and something was refused: the connection is closed, as in Kafka."""
+    """acks=0, and something was refused or the agent stops: the connection is closed, as in Kafka."""
 
 
 @dataclass(slots=True)
@@ -175,6 +180,8 @@ def _submit(
 def _refusal_of_all(broker: Broker, request: ProduceRequest) -> Refusal | None:
     if request.acks not in (-1, 0, 1):
         return Refusal(error=ErrorCode.INVALID_REQUIRED_ACKS, message=f"acks must be -1, 0 or 1, not {request.acks}")
+    if broker.draining.sends_away and request.acks:
+        return _MOVED
     if request.transactional_id is not None:
         return Refusal(error=ErrorCode.UNSUPPORTED_VERSION, message=NO_TRANSACTIONS)
     index_bytes_max = broker.settings.index_bytes_max
@@ -257,5 +264,6 @@ async def _unanswered(
     if broker.stall.delays:
         # No client waits for this answer, but its place in the line is what slows the client down.
         await broker.stall.hold_back(patience_ms(timeout_ms, 0), refused=refused)
-    if refused:
+    # The end of its connection is all that tells such a client to go elsewhere.
+    if refused or broker.draining.sends_away:
         raise DropConnectionError

@@ -40,7 +40,9 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def check_addresses(*, listen: str, metrics_listen: str, advertised_host: str, insecure: bool) -> None:
+def check_addresses(
+    *, listen: str, metrics_listen: str, advertised_host: str, advertised_bootstrap: str, insecure: bool
+) -> None:
     """Raises SettingsError for a malformed address, or one that other machines can reach without `insecure`."""
     for name, address in (("listen", listen), ("metrics.listen", metrics_listen)):
         if name == "metrics.listen" and not address:
@@ -60,6 +62,10 @@ def check_addresses(*, listen: str, metrics_listen: str, advertised_host: str, i
         )
     if not _is_host(advertised_host):
         raise SettingsError(f"advertised.host must be a host without a port, not {advertised_host!r}")
+    if advertised_bootstrap:
+        _, port = parse_address(advertised_bootstrap, name="advertised.bootstrap")
+        if not port:
+            raise SettingsError(f"advertised.bootstrap must have the port of the load balancer, not {port}")
 
 
 def check_zone(*, zone_listen: str, agent_zone: str) -> None:

@@ -32,6 +32,9 @@ class CheckedSettings(SparkSettings, Protocol):
     """The settings that these checks read, and by name those of `_NOT_ABOVE`."""
 
     @property
+    def advertised_bootstrap(self) -> str: ...
+
+    @property
     def advertised_host(self) -> str: ...
 
     @property
@@ -108,6 +111,7 @@ def check_together(settings: CheckedSettings) -> None:
         listen=settings.listen,
         metrics_listen=settings.metrics_listen,
         advertised_host=settings.advertised_host,
+        advertised_bootstrap=settings.advertised_bootstrap,
         insecure=settings.insecure,
     )
     check_zone(zone_listen=settings.zone_listen, agent_zone=settings.agent_zone)

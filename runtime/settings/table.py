@@ -77,8 +77,23 @@ class Settings:
         "HOST:PORT on loopback where the agent serves blocks to the agents of its `agent.zone`, so that a zone fetches"
         " each block once. Port 0: any free port. Empty: none; every agent fetches for itself.",
     )
+    advertised_bootstrap: str = setting(
+        "",
+        _PLACES,
+        "HOST:PORT of a load balancer, or of another name under which some agent always answers. Metadata shows it as"
+        " one more broker, with id 0, where clients ask that have lost all agents they knew. Empty: none.",
+    )
+    drain_notice_ms: int = duration_ms(
+        100_000,
+        _PLACES,
+        "A stopping agent serves on for up to this long and sends its clients to the other agents. It ends sooner if"
+        " no client talks to it any more, and does not wait if there is no other agent.",
+        minimum=0,
+    )
     drain_timeout_ms: int = duration_ms(
-        30_000, _PLACES, "A stopping process finishes its work within this time, then it gives up."
+        30_000,
+        _PLACES,
+        "Then, as any other stopping process does at once, it finishes its work within this time, or gives up.",
     )
 
     # ---- write path

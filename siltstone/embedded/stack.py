@@ -308,7 +308,8 @@ async def _run_children(
             telling.agents_ready(running)
             await unless(stopping, _first_death(children, telling))
     finally:
-        await _stop_children(children, impatient, grace_ms=agents[0].drain_timeout_ms + KILL_AFTER_DRAIN_MS)
+        drain_ms = agents[0].drain_notice_ms + agents[0].drain_timeout_ms
+        await _stop_children(children, impatient, grace_ms=drain_ms + KILL_AFTER_DRAIN_MS)
         os.close(our_end)  # only now: the end of the lifeline would make the children drain
         os.close(their_end)
 

@@ -42,6 +42,7 @@ RECORD_OVERHEAD_BYTES = 32
 """An upper estimate of the framing of a record inside a batch."""
 BACKOFF_MS = 200
 _TOO_LARGE = frozenset(map(int, (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE)))
+_SENT_AWAY = int(ErrorCode.NOT_LEADER_OR_FOLLOWER)
 _DUPLICATE = int(ErrorCode.DUPLICATE_SEQUENCE_NUMBER)
 
 
@@ -230,7 +231,12 @@ class TopicWriter:
             )
 
         async def produce(client: KafkaClient) -> Mapping[int, ProduceResult]:
-            return await produce_batches(client, self._topic, batches, acks=options.acks)
+            results = await produce_batches(client, self._topic, batches, acks=options.acks)
+            # An agent that stops refuses all of a request.
+            for partition, result in results.items():
+                if result.error_code == _SENT_AWAY:
+                    raise KafkaError(result.error_code, f"partition {partition}", result.message or None)
+            return results
 
         if self._is_idempotent:
             return await self._client.run(produce)

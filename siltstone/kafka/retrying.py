@@ -2,12 +2,14 @@
 
 Any agent takes any produce and serves any fetch, so it does not matter which one answers. The first connection goes to
 a bootstrap address and is not retried, so that a wrong address is reported at once. From then on the client also knows
-the agents that Metadata names.
+the agents that Metadata names. An agent that stops sends its clients away with NOT_LEADER_OR_FOLLOWER: the client goes
+to an agent that its Metadata names.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -92,7 +94,8 @@ class RetryingClient:
 
     async def run(self, work: Callable[[KafkaClient], Awaitable[T]]) -> T:
         """Do `work`, which must be safe to repeat. After a temporary error it is repeated until `patience_ms` after the
-        first error; then the last error is raised. Any other error is raised at once."""
+        first error; then the last error is raised. Any other error is raised at once. `work` that is sent away must
+        raise that error."""
         backoff_ms = BACKOFF_MS
         notice = RetryNotice(self._told, self._clock, self._patience_ms)
         while True:
@@ -107,6 +110,8 @@ class RetryingClient:
                     raise
                 if is_lost:
                     await self._drop()  # the next turn connects again, perhaps to another agent
+                elif _is_sent_away(error):
+                    await self._move()
             else:
                 notice.answered("an agent")
                 return result
@@ -118,12 +123,34 @@ class RetryingClient:
         return RetryNotice(self._told, self._clock, self._patience_ms)
 
     async def run_once(self, work: Callable[[KafkaClient], Awaitable[T]]) -> T:
-        """Do `work`, which must not be repeated, once. If the connection breaks, the next call connects again."""
+        """Do `work`, which must not be repeated, once. If the connection breaks, the next call connects again. An agent
+        that sends its clients away has done nothing: then it is done once at another."""
         try:
             return await work(self._client or await self._connect())
         except UnavailableError:
             await self._drop()
             raise
+        except KafkaError as error:
+            if not _is_sent_away(error):
+                raise
+        await self._move()
+        return await work(self._client or await self._connect())
+
+    async def _move(self) -> None:
+        """Leave an agent that stops, for those that it names."""
+        client = self._client
+        if client is None:
+            return
+        try:
+            named = [address_of(each.host, each.port) for each in (await client.metadata([])).brokers]
+        except UnavailableError:
+            named = []  # it has ended: any other may answer
+        await self._drop()
+        if named:
+            self._addresses = _joined(self._addresses[0], named)
+            # Not the bootstrap address first: the agent that stops may still answer there.
+            with suppress(UnavailableError):
+                self._client = await KafkaClient.connect(",".join(named))
 
     async def _connect(self) -> KafkaClient:
         client = await KafkaClient.connect(",".join(self._addresses))
@@ -141,6 +168,10 @@ class RetryingClient:
         client, self._client = self._client, None
         if client is not None:
             await client.close()
+
+
+def _is_sent_away(error: SiltstoneError) -> bool:
+    return isinstance(error, KafkaError) and error.code == int(ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
 
 def address_of(host: str, port: int) -> str:

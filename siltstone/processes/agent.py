@@ -2,8 +2,9 @@
 
 Start: open the object store and the metadata; check that both have the same cluster id; probe that the object store
 refuses to overwrite (otherwise two writers could destroy each other's files); start the agent, then the HTTP endpoint.
-Stop, on SIGTERM, SIGINT or the end of the lifeline: the agent drains, then everything is closed in reverse order. A
-signal during the start ends the start. For the state after a kill see `agents/agent.py`.
+Stop, on SIGTERM, SIGINT or the end of the lifeline: the agent sends its clients to the other agents and drains, then
+everything is closed in reverse order. A second signal ends the wait for clients. A signal during the start ends the
+start. For the state after a kill see `agents/agent.py`.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ async def run_agent(
     Raises TracingMissingError, MissingUrlError, EcsMetadataError, EcsUnavailableError, the errors of opening the
     stores, ClusterMismatchError, AddressError, AddressInUseError, and the error for which the agent must halt.
     """
-    stopping = asyncio.Event()
+    stopping, again = asyncio.Event(), asyncio.Event()
 
     def ready(running: RunningAgent) -> None:
         # Objects that exist now stay for good: the collector need not look through them again. There is no collection
@@ -60,8 +61,8 @@ async def run_agent(
     gc.freeze()
     gc.set_threshold(*GARBAGE_THRESHOLDS)
 
-    with stop_signals(stopping), lifeline_watched(lifeline, stopping):
-        await serve_agent(settings, on_ready=ready, stopping=stopping)
+    with stop_signals(stopping, again), lifeline_watched(lifeline, stopping):
+        await serve_agent(settings, on_ready=ready, stopping=stopping, again=again)
 
 
 async def serve_agent(
@@ -69,9 +70,13 @@ async def serve_agent(
     *,
     on_ready: Callable[[RunningAgent], None],
     stopping: asyncio.Event,
+    again: asyncio.Event | None = None,
     beside: Beside | None = None,
 ) -> None:
-    """Run as `run_agent` does, but without signals, until `stopping` is set. `beside` is for stores of memory://."""
+    """Run as `run_agent` does, but without signals, until `stopping` is set. `again` ends the wait for clients.
+
+    `beside` is for stores of memory://.
+    """
     runtime = Runtime()
     async with AsyncExitStack() as stack:
         tracing = await stack.enter_async_context(
@@ -96,7 +101,7 @@ async def serve_agent(
             stack.push_async_callback(endpoint.stop)
             metrics_url = endpoint.metrics_url
         # pushed last, so that the agent drains while everything else is still open
-        stack.push_async_callback(agent.stop)
+        stack.push_async_callback(_stop, agent, again or asyncio.Event())
         on_ready(RunningAgent(bootstrap=agent.address, metrics_url=metrics_url))
         await unless(stopping, agent.failed)
         _log.info("agent stops", address=agent.address)
@@ -113,6 +118,21 @@ def reasons_not_ready(agent: Agent, stopping: asyncio.Event) -> Sequence[str]:
     if stopping.is_set():
         return ["stopping"]
     return [] if agent.ready else ["not started"]
+
+
+async def _stop(agent: Agent, again: asyncio.Event) -> None:
+    hurrying = asyncio.create_task(_hurry(agent, again), name="second stop signal")
+    try:
+        await agent.stop()
+    finally:
+        hurrying.cancel()
+        await asyncio.gather(hurrying, return_exceptions=True)
+
+
+async def _hurry(agent: Agent, again: asyncio.Event) -> None:
+    await again.wait()
+    _log.info("second stop signal: clients are not waited for")
+    agent.hurry()
 
 
 async def _started(

@@ -47,14 +47,15 @@ async def log_and_traces(
         yield NO_TRACING if otel is None else otel
     finally:
         told.cancel()
-        # Draining and sending traces share drain.timeout.ms, counted from the stop signal.
+        # Draining and sending traces share the time, counted from the stop signal.
         now_ms = runtime.clock.monotonic_ms()
         began_ms = stops.result() if stops.done() and not stops.cancelled() else now_ms
         stops.cancel()
         await asyncio.gather(told, stops, return_exceptions=True)
         tell_left_out(all_of_them=True)
         if otel is not None:
-            left_ms = settings.drain_timeout_ms - (now_ms - began_ms)
+            notice_ms = settings.drain_notice_ms if role == "agent" else 0
+            left_ms = notice_ms + settings.drain_timeout_ms - (now_ms - began_ms)
             await _flush(otel, min(max(left_ms, FLUSH_MS_MIN), FLUSH_MS_MAX))
 
 

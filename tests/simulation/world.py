@@ -120,6 +120,7 @@ class World:
             "produce_uploads_max": self.rng.choice((1, 2, 8)),
             "cache_hot_bytes": self.rng.choice((0, 500, 1 << 20)),
             "cache_cold_bytes": 0,
+            "drain_notice_ms": 750,
             "drain_timeout_ms": 3_000,
         }
         self.seal_watch = SealWatch()

@@ -12,11 +12,13 @@ from rich.console import RenderableType
 from compactor.planning.dirtiness import measure
 from metadata.contract.compactors import PartitionView
 from metadata.contract.store import MetadataStore
+from runtime.clock import SystemClock
 from runtime.errors import BadInputError
 from siltstone.cli.options.agent_options import bootstrap_of, bootstrap_option
 from siltstone.cli.options.completion import TOPIC
 from siltstone.cli.options.system_options import SystemOptions, opened_metadata, resolved, system_options
-from siltstone.kafka.client import KafkaClient, connected
+from siltstone.kafka.client import KafkaClient
+from siltstone.kafka.retrying import RetryingClient
 from siltstone.ops.compaction.compact_now import configs_in_force, find_topic, require_compacted
 from siltstone.ops.compaction.frame import Frame, ReadRecord
 from siltstone.ops.hint_options import HintOptions
@@ -105,10 +107,10 @@ class Watched:
 
 
 async def _watch(metadata_url: str, bootstrap: str, watched: Watched, *, once: bool) -> None:
-    async with opened_metadata(metadata_url) as metadata, connected(bootstrap) as client:
+    async with opened_metadata(metadata_url) as metadata, RetryingClient(bootstrap, SystemClock()) as client:
 
         async def drawn() -> RenderableType:
-            return await _frame(metadata, client, watched)
+            return await client.run(lambda agent: _frame(metadata, agent, watched))
 
         if once:
             console().print(await drawn())
