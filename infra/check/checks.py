@@ -59,6 +59,7 @@ RULES: Final[dict[str, tuple[Rule, ...]]] = {
         network.no_plaintext_secrets,
         network.settings_are_siltstones,
         network.tasks_have_time_to_drain,
+        network.agents_are_replaced_in_batches,
         network.tasks_are_logged,
         network.instances_want_tokens,
         data.disks_are_encrypted,

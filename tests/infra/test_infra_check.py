@@ -20,7 +20,7 @@ from infra.check.report import Finding
 from infra.check.rules import rights
 from infra.check.stand_in import provider, schema
 from infra.check.terraform import Terraform, copied
-from tests.infra import seeds
+from tests.infra import policy_seeds, seeds
 from tests.infra.seeds import Seed
 
 
@@ -112,12 +112,12 @@ def test_mistakes_that_the_provider_would_refuse_are_found_each(attached: Attach
 
 
 def test_mistakes_in_what_would_be_made_are_found_each(attached: Attached, tmp_path: Path) -> None:
-    found = planned(attached, seeds.THREE_ZONES, sown(tmp_path, *seeds.IN_WHAT_IT_MAKES))
-    assert [seed.name for seed in seeds.IN_WHAT_IT_MAKES if not matching(seed, found)] == [], found
+    found = planned(attached, seeds.THREE_ZONES, sown(tmp_path, *policy_seeds.IN_WHAT_IT_MAKES))
+    assert [seed.name for seed in policy_seeds.IN_WHAT_IT_MAKES if not matching(seed, found)] == [], found
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", seeds.IN_THE_CONFIGURATION + seeds.IN_WHAT_IT_MAKES, ids=lambda seed: seed.name)
+@pytest.mark.parametrize("seed", seeds.IN_THE_CONFIGURATION + policy_seeds.IN_WHAT_IT_MAKES, ids=lambda seed: seed.name)
 def test_a_mistake_that_terraform_shows_is_found_alone(seed: Seed, attached: Attached, tmp_path: Path) -> None:
     assert_found(seed, planned(attached, seed.root, sown(tmp_path, seed)))
 

@@ -163,10 +163,29 @@ def tasks_have_time_to_drain(stack: Stack) -> Iterator[Violation]:
         stop_ms = 1000 * int(cast("int", container.get("stopTimeout", DEFAULT_STOP_S)))
         with suppress(SettingsError):  # another rule reports it
             settings = settings_of(container) if container.get("command") in DRAINING else None
-            if settings is None or settings.drain_timeout_ms < stop_ms:
+            if settings is None or drain_ms(container, settings) < stop_ms:
                 continue
             message = f"container {container.get('name')} is killed before it has drained"
-            yield Violation(task, message, "set stopTimeout above drain.timeout.ms")
+            yield Violation(task, message, "set stopTimeout above drain.notice.ms and drain.timeout.ms together")
+
+
+def drain_ms(container: dict[str, object], settings: Settings) -> int:
+    notice_ms = settings.drain_notice_ms if container.get("command") == ["agent"] else 0
+    return notice_ms + settings.drain_timeout_ms
+
+
+def agents_are_replaced_in_batches(stack: Stack) -> Iterator[Violation]:
+    """A client that knows only agents that are gone may never find the new ones."""
+    agents = [task.values.get("arn") for task, container in containers(stack) if container.get("command") == ["agent"]]
+    for service in stack.of("aws_ecs_service"):
+        if service.values.get("task_definition") not in agents or service.values.get("desired_count") == 1:
+            continue
+        if int(cast("int", service.values.get("deployment_maximum_percent") or 200)) >= 200:
+            yield Violation(
+                service,
+                "all agents are replaced at once",
+                "set deployment_maximum_percent below 200, so that ECS replaces a part of them at a time",
+            )
 
 
 def tasks_are_logged(stack: Stack) -> Iterator[Violation]:

@@ -141,7 +141,9 @@ def test_programs_wait_for_the_migration_and_have_time_to_drain() -> None:
     for each in programs.values():
         waits = {name: how["condition"] for name, how in each["depends_on"].items()}
         assert waits == dict.fromkeys(("migrate", "bucket"), "service_completed_successfully")
-        assert int(each["stop_grace_period"].removesuffix("s")) * 1000 > load_settings(None, {}, {}).drain_timeout_ms
+        settings = load_settings(None, {}, {})
+        drain_ms = settings.drain_notice_ms + settings.drain_timeout_ms
+        assert int(each["stop_grace_period"].removesuffix("s")) * 1000 > drain_ms
 
 
 def test_what_compose_says_to_programs_is_understood() -> None:

@@ -1,22 +1,26 @@
 # Agents: one per task, each with one vCPU (a Python process uses one core) and its own address.
 #
 # Clients connect first through the internal load balancer, then to each agent at the address that it advertises. So no
-# record passes through the load balancer. On SIGTERM an agent drains: Metadata answers no longer name it, and it stores
-# and acknowledges the records that it has received before it ends.
+# record passes through the load balancer. On SIGTERM an agent drains: Metadata answers no longer name it, it sends its
+# clients to the other agents, and it stores and acknowledges the records that it has received before it ends.
 
 locals {
   cpu_units  = 1024
   kafka_port = 9092
   http_port  = 9644
-  # Fargate kills a task 120 s after SIGTERM at the latest: the agent must give up draining before that
+  # Fargate kills a task 120 s after SIGTERM at the latest: the agent must give up before that
   stop_timeout_s   = 120
-  drain_timeout_ms = 100000
+  drain_notice_ms  = 100000
+  drain_timeout_ms = 15000
 
   environment = merge(var.task.environment, {
     SILTSTONE_LISTEN           = "0.0.0.0:${local.kafka_port}"
     SILTSTONE_ADVERTISED_HOST  = "ecs" # read from the task's metadata: its own address and zone
     SILTSTONE_AGENT_ZONE       = "ecs"
+    SILTSTONE_DRAIN_NOTICE_MS  = tostring(local.drain_notice_ms)
     SILTSTONE_DRAIN_TIMEOUT_MS = tostring(local.drain_timeout_ms)
+    # clients that lost all agents they knew ask here
+    SILTSTONE_ADVERTISED_BOOTSTRAP = "${aws_lb.bootstrap.dns_name}:${local.kafka_port}"
   })
 
   container = {
@@ -71,9 +75,10 @@ resource "aws_ecs_service" "this" {
   # after an outage of one zone, spread the agents over all zones again
   availability_zone_rebalancing = "ENABLED"
 
-  # new agents serve before old ones drain
+  # New agents serve before old ones drain, and never all at once: a client must always know one that still answers.
+  # A single agent is replaced by a second one.
   deployment_minimum_healthy_percent = 100
-  deployment_maximum_percent         = 200
+  deployment_maximum_percent         = var.size.count_min > 1 ? 150 : 200
   health_check_grace_period_seconds  = 120
 
   # Roll back an image that does not start or needs another schema. The old agents keep running meanwhile.
