@@ -85,9 +85,15 @@ def lost(acknowledged: Mapping[Place, str], log: Mapping[Place, str]) -> list[Pl
     return sorted(place for place, value in acknowledged.items() if log.get(place) != value)
 
 
-def missed(found: Mapping[Place, str], log: Mapping[Place, str]) -> list[Place]:
-    """The records of the log that a reader did not find at their place."""
-    return lost(log, found)
+def passed_over(found: Mapping[Place, str], log: Mapping[Place, str]) -> list[Place]:
+    """The records of the log that a reader did not find, or found with another value, before its last one of their
+    partition."""
+    reached: dict[int, int] = {}
+    for partition, offset in found:
+        reached[partition] = max(offset, reached.get(partition, -1))
+    return sorted(
+        place for place, value in log.items() if place[1] <= reached.get(place[0], -1) and found.get(place) != value
+    )
 
 
 def doubled(log: Mapping[Place, str], name: str) -> int:

@@ -122,6 +122,10 @@ class Steady:
         """End in order. Returns whether it did, with exit code 0; a client that does not is killed."""
         if self.is_running:
             self.begin_end()
+        return self.await_end(timeout_s)
+
+    def await_end(self, timeout_s: float) -> bool:
+        """Wait for an end that has begun, as `end` does."""
         try:
             code: int | None = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:

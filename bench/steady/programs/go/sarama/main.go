@@ -1,8 +1,8 @@
 // sarama behind the line protocol of bench/steady/programs/protocol.py.
 //
-// Set beyond the addresses: the version (its default asks for protocol versions of Kafka 2.1); the idempotence of the
-// producer, and what sarama demands with it; a partitioner that takes the record's own partition; channels for results
-// and errors, which otherwise go to a log; the start of the member at the oldest offset.
+// Set beyond the addresses: the idempotence of the producer, and what sarama demands with it; a partitioner that takes
+// the record's own partition; channels for results and errors, which otherwise go to a log; the start of the member at
+// the oldest offset.
 package main
 
 import (
@@ -28,7 +28,6 @@ func main() {
 
 func config() *sarama.Config {
 	made := sarama.NewConfig()
-	made.Version = sarama.V3_6_0_0
 	return made
 }
 
