@@ -31,6 +31,8 @@ class Outcome:
     doubled: int
     """Records of a writer that are in the log again; places that a reader saw again. A member may see a place again
     after a rebalance, by the rules."""
+    unread: int = 0
+    """Records of the log that a reader or member had not seen by the end, for whatever reason."""
 
 
 class Crowd(Started):
@@ -102,4 +104,5 @@ def _outcome(client: Steady, log: Mapping[Place, str]) -> Outcome:
     if client.role == WRITER:
         return Outcome(client=client, lost=len(lost(client.acknowledged, log)), doubled=doubled(log, client.name))
     twice = client.account.found_twice if client.role == READER else 0
-    return Outcome(client=client, lost=len(passed_over(client.found, log)), doubled=twice)
+    unread = len(log.keys() - client.found.keys())
+    return Outcome(client=client, lost=len(passed_over(client.found, log)), doubled=twice, unread=unread)
