@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -78,14 +79,28 @@ class _Counts:
 
 
 class Fleet(Started):
-    """Started by `with`. `settings` are the agents', by their names; `advertise`: agents show the load balancer to
-    clients as one more broker (`advertised.bootstrap`)."""
+    """Started by `with`.
 
-    def __init__(self, *, agents: int = 3, settings: Mapping[str, str] | None = None, advertise: bool = False) -> None:
+    Args:
+        settings: the agents', by their names.
+        advertise: agents show the load balancer to clients as one more broker (`advertised.bootstrap`).
+        silent: the address of an agent that has ended answers nothing, as that of a machine that is gone; otherwise
+            it refuses connections, as that of a machine that is still there.
+    """
+
+    def __init__(
+        self,
+        *,
+        agents: int = 3,
+        settings: Mapping[str, str] | None = None,
+        advertise: bool = False,
+        silent: bool = False,
+    ) -> None:
         super().__init__()
         self._agents_wanted = agents
         self._given = dict(settings or {})
         self._advertise = advertise
+        self._silent = silent
         self._counts = _Counts()
         self._lifeline = -1
         self._metadata_url = self._store_url = ""
@@ -113,7 +128,7 @@ class Fleet(Started):
         for agent in old:
             agent.process.terminate()
         with ThreadPoolExecutor(len(old)) as pool:
-            ends_s = list(pool.map(_await_end, old))
+            ends_s = list(pool.map(self._await_end, old))
         self.agents = new
         self.ended += old
         self.balancer.set_targets([agent.target for agent in new])
@@ -126,6 +141,21 @@ class Fleet(Started):
         return [line for log in logs for line in log.read_text(errors="replace").splitlines()]
 
     # ---- up and down
+
+    def _await_end(self, agent: FleetAgent) -> float:
+        """The time of its end; an agent that takes too long is killed."""
+        try:
+            agent.process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            agent.process.kill()
+            agent.process.wait()
+        ended_s = time.monotonic()
+        if agent.process.stdout is not None:
+            agent.process.stdout.close()
+        if self._silent:
+            for each in silenced(agent.port):
+                self._stack.callback(each.close)
+        return ended_s
 
     def _start(self) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="siltstone-fleet-"))
@@ -205,6 +235,19 @@ class Fleet(Started):
         _until(lambda: targets <= self.balancer.ready, "the load balancer does not find the agents ready")
 
 
+def silenced(port: int) -> Sequence[socket.socket]:
+    """Make a port on loopback as silent as a machine that is gone, until these are closed. The queue of a listener
+    that nobody accepts from is filled: the kernel drops what comes then."""
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("127.0.0.1", port))
+    listener.listen(0)
+    filling = socket.socket()
+    filling.setblocking(False)  # a client may have been quicker, and filled the queue
+    filling.connect_ex(("127.0.0.1", port))
+    return [listener, filling]
+
+
 def named(address: str) -> set[int]:
     """The ports of the brokers that the agent at `address` names to a client."""
 
@@ -243,16 +286,3 @@ def _await_ready(agent: FleetAgent) -> None:
     finally:
         killer.cancel()
     raise RuntimeError(f"the agent at {agent.address} did not start; its log says:\n{agent.log.read_text()}")
-
-
-def _await_end(agent: FleetAgent) -> float:
-    """The time of its end; an agent that takes too long is killed."""
-    try:
-        agent.process.wait(STOP_S)
-    except subprocess.TimeoutExpired:
-        agent.process.kill()
-        agent.process.wait()
-    ended_s = time.monotonic()
-    if agent.process.stdout is not None:
-        agent.process.stdout.close()
-    return ended_s

@@ -59,7 +59,27 @@ REPLACED_COLUMNS = (
     Column("lost"),
     Column("doubled"),
 )
-SLEPT_COLUMNS = (Column("client"), Column("role"), Column("without"), Column("with the balancer in Metadata"))
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    """A way to sleep through a replacement."""
+
+    title: str
+    advertise: bool
+    """Agents show the load balancer to clients as a broker."""
+    silent: bool
+    """Addresses of agents that have ended answer nothing; otherwise they refuse connections."""
+
+
+SLEEPS = (
+    Sleep("without", advertise=False, silent=False),
+    Sleep("with", advertise=True, silent=False),
+    Sleep("silent, without", advertise=False, silent=True),
+    Sleep("silent, with", advertise=True, silent=True),
+)
+FoundS = Mapping[tuple[str, str], float | None]
+"""By client and role, after how many seconds it found the fleet again; None: it is stranded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +112,14 @@ def run(size: Size) -> Iterator[Table]:
         kafkas = _restarted(clients, size, logs, jars) if jars is not None else None
         yield replaced_table(ours, kafkas, jars, size)
         slept_clients = [*clients, *at_hand([JAVA_3_REBOOTSTRAP] if size is Size.FULL else [])]
-        without = _slept(slept_clients, size, logs, advertise=False)
-        advertised = _slept(slept_clients, size, logs, advertise=True) if has_setting("advertised_bootstrap") else {}
-        yield slept_table(without, advertised, size)
+        slept = {sleep.title: _slept(slept_clients, size, logs, sleep) for sleep in sleeps_of(size)}
+        yield slept_table(slept, size)
+
+
+def sleeps_of(size: Size) -> Sequence[Sleep]:
+    """Those that today's agents can offer."""
+    offered = [sleep for sleep in SLEEPS if has_setting("advertised_bootstrap") or not sleep.advertise]
+    return [sleep for sleep in offered if size is Size.FULL or not sleep.silent]
 
 
 def has_setting(field: str) -> bool:
@@ -200,14 +225,11 @@ def _rebalances(outcome: Outcome) -> int | None:
 # ---- asleep
 
 
-def _slept(
-    clients: Sequence[SteadyClient], size: Size, logs: Path, *, advertise: bool
-) -> Mapping[tuple[str, str], float | None]:
-    """By client and role, after how many seconds it found the fleet again; None: it is stranded."""
-    folder = logs / f"slept-{advertise}"
-    with Fleet(agents=AGENTS[size], settings=_settings(size), advertise=advertise) as fleet:
+def _slept(clients: Sequence[SteadyClient], size: Size, logs: Path, sleep: Sleep) -> FoundS:
+    folder = logs / f"slept {sleep.title}"
+    with Fleet(agents=AGENTS[size], settings=_settings(size), advertise=sleep.advertise, silent=sleep.silent) as fleet:
         create_topic(fleet.bootstrap, TOPIC, PARTITIONS)
-        progress(f"clients that sleep for {SLEEP_S[size]:.0f} s or more ...")
+        progress(f"clients that sleep for {SLEEP_S[size]:.0f} s or more, {sleep.title} ...")
         with _crowd(clients, fleet.bootstrap, folder) as crowd:
             sleepers = list(crowd.clients)
             slept_s = time.monotonic()
@@ -227,9 +249,7 @@ def _slept(
             return _found_s(sleepers, in_log, woke_s)
 
 
-def _found_s(
-    clients: Sequence[Steady], in_log: Mapping[int, int], woke_s: float
-) -> Mapping[tuple[str, str], float | None]:
+def _found_s(clients: Sequence[Steady], in_log: Mapping[int, int], woke_s: float) -> FoundS:
     found: dict[tuple[str, str], float | None] = {}
     for client in clients:
         at_s = client.account.first_beyond_s(in_log, woke_s)
@@ -237,20 +257,20 @@ def _found_s(
     return found
 
 
-def slept_table(
-    without: Mapping[tuple[str, str], float | None], advertised: Mapping[tuple[str, str], float | None], size: Size
-) -> Table:
+def slept_table(slept: Mapping[str, FoundS], size: Size) -> Table:
+    """`slept`: by the titles of `SLEEPS`; what was not measured is left out."""
+    keys = next(iter(slept.values()))
     rows: list[list[Cell]] = [
-        [*key, _told(found_s), _told(advertised[key]) if key in advertised else None]
-        for key, found_s in without.items()
+        [*key, *(_told(slept[sleep.title][key]) if sleep.title in slept else None for sleep in SLEEPS)] for key in keys
     ]
     return Table(
         "Clients that slept through a replacement",
-        f"Asleep for {SLEEP_S[size]:.0f} s or more, while {AGENTS[size]} agents are replaced, all addresses new. "
-        "Found again: the client wrote or read a record that was not in the log when it woke. Stranded: not within "
-        f"{FOUND_S:.0f} s. Clients were given the load balancer's address alone. The last column: agents show it to "
-        "clients as a broker (`advertised.bootstrap`).",
-        SLEPT_COLUMNS,
+        f"Asleep for {SLEEP_S[size]:.0f} s or more, while {AGENTS[size]} agents are replaced, all addresses new. The "
+        "clients were given the load balancer's address alone. A time: seconds from the waking until the client wrote "
+        f"or read a record that was not in the log before; stranded: not within {FOUND_S:.0f} s. With: agents show the "
+        "load balancer to clients as a broker (`advertised.bootstrap`). Silent: old addresses answer nothing, as those "
+        "of machines that are gone; else they refuse connections.",
+        (Column("client"), Column("role"), *(Column(sleep.title) for sleep in SLEEPS)),
         rows,
     )
 

@@ -15,10 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from bench.servers.fleet import silenced
 from bench.servers.load_balancer import LoadBalancer, Target
 from bench.steady.clients import SteadyClient
 from bench.steady.programs.protocol import WRITER, Job
 from bench.steady.running import Steady
+from tests.fixtures.s3 import free_port
 from tests.fixtures.waiting import wait_until
 
 PROGRAM = """
@@ -92,7 +94,20 @@ def _stands_still(client: Steady) -> bool:
     return len(client.acknowledged) == before
 
 
-# ---- the load balancer
+# ---- the servers
+
+
+def test_the_address_of_an_agent_that_is_gone_can_be_silent() -> None:
+    port = free_port()
+    held = silenced(port)
+    try:
+        with pytest.raises(TimeoutError):
+            socket.create_connection(("127.0.0.1", port), timeout=0.3)
+    finally:
+        for each in held:
+            each.close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), timeout=10)
 
 
 class Backend:

@@ -160,9 +160,10 @@ def test_the_first_table_holds_clients_against_kafka_and_names_the_stranded() ->
 
 
 def test_the_second_table_says_who_found_the_fleet_again() -> None:
-    without = {("aiokafka", READER): None, ("aiokafka", WRITER): 1.26}
-    table = slept_table(without, {("aiokafka", READER): 0.5}, Size.SMALL)
+    reader, writer = ("aiokafka", READER), ("aiokafka", WRITER)
+    table = slept_table({"without": {reader: None, writer: 1.26}, "with": {reader: 0.5, writer: 0.0}}, Size.SMALL)
+    assert [column.title for column in table.columns[2:]] == ["without", "with", "silent, without", "silent, with"]
     assert table.rows == [
-        ["aiokafka", READER, "stranded", "found again after 0.5 s"],
-        ["aiokafka", WRITER, "found again after 1.3 s", None],
+        [*reader, "stranded", "found again after 0.5 s", None, None],
+        [*writer, "found again after 1.3 s", "found again after 0.0 s", None, None],
     ]
