@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -72,12 +72,6 @@ class Replaced:
     exit_codes: Sequence[int]
 
 
-@dataclass(slots=True)
-class _Counts:
-    agents: int = 0
-    ports: set[int] = field(default_factory=set[int])
-
-
 class Fleet(Started):
     """Started by `with`.
 
@@ -101,7 +95,8 @@ class Fleet(Started):
         self._given = dict(settings or {})
         self._advertise = advertise
         self._silent = silent
-        self._counts = _Counts()
+        self._ports: set[int] = set()
+        """Of all agents that there ever were: none is given again."""
         self._lifeline = -1
         self._metadata_url = self._store_url = ""
         self.balancer = LoadBalancer()
@@ -192,10 +187,9 @@ class Fleet(Started):
 
     def _spawn(self) -> FleetAgent:
         port = free_port()
-        while port in self._counts.ports:
+        while port in self._ports:
             port = free_port()
-        self._counts.ports.add(port)
-        self._counts.agents += 1
+        self._ports.add(port)
         settings = {"metrics.listen": "127.0.0.1:0", "log.level": "warning", **self._given}
         if self._advertise:
             settings["advertised.bootstrap"] = self.bootstrap
@@ -204,7 +198,7 @@ class Fleet(Started):
         command += ["--object-store", self._store_url]
         command += [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
         environment = {name: v for name, v in client_environment().items() if not name.startswith(ENVIRONMENT_PREFIX)}
-        log = self.directory / f"agent-{self._counts.agents}.log"
+        log = self.directory / f"agent-{len(self._ports)}.log"
         with log.open("ab") as errors:
             process = subprocess.Popen(
                 command,
