@@ -53,6 +53,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     _module("latency", "how soon a record is acknowledged and read, with a second store", folder=TOGETHER),
     _module("zone", "GETs when every agent reads what all write, with and without the zone", folder=TOGETHER),
     _module("costs", "every request to S3 from a producer to a replay, in dollars for 1 GiB", folder=TOGETHER),
+    _module("fleet", "the whole fleet replaced by other addresses, under stock clients of every kind", folder=TOGETHER),
 )
 
 

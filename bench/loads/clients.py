@@ -140,10 +140,12 @@ class TailResult:
 # ---- for the benchmark -----------------------------------------------------------------------------------------------
 
 
-def create_topic(bootstrap: str, topic: str, partitions: int, configs: Mapping[str, str] | None = None) -> None:
+def create_topic(
+    bootstrap: str, topic: str, partitions: int, configs: Mapping[str, str] | None = None, *, replicas: int = 1
+) -> None:
     """Create a topic and wait until the client sees all partitions. Raises the broker's error."""
     admin: Any = AdminClient({"bootstrap.servers": bootstrap, **QUIET})
-    new = NewTopic(topic, num_partitions=partitions, replication_factor=1, config=dict(configs or {}))
+    new = NewTopic(topic, num_partitions=partitions, replication_factor=replicas, config=dict(configs or {}))
     admin.create_topics([new], operation_timeout=30)[topic].result(30)
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:

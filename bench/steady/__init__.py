@@ -1,0 +1,1 @@
+"""Kafka clients of every kind with stock settings, a process each, which say what they write, read and suffer."""

@@ -1,0 +1,1 @@
+"""The programs around the clients: one line protocol (`protocol.py`), in Python, Java and Go."""
