@@ -23,7 +23,7 @@ from typing import Protocol, cast
 from agents.answers import HeldAnswer
 from agents.broker import Broker
 from agents.dispatch import API_VERSIONS, HANDLERS, PRODUCE, Answer
-from agents.draining import ASKING_APIS, SENDING_APIS, Talk
+from agents.draining import ASKING_APIS, TELLING_APIS, Talk
 from agents.handlers import api_versions
 from agents.handlers.produce import DropConnectionError
 from agents.read.budget import Release
@@ -133,7 +133,7 @@ class Connection(asyncio.BufferedProtocol):
         self._pump_due = False
         self._ended = False
         self._asked_ms = 0.0
-        self._has_asked = self._works = self._is_sent_away = False
+        self._has_asked = self._works = self._is_told = False
         self.sends_produce = False
         self.last_bytes_ms = 0.0
 
@@ -232,7 +232,7 @@ class Connection(asyncio.BufferedProtocol):
             silent_ms=now_ms - self._asked_ms,
             has_asked=self._has_asked,
             works=self._works,
-            is_sent_away=self._is_sent_away,
+            is_told=self._is_told,
         )
 
     def pump(self) -> None:
@@ -306,7 +306,7 @@ class Connection(asyncio.BufferedProtocol):
         self._asked_ms, self._has_asked = slot.started_ms, True
         self._works = self._works or header.api_key not in ASKING_APIS
         if self._broker.draining.sends_away:
-            self._is_sent_away = self._is_sent_away or header.api_key in SENDING_APIS
+            self._is_told = self._is_told or header.api_key in TELLING_APIS
         context = RequestContext(header, self.client)
         # Reset below: this code may run inside another request's work, which keeps its own context.
         before = LOG_CONTEXT.set(context)

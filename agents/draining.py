@@ -8,9 +8,11 @@ never find the others (Java before 4.0). So a stopping agent goes on for `drain.
    groups NOT_COORDINATOR, as by a broker of Kafka that has handed over its partitions. Clients then ask Metadata, at
    this agent too, and go on elsewhere. All other requests are answered as always, and new connections are taken.
 
-A connection that is silent is closed: its client asks Metadata again if its library runs by itself, and at its next
-request if it does not. For that it needs an agent of those that it knows, so an agent that closed such a connection
-serves until the notice is over. Otherwise it ends when no client has talked for QUIET_MS.
+A client may sleep between two polls, and its library with it: a refusal that was sent is not read yet. Only a client
+that asked Metadata or FindCoordinator since then surely knows the others. A connection that is silent is closed: its
+client asks again, at once if its library runs by itself, else at its next request. For that it needs an agent of those
+that it knows. So an agent that closed the connection of a client that may not know the others serves until the notice
+is over. Otherwise it ends when no client has talked for QUIET_MS.
 
 `judge` decides from the state of all connections; `SendingAway` carries it out.
 """
@@ -34,13 +36,10 @@ QUIET_MS = 5_000
 """A client that was sent away asks nothing more after a few seconds: it waits a second at most before it repeats a
 request (`retry.backoff.max.ms`), and franz-go asks Metadata every 2.5 s at most."""
 
-_PRODUCE, _FETCH, _METADATA, _FIND_COORDINATOR, _API_VERSIONS, _INIT_PRODUCER_ID, _DESCRIBE_CLUSTER = (
-    0, 1, 3, 10, 18, 22, 60,
-)  # fmt: skip
-_GROUP_REQUESTS = (8, 9, 11, 12, 13, 14)
-SENDING_APIS: Final = frozenset((_PRODUCE, _FETCH, _METADATA, _FIND_COORDINATOR, *_GROUP_REQUESTS))
-"""Requests whose answers send a client away."""
-ASKING_APIS: Final = frozenset((_METADATA, _FIND_COORDINATOR, _API_VERSIONS, _INIT_PRODUCER_ID, _DESCRIBE_CLUSTER))
+_METADATA, _FIND_COORDINATOR, _API_VERSIONS, _INIT_PRODUCER_ID, _DESCRIBE_CLUSTER = 3, 10, 18, 22, 60
+TELLING_APIS: Final = frozenset((_METADATA, _FIND_COORDINATOR))
+"""Requests whose answers name the other agents."""
+ASKING_APIS: Final = frozenset((*TELLING_APIS, _API_VERSIONS, _INIT_PRODUCER_ID, _DESCRIBE_CLUSTER))
 """Requests that any agent answers. A connection that carried nothing else does no work here."""
 
 
@@ -63,8 +62,8 @@ class Talk:
     """It has carried a request. The health checks of load balancers carry none."""
     works: bool
     """It has carried a request that belongs here, such as Produce, Fetch, or that of a group."""
-    is_sent_away: bool
-    """It was answered that the client must go elsewhere."""
+    is_told: bool
+    """The client asked for the other agents since it was sent away."""
 
     @property
     def goes_on(self) -> bool:
@@ -80,7 +79,7 @@ class Verdict:
     close: Sequence[int]
     """Indexes of the connections to close now."""
     owes: bool
-    """A client that worked here was cut off unasked. It may come back to ask for the other agents."""
+    """A client that worked here was cut off, and may not know the other agents. It may come back to ask for them."""
     is_over: bool
     talking: int
 
@@ -88,7 +87,7 @@ class Verdict:
 def judge(talks: Sequence[Talk], *, passed_ms: float, notice_ms: float, owes: bool) -> Verdict:
     """`passed_ms`: since clients are sent away. `owes`: the last verdict's."""
     close = [index for index, talk in enumerate(talks) if talk.is_silent]
-    owes = owes or any(talks[index].works and not talks[index].is_sent_away for index in close)
+    owes = owes or any(talks[index].works and not talks[index].is_told for index in close)
     talking = sum(1 for talk in talks if talk.goes_on)
     is_over = passed_ms >= notice_ms or (passed_ms >= QUIET_MS and not talking and not owes)
     return Verdict(close=close, owes=owes, is_over=is_over, talking=talking)

@@ -1,4 +1,4 @@
-"""SIGTERM of one of two agents, as processes, under ordinary producers and consumers."""
+"""SIGTERM of one of two agents, as processes: under ordinary producers and consumers, and with clients that stay."""
 
 from __future__ import annotations
 
@@ -10,11 +10,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from runtime.errors import UnavailableError
 from siltstone.kafka.client import connected
+from siltstone.kafka.records import fetch_partitions
 from tests.fixtures.faults import AgentProcess, Processes, create_topic, named
 from tests.fixtures.idempotent_load import AiokafkaWriter, LibrdkafkaWriter, Load
 from tests.fixtures.steady_readers import AiokafkaReader, LibrdkafkaReader
 from tests.fixtures.waiting import wait_until
+from wire.error_codes import ErrorCode
 from wire.messages.metadata import MetadataResponse
 
 PARTITIONS = 4
@@ -94,5 +99,38 @@ def test_one_of_two_agents_goes_under_load_and_no_client_sees_an_error(postgres_
         )
         assert resumed - closed < 5
         assert "not drained in time" not in goes.log
+    finally:
+        processes.stop()
+
+
+def test_a_second_signal_ends_the_wait_for_clients_that_stay(postgres_url: str, tmp_path: Path) -> None:
+    processes = Processes(SimpleNamespace(url=postgres_url), tmp_path)  # type: ignore[arg-type]
+    try:
+        goes, _ = processes.start(2, drain_notice_ms=600_000, log_level="info")
+        processes.until_all_know_all()
+        create_topic(processes.bootstrap, "t", partitions=1)
+
+        async def stay() -> None:
+            """Fetch as if nothing had happened, to the end of the connection."""
+            async with connected(goes.address) as client:
+                refused = 0
+                while refused < 3:
+                    [answer] = await fetch_partitions(client, {("t", 0): 0}, max_wait_ms=0)
+                    refused += answer.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+                    await asyncio.sleep(0.1)
+                assert goes.is_running
+                goes.begin_stop()
+                while True:
+                    await client.metadata([])
+                    await asyncio.sleep(0.1)
+
+        goes.begin_stop()
+        began = time.monotonic()
+        with pytest.raises(UnavailableError):
+            asyncio.run(stay())
+        assert goes.await_end() == 0, goes.log
+        assert time.monotonic() - began < 20
+        assert "second stop signal: clients are not waited for" in goes.log
+        assert "clients are sent to the other agents" in goes.log and "clients were sent away" in goes.log
     finally:
         processes.stop()

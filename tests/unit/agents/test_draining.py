@@ -14,9 +14,9 @@ NOTICE_MS = 100_000.0
 
 
 def talk(
-    *, busy: bool = False, silent_ms: float = 0, asked: bool = True, works: bool = True, sent_away: bool = False
+    *, busy: bool = False, silent_ms: float = 0, asked: bool = True, works: bool = True, told: bool = False
 ) -> Talk:
-    return Talk(is_busy=busy, silent_ms=silent_ms, has_asked=asked, works=works, is_sent_away=sent_away)
+    return Talk(is_busy=busy, silent_ms=silent_ms, has_asked=asked, works=works, is_told=told)
 
 
 def verdict(*talks: Talk, passed_ms: float = QUIET_MS, owes: bool = False) -> Verdict:
@@ -33,8 +33,8 @@ def test_it_is_over_when_nobody_is_there_but_not_before_a_late_one_may_have_come
 
 @pytest.mark.parametrize(
     "talks",
-    [talk(), talk(sent_away=True), talk(works=False), talk(busy=True, silent_ms=SILENT, sent_away=True)],
-    ids=["works", "was sent away a moment ago", "asked a moment ago", "waits for an answer"],
+    [talk(), talk(told=True), talk(works=False), talk(busy=True, silent_ms=SILENT, told=True)],
+    ids=["works", "was told a moment ago", "asked a moment ago", "waits for an answer"],
 )
 def test_it_goes_on_while_a_client_talks(talks: Talk) -> None:
     found = verdict(talks)
@@ -42,8 +42,8 @@ def test_it_goes_on_while_a_client_talks(talks: Talk) -> None:
     assert verdict(talks, passed_ms=NOTICE_MS).is_over
 
 
-def test_one_that_was_sent_away_and_is_silent_is_closed_and_holds_up_nothing() -> None:
-    found = verdict(talk(silent_ms=SILENT, sent_away=True))
+def test_one_that_knows_the_others_and_is_silent_is_closed_and_holds_up_nothing() -> None:
+    found = verdict(talk(silent_ms=SILENT, told=True))
     assert (list(found.close), found.owes, found.is_over) == ([0], False, True)
 
 
@@ -52,8 +52,8 @@ def test_one_that_only_asked_the_way_is_closed_and_holds_up_nothing() -> None:
     assert (list(found.close), found.owes, found.is_over) == ([0], False, True)
 
 
-def test_one_that_works_here_and_was_not_sent_away_is_closed_and_may_come_back_to_the_end() -> None:
-    found = verdict(talk(sent_away=True), talk(silent_ms=SILENT))
+def test_one_that_may_not_know_the_others_is_closed_and_may_come_back_to_the_end() -> None:
+    found = verdict(talk(told=True), talk(silent_ms=SILENT))
     assert (list(found.close), found.owes, found.is_over) == ([1], True, False)
     # and later, when it is gone
     assert not verdict(passed_ms=NOTICE_MS - 1, owes=True).is_over
@@ -74,7 +74,7 @@ class Line:
         self.closed: str = ""
 
     def talk(self, now_ms: float) -> Talk:
-        return talk(silent_ms=now_ms - self.asked_ms, sent_away=True)
+        return talk(silent_ms=now_ms - self.asked_ms, told=True)
 
     def close(self, reason: str) -> None:
         self.closed = reason

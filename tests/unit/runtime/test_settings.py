@@ -118,6 +118,13 @@ def test_variables_of_others_and_of_the_command_line_are_left_alone() -> None:
         ("agent.zone", "a,b", "agent.zone may not hold"),
         ("advertised.host", "host:9092", "advertised.host must be a host"),
         ("advertised.host", "a b", "advertised.host must be a host"),
+        (
+            "advertised.bootstrap",
+            "kafka.example.com",
+            "advertised.bootstrap must be HOST:PORT, not 'kafka.example.com'",
+        ),
+        ("advertised.bootstrap", "kafka.example.com:0", "advertised.bootstrap must have the port"),
+        ("advertised.bootstrap", "a:1,b:2", "advertised.bootstrap must be HOST:PORT"),
     ],
 )
 def test_an_impossible_value_is_refused_by_name(name: str, value: str, said: str) -> None:
