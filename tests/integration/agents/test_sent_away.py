@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -165,7 +166,8 @@ async def test_commands_go_on_at_another_agent(start_agent: StartAgent, dial: Di
     async with two_agents(start_agent, dial) as agents:
         goes = agents[0]
         told: list[str] = []
-        async with RetryingClient(goes.address, SystemClock(), told=told.append) as client:
+        begin = partial(RetryingClient, goes.address, SystemClock(), told=told.append)
+        async with begin() as once, begin() as client:
             stopping = await sends_away(goes)
 
             async def write(inner: KafkaClient) -> int:
@@ -175,7 +177,7 @@ async def test_commands_go_on_at_another_agent(start_agent: StartAgent, dial: Di
                 return result.base_offset
 
             # one that must not be repeated, then one that may
-            assert await client.run_once(write) == 0
+            assert await once.run_once(write) == 0
             assert await client.run(write) == 1
             assert not stopping.done() and told == []
 
