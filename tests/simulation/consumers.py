@@ -143,6 +143,9 @@ class Consumer(Client):
             if self.world.is_healed_since(sent_ms):
                 self.world.violation(f"{who} and got {error.name} though nothing fails")
             return False
+        if error is ErrorCode.NOT_LEADER_OR_FOLLOWER and self.world.was_told_to_stop(line.address):
+            self.world.faults.count(Path.READER_SENT_AWAY)
+            return False
         if error is not ErrorCode.NONE:
             self.world.violation(f"{who} and got {error.name}")
             return False

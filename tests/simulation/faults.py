@@ -69,6 +69,8 @@ class Path(StrEnum):
     OUT_OF_ORDER_REFUSED = "sequence out of order refused"
     PARTITION_GONE = "batch of a deleted partition refused"
     PRODUCE_TIMED_OUT = "produce answered REQUEST_TIMED_OUT"
+    PRODUCER_SENT_AWAY = "produce refused by an agent that stops"
+    READER_SENT_AWAY = "fetch refused by an agent that stops"
     GAP_WAITED = "follower waited at a gap"
     READER_AHEAD = "consumer ahead of the agent it came to"
     OUT_OF_RANGE = "offset out of range, by a fresh read of the watermarks"

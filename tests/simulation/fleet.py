@@ -93,6 +93,7 @@ class Seat:
         self.skew_ms = int(world.faults.between(-3000, 3000))
         self.process: Process | None = None
         self.agent: Agent | None = None
+        self.was_told_to_stop = False
         self.older: list[Process] = []
         """Processes that were replaced while they slept; some may be awake again."""
         self.metadata: dict[Process, SimulatedMetadata] = {}
@@ -221,6 +222,7 @@ class Seat:
         if self.is_ready and self.process is not None and self.agent is not None:
             self.world.faults.count(Fault.DRAIN)
             self.world.note(self.process.name, "drains")
+            self.was_told_to_stop = True
             self.world.start(self.process, self._drain(self.process, self.agent))
 
     async def _drain(self, process: Process, agent: Agent) -> None:

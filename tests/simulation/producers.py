@@ -80,6 +80,8 @@ class Producer(Client):
             return True
         if error is ErrorCode.REQUEST_TIMED_OUT:
             self.world.faults.count(Path.PRODUCE_TIMED_OUT)
+        if error is ErrorCode.NOT_LEADER_OR_FOLLOWER:
+            self.world.faults.count(Path.PRODUCER_SENT_AWAY)
         expected = error in RETRIABLE or error is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
         if not expected and not (error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and self.world.may_vanish(batch.place)):
             self.world.violation(f"{batch.name} was refused with {error.name}: {answer.error_message}")

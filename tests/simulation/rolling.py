@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tests.simulation.fleet import Seat
     from tests.simulation.world import World
 
-PATIENCE_MS = 800.0
+PATIENCE_MS = 4_000.0
 """An agent that did not stop by then is killed."""
 
 

@@ -120,7 +120,7 @@ class World:
             "produce_uploads_max": self.rng.choice((1, 2, 8)),
             "cache_hot_bytes": self.rng.choice((0, 500, 1 << 20)),
             "cache_cold_bytes": 0,
-            "drain_notice_ms": 750,
+            "drain_notice_ms": 3_200,
             "drain_timeout_ms": 3_000,
         }
         self.seal_watch = SealWatch()
@@ -134,6 +134,10 @@ class World:
         self.partitions: list[TopicPartition] = [(STEADY, number) for number in range(self.rng.choice((1, 2)))]
 
     # ---- for all parts of it
+
+    def was_told_to_stop(self, address: str) -> bool:
+        """An agent at this address may send clients away."""
+        return any(seat.was_told_to_stop for seat in self.seats if seat.address == address)
 
     def new_process(self, name: str) -> Process:
         return Process(self.loop, name)
