@@ -119,7 +119,7 @@ class Agent:
         self.ready = False
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Ends with an exception when the agent must halt: the metadata store went back in time, or was migrated to a
-        schema that this program does not support."""
+        schema that this program does not support, or another process has our address."""
 
     def waits(self) -> WaitsReport | None:
         """The clients that wait for this agent; None while it does not run."""
@@ -134,7 +134,7 @@ class Agent:
             ) from error
 
     async def start(self) -> None:
-        """Serve. Raises AddressError, MetadataUnavailableError, SchemaMismatchError."""
+        """Serve. Raises AddressError, MetadataUnavailableError, SchemaMismatchError, DuplicateAgentError."""
         settings = self._settings
         listening = self._bind(settings.listen)
         neighbours: socket.socket | None = None

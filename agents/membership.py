@@ -7,7 +7,8 @@ beat tries again, and the list of agents stays as last seen.
 The list is read at every beat, and as soon as an agent announces that another one came, left or was missed. Agents must
 agree soon: a client that hears of an agent from one and not from another forgets it again, and librdkafka then waits a
 minute for the requests it had sent there. If a newer epoch of our address exists, we are fenced: nothing sealed under
-the old lease can be committed any more, and `renew` takes a new epoch for the next file.
+the old lease can be committed any more. `renew` takes a new epoch for the next file, unless a living process has that
+newer epoch: then we halt (`agents/registration.py`).
 
 Code that answers from memory what only one agent may answer checks `lease_runs` first. An agent that was away for
 longer than its lease does not know what others did meanwhile; its list of agents may be out of date. It learns this at
@@ -21,6 +22,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
+from agents.registration import DuplicateAgentError, register
 from metadata.contract.agents import AgentMetadata
 from metadata.contract.errors import MetadataUnavailableError, SchemaMismatchError, WentBackError
 from metadata.contract.leases import BEAT_MS, LEASE_MS, AgentAddress, AgentInfo, WriterFencedError, WriterLease
@@ -43,6 +45,8 @@ BEATS_TO_MEET_AGAIN = 2
 as ours has, and they need time to beat; otherwise all partitions would move to the first agent that is back, and
 back again. This does not hold after an outage that our own lease outlived: others may have come and gone meanwhile,
 and the next list is believed."""
+_FATAL = (SchemaMismatchError, WentBackError, DuplicateAgentError)
+"""After these the agent must halt."""
 
 
 class Membership:
@@ -53,6 +57,7 @@ class Membership:
         self._metrics = runtime.metrics
         self._lease: WriterLease | None = None
         self._renewing = asyncio.Lock()
+        self._fatal: Exception | None = None
         self._beats: asyncio.Task[None] | None = None
         self._draining = False
         self._store_ahead_ms = 0.0
@@ -75,8 +80,9 @@ class Membership:
         self.on_change: Callable[[], None] | None = None
         """Called when `agents` has changed."""
         self.on_fatal: Callable[[Exception], None] | None = None
-        """Called when this agent must stop: the schema was migrated and does not support this program, or the store
-        went back in time. Other connections may not know it yet, so this may be the only report."""
+        """Called when this agent must stop: the schema was migrated and does not support this program, the store went
+        back in time, or another process has our address. Other connections may not know it yet, so this may be the only
+        report."""
         self.on_lapse: Callable[[], None] | None = None
         """Called in three cases: our lease may have run out before it was extended, it is a new lease, or the list of
         agents was not read for as long as a lease. By now others may have owned, and given back, what was ours."""
@@ -101,8 +107,12 @@ class Membership:
         return self._clock.monotonic_ms() - min(self._beat_ms, self._looked_ms) <= LEASE_MS
 
     async def join(self) -> None:
-        """Take the lease and learn which other agents are alive. Raises MetadataUnavailableError."""
-        lease = self._lease = await self._metadata.register_agent(self._address)
+        """Take the lease and learn which other agents are alive.
+
+        If the last process at our address was killed, this waits ALIVE_MS at most from its last heartbeat. Raises
+        MetadataUnavailableError, DuplicateAgentError.
+        """
+        lease = self._lease = await register(self._metadata, self._address, self._clock)
         try:
             await self._beat(lease)
         except WriterFencedError:
@@ -154,19 +164,23 @@ class Membership:
     async def renew(self, fenced: WriterLease) -> None:
         """Take a new epoch, unless `fenced` is no longer the current lease. Waits until the store answers.
 
-        Calls `on_fatal` first and then raises SchemaMismatchError or WentBackError.
+        Calls `on_fatal` first and then raises SchemaMismatchError, WentBackError or, if another living process has our
+        address, DuplicateAgentError.
         """
         async with self._renewing:
+            last = fenced
+            if self._fatal is not None:  # the files that are still on their way need not find out once more
+                raise self._fatal
             # The committer and the beats may both find out; the second one finds the lease renewed already.
             while self._lease == fenced:
                 try:
-                    lease = await self._metadata.register_agent(self._address)
-                    await self._beat(lease)  # an agent that joins knows the store's time only now
-                    self._lease = lease
+                    last = await register(self._metadata, self._address, self._clock, instead_of=last)
+                    await self._beat(last)  # an agent that joins knows the store's time only now
+                    self._lease = last
                     self._lapsed()
                     await self._metadata.announce_agents()
                     _log.warning("lease renewed after being fenced", epoch=self._lease.epoch)
-                except (SchemaMismatchError, WentBackError) as error:
+                except _FATAL as error:
                     self._halt(error)
                     raise
                 except (MetadataUnavailableError, WriterFencedError) as error:
@@ -175,6 +189,7 @@ class Membership:
                     await self._clock.sleep_ms(BEAT_MS / 4)
 
     def _halt(self, error: Exception) -> None:
+        self._fatal = error
         if self.on_fatal is not None:
             self.on_fatal(error)
 
@@ -196,12 +211,12 @@ class Membership:
                 self._metrics.lease_errors_total.inc()
                 try:
                     await self.renew(lease)
-                except (SchemaMismatchError, WentBackError):
+                except _FATAL:
                     return  # and the agent halts
                 except Exception as error:  # the next beat is fenced too, and renews again
                     self._metrics.lease_errors_total.inc()
                     _log.warning("lease not renewed, the next beat tries again", error=str(error))
-            except (SchemaMismatchError, WentBackError) as error:
+            except _FATAL as error:
                 self._halt(error)
                 return
             except Exception as error:  # one missed beat does no harm; the lease outlasts four
@@ -217,7 +232,7 @@ class Membership:
             if self._lists_to_pass is None:
                 try:
                     self._see(await self._look())
-                except (SchemaMismatchError, WentBackError):
+                except _FATAL:
                     raise
                 except Exception:
                     return  # if that fails too, the beat reports it

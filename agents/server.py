@@ -106,6 +106,8 @@ class Server:
         if self._sweeps is not None:
             self._sweeps.cancel()
             await asyncio.gather(self._sweeps, return_exceptions=True)
+        # An agent that halts has not drained: nobody has closed the listener yet, and the last wait would never end.
+        self.stop_accepting()
         try:
             async with asyncio.timeout(FLUSH_MS_MAX / 1000):
                 while any(connection.is_sending for connection in self._connections):

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from agents.registration import DuplicateAgentError
 from agents.write.buffer import SealOptions, SealReason, WriteBuffer
 from agents.write.file_log import about_file, begin_commit, begin_span, note_sealed, requests_named
 from agents.write.full_store import FullStore
@@ -307,6 +308,8 @@ class WritePath:
         # again, unless the agent halts.
         try:
             await self._lease.renew(fenced)
+        except DuplicateAgentError as error:
+            _log.error("another process has our address, the agent halts", error=str(error))
         except Exception:
             _log.exception("lease not renewed, the next file tries again")
 

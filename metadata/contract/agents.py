@@ -28,10 +28,15 @@ class AgentMetadata(Protocol):
 
     # -- the lease
 
-    async def register_agent(self, address: AgentAddress) -> WriterLease:
+    async def register_agent(self, address: AgentAddress, *, instead_of: WriterLease | None = None) -> WriterLease:
         """Take the identity kept for this (host, port), with a new epoch. This fences its previous holder.
 
         Node ids come from a sequence, fit in 31 bits, and are never reused for another address.
+
+        Raises AddressTakenError, and changes nothing, when another process may run under this identity: it holds a
+        lease that is not `instead_of` and was extended less than ALIVE_MS ago, draining or not. `instead_of` is the
+        caller's own last lease. Of two that register one address at the same time, one gets it and the other is
+        refused.
         """
         ...
 

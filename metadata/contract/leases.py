@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from runtime.errors import FencedError
+from runtime.errors import FencedError, SiltstoneError
 
 LEASE_MS = 10_000
 """How long an agent counts as alive after its last heartbeat, by the clock of the metadata store."""
@@ -15,6 +15,11 @@ LEASE_MS = 10_000
 
 BEAT_MS = 2_000
 """Time between two heartbeats of an agent."""
+
+
+ALIVE_MS = BEAT_MS + 1_000
+"""The holder of an address counts as running until this long after its last heartbeat, for a process that wants the
+same address."""
 
 
 JOB_LEASE_MS = 10_000
@@ -52,3 +57,16 @@ class AgentInfo:
 class WriterFencedError(FencedError):
     """A newer epoch of this writer exists, or its lease was ended. Nothing was committed. Register again before the
     next write."""
+
+
+class AddressTakenError(SiltstoneError):
+    """The process that holds this address may still run. Nothing was changed. Register again `ALIVE_MS` after its last
+    heartbeat: a dead process has no later one."""
+
+    def __init__(self, message: str, *, holder: WriterLease, beat_ms: int, now_ms: int) -> None:
+        super().__init__(message)
+        self.holder = holder
+        self.beat_ms = beat_ms
+        """When the holder registered or beat last, by the store's clock."""
+        self.now_ms = now_ms
+        """The store's time when it refused."""

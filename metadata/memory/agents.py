@@ -59,8 +59,8 @@ class MemoryAgents:
 
     # -- the lease
 
-    async def register_agent(self, address: AgentAddress) -> WriterLease:
-        db = self.database
+    async def register_agent(self, address: AgentAddress, *, instead_of: WriterLease | None = None) -> WriterLease:
+        db, now_ms = self.database, self._clock.wall_ms()
         known = {(writer.address.host, writer.address.port): id_ for id_, writer in db.writers.items()}
         writer_id = known.get((address.host, address.port))
         if writer_id is None:
@@ -68,10 +68,13 @@ class MemoryAgents:
             writer = db.writers[writer_id] = Writer(address=address)
         else:
             writer = db.writers[writer_id]
+            if writer.lease_until_ms is not None:
+                holder = WriterLease(writer_id=writer_id, epoch=writer.epoch)
+                refusals.check_not_taken(address, holder, writer.lease_until_ms, now_ms, instead_of=instead_of)
             writer.epoch += 1
         # Seqs count within an epoch; the old lease, and a drain of the old process, are over.
         writer.address, writer.last_seq, writer.draining = address, -1, False
-        writer.lease_until_ms = self._clock.wall_ms() + LEASE_MS
+        writer.lease_until_ms = now_ms + LEASE_MS
         return WriterLease(writer_id=writer_id, epoch=writer.epoch)
 
     async def heartbeat(self, lease: WriterLease, *, draining: bool = False) -> int:

@@ -46,8 +46,8 @@ class PostgresAgents:
 
     # -- the lease
 
-    async def register_agent(self, address: AgentAddress) -> WriterLease:
-        return await self._leases.register_agent(address)
+    async def register_agent(self, address: AgentAddress, *, instead_of: WriterLease | None = None) -> WriterLease:
+        return await self._leases.register_agent(address, instead_of=instead_of)
 
     async def heartbeat(self, lease: WriterLease, *, draining: bool = False) -> int:
         return await self._leases.heartbeat(lease, draining=draining)

@@ -13,7 +13,14 @@ import uuid
 
 from metadata.contract.groups import GroupFencedError, GroupLease
 from metadata.contract.l0_commit import CommitL0, CommitRefusedError
-from metadata.contract.leases import WriterFencedError, WriterLease
+from metadata.contract.leases import (
+    ALIVE_MS,
+    LEASE_MS,
+    AddressTakenError,
+    AgentAddress,
+    WriterFencedError,
+    WriterLease,
+)
 from metadata.contract.topics import (
     InvalidOffsetError,
     InvalidPartitionsError,
@@ -21,6 +28,7 @@ from metadata.contract.topics import (
     TopicExistsError,
     UnknownTopicError,
 )
+from metadata.rules.jobs import holds
 
 # ---- leases
 
@@ -28,6 +36,23 @@ from metadata.contract.topics import (
 def agent_lease_ended(lease: WriterLease) -> WriterFencedError:
     """Another agent took the identity, or the lease was ended."""
     return WriterFencedError(f"writer {lease.writer_id} epoch {lease.epoch} has no lease any more")
+
+
+def check_not_taken(
+    address: AgentAddress, holder: WriterLease, lease_until_ms: int, now_ms: int, *, instead_of: WriterLease | None
+) -> None:
+    """Raises AddressTakenError if `holder` may still run. `lease_until_ms` is the end of its lease."""
+    beat_ms = lease_until_ms - LEASE_MS
+    # A lease from before the store's clock went back is no sign of life, here as in `live_agents`.
+    if holder == instead_of or now_ms >= beat_ms + ALIVE_MS or not holds(lease_until_ms, now_ms, LEASE_MS):
+        return
+    place = f"{address.host}:{address.port}"
+    raise AddressTakenError(
+        f"{place} is held by writer {holder.writer_id} epoch {holder.epoch}, which may still run",
+        holder=holder,
+        beat_ms=beat_ms,
+        now_ms=now_ms,
+    )
 
 
 def compactor_lease_ended(lease: WriterLease) -> WriterFencedError:

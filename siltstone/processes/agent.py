@@ -47,7 +47,8 @@ async def run_agent(
     """Run until a signal, or until the other end of the pipe `lifeline` is closed; then drain.
 
     Raises TracingMissingError, MissingUrlError, EcsMetadataError, EcsUnavailableError, the errors of opening the
-    stores, ClusterMismatchError, AddressError, AddressInUseError, and the error for which the agent must halt.
+    stores, ClusterMismatchError, AddressError, AddressInUseError, DuplicateAgentError, and the error for which the
+    agent must halt.
     """
     stopping, again = asyncio.Event(), asyncio.Event()
 

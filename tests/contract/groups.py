@@ -89,8 +89,8 @@ class Owner:
         assert (result.fenced, result.unknown) == (False, frozenset())
 
 
-async def registered(service: MetadataStore, port: int = 9092) -> WriterLease:
-    return await service.agents.register_agent(AgentAddress(host="agent", port=port))
+async def registered(service: MetadataStore, port: int = 9092, *, instead_of: WriterLease | None = None) -> WriterLease:
+    return await service.agents.register_agent(AgentAddress(host="agent", port=port), instead_of=instead_of)
 
 
 async def committed(service: MetadataStore, group_id: str = "g") -> dict[OffsetPlace, int]:

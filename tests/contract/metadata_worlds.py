@@ -302,8 +302,11 @@ class Writer:
     seq: int = 0
 
     @classmethod
-    async def register(cls, service: MetadataStore, port: int = 9092) -> Writer:
-        return cls(service=service, lease=await service.agents.register_agent(AgentAddress(host="agent", port=port)))
+    async def register(
+        cls, service: MetadataStore, port: int = 9092, *, instead_of: WriterLease | None = None
+    ) -> Writer:
+        address = AgentAddress(host="agent", port=port)
+        return cls(service=service, lease=await service.agents.register_agent(address, instead_of=instead_of))
 
     def request(self, batches: Sequence[L0Batch], *, key: str = "") -> CommitL0:
         """The next file of this writer, with the batches in the given order."""

@@ -138,7 +138,7 @@ async def test_only_an_agent_with_a_running_lease_takes_groups(world: World) -> 
     late = await registered(service)
     await world.expire_leases()
     older = await registered(service, port=9093)
-    await registered(service, port=9093)
+    await registered(service, port=9093, instead_of=older)
     ended = await registered(service, port=9094)
     await service.agents.unregister_agent(ended)
 

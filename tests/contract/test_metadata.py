@@ -146,7 +146,7 @@ async def test_a_known_key_is_answered_even_when_its_writer_was_fenced_or_its_fi
     (one,) = (await new_topic(world.service)).partition_ids
     request = writer.request([batch(one)])
     first = await world.service.agents.commit_l0(request)
-    await Writer.register(world.service)
+    await Writer.register(world.service, instead_of=writer.lease)
     await world.set_state(first.file_id, FileState.DELETED)
 
     assert await world.service.agents.commit_l0(request) == first
@@ -155,7 +155,7 @@ async def test_a_known_key_is_answered_even_when_its_writer_was_fenced_or_its_fi
 async def test_an_older_epoch_of_a_writer_is_fenced(world: World) -> None:
     old = await Writer.register(world.service)
     (one,) = (await new_topic(world.service)).partition_ids
-    new = await Writer.register(world.service)
+    new = await Writer.register(world.service, instead_of=old.lease)
 
     key = new_key()
     with raises_exactly(commit_fenced(key, other_epoch(old.lease, new.lease.epoch))):
@@ -169,7 +169,7 @@ async def test_an_older_epoch_is_fenced_although_it_used_the_seq_itself(world: W
     old = await Writer.register(world.service)
     (one,) = (await new_topic(world.service)).partition_ids
     await old.commit(batch(one))
-    new = await Writer.register(world.service)
+    new = await Writer.register(world.service, instead_of=old.lease)
     old.seq -= 1
 
     key = new_key()
@@ -197,7 +197,7 @@ async def test_a_new_epoch_may_number_from_the_start(world: World) -> None:
     first = await Writer.register(world.service)
     (one,) = (await new_topic(world.service)).partition_ids
     await first.commit(batch(one))
-    second = await Writer.register(world.service)
+    second = await Writer.register(world.service, instead_of=first.lease)
 
     assert list((await second.commit(batch(one))).results) == [stored(1)]
 

@@ -55,7 +55,7 @@ async def test_the_tail_follows_a_writer_into_its_new_epoch(world: World) -> Non
     await old.commit(batch(one))
     await old.commit(batch(one))
     cursor = (await world.service.agents.tail(Cursor())).cursor
-    new = await Writer.register(world.service)
+    new = await Writer.register(world.service, instead_of=old.lease)
     later = await new.commit(batch(one))
 
     seen = await world.service.agents.tail(cursor)

@@ -10,6 +10,7 @@ _HISTORIES = "tests/integration/metadata/test_metadata_histories.py"
 _TWINS = f"{_HISTORIES}::test_after_every_call_of_a_history_both_stores_hold_the_same"
 _SEAL = "tests/unit/agents/write/test_seal.py"
 _STUCK = "tests/integration/compactor/test_lag_in_l0.py"
+_TAKEN = "tests/contract/test_taken_addresses.py"
 _SPARES = (f"{_BORDERS}::test_delete_records_spares_the_extent_of_the_first_record_that_stays",)
 _PINS = (f"{_BORDERS}::test_of_two_pins_the_older_protects_what_died_between_them",)
 _SEEN = (f"{_BORDERS}::test_every_commit_of_a_producer_shows_that_it_is_not_silent",)
@@ -28,6 +29,40 @@ BORDERS = (
         text="if row.last_offset < wanted]",
         replacement="if row.last_offset <= wanted]",
         tests=_SPARES,
+    ),
+    Mutant(
+        name="a-dead-holder-keeps-its-address-for-a-moment-longer",
+        file="metadata/rules/refusals.py",
+        text="now_ms >= beat_ms + ALIVE_MS",
+        replacement="now_ms > beat_ms + ALIVE_MS",
+        tests=(f"{_TAKEN}::test_an_address_is_taken_as_soon_as_a_living_holder_would_have_beaten",),
+    ),
+    Mutant(
+        name="an-address-is-taken-unseen-in-sql",
+        file="metadata/postgres/log/leases.py",
+        text="            await _check_not_taken(connection, address, row.writer_id, instead_of)\n",
+        replacement="",
+        tests=(f"{_TAKEN}::test_of_many_that_register_one_address_at_once_one_gets_it", _TWINS),
+    ),
+    Mutant(
+        name="a-late-registration-of-the-dead-looks-alive",
+        file="agents/registration.py",
+        text="taken.holder == seen.holder and taken.beat_ms != seen.beat_ms",
+        replacement="taken.beat_ms != seen.beat_ms",
+        tests=(
+            "tests/unit/agents/test_registration.py::"
+            "test_a_late_registration_of_a_dead_process_ends_neither_a_start_nor_a_running_agent",
+        ),
+    ),
+    Mutant(
+        name="an-agent-that-halts-waits-for-its-own-listener",
+        file="agents/server.py",
+        text="        self.stop_accepting()\n        try:",
+        replacement="        try:",
+        tests=(
+            "tests/integration/agents/test_agent_faults.py::"
+            "test_a_fenced_agent_beside_one_that_runs_halts_and_its_end_comes_soon",
+        ),
     ),
     Mutant(
         name="the-younger-pin-decides-in-sql",

@@ -85,6 +85,8 @@ class Path(StrEnum):
     PUT_IN_SECOND = "file stored in the second store"
     LOOKED_IN_FIRST = "records not in the second store, asked of the first"
     DELETED_IN_SECOND = "object deleted in the second store"
+    START_BESIDE_TWIN = "agent did not start: another process runs at its address"
+    HALTED_BESIDE_TWIN = "agent halted: another process took its address while it slept"
     START_REFUSED = "agent that knows of one store refused to start"
     GET_HEDGE_WON = "second GET answered first"
     GET_HEDGE_LOST = "second GET sent, the first answered first"

@@ -7,8 +7,9 @@ from copy import copy
 from typing import TYPE_CHECKING, Any
 
 from agents.agent import Agent
+from agents.registration import DuplicateAgentError
 from metadata.contract.errors import MetadataUnavailableError
-from metadata.contract.leases import WriterFencedError
+from metadata.contract.leases import ALIVE_MS, BEAT_MS, WriterFencedError
 from runtime.ids import SystemIds
 from runtime.metrics import Metrics
 from runtime.runtime import Runtime
@@ -158,6 +159,9 @@ class Seat:
         agent.failed.add_done_callback(lambda failed: self._failed(process, failed))
         try:
             await agent.start()
+        except DuplicateAgentError as error:
+            self._address_taken(process, Path.START_BESIDE_TWIN, error)
+            return
         except (MetadataUnavailableError, WriterFencedError) as error:
             # Fenced: a registration of its predecessor, reported as lost, was carried out after its own. The process
             # ends.
@@ -184,8 +188,16 @@ class Seat:
         return False
 
     def _failed(self, process: Process, failed: asyncio.Future[None]) -> None:
-        if not failed.cancelled() and failed.exception() is not None:
-            self.world.violation(f"{process.name} halted: {failed.exception()!r}")
+        error = None if failed.cancelled() else failed.exception()
+        if isinstance(error, DuplicateAgentError) and self.older:
+            self._address_taken(process, Path.HALTED_BESIDE_TWIN, error)
+        elif error is not None:
+            self.world.violation(f"{process.name} halted: {error!r}")
+
+    def _address_taken(self, process: Process, path: Path, error: DuplicateAgentError) -> None:
+        self.world.note(process.name, str(path), why=str(error))
+        self.world.faults.count(path)
+        self.world.loop.after(0, self.world.loop.outside, self._gone, process)
 
     def _put_done(self, process: Process) -> None:
         """Between PUT and commit another process may overtake the writer."""
@@ -214,6 +226,8 @@ class Seat:
         """The sleeper is taken for dead, and another process is started at its address; then the sleeper wakes up."""
         if self.process is not None and self.process.is_running and self.is_ready:
             self.world.faults.count(Fault.TWIN)
+            if self.world.faults.rng.random() < 0.5:  # the sleeper has time to learn that it was replaced
+                self.world.extend(duration_ms + ALIVE_MS + BEAT_MS / 2)
             self._sleep(self.process, duration_ms)
             self.older.append(self.process)
             self.start()
@@ -255,7 +269,16 @@ class Seat:
         world.listening.pop(self.metadata[process], None)
         if process is self.process:
             self.agent = None
+            if all(older.is_dead for older in self.older):
+                self._age_lease()
             world.loop.after(world.faults.between(20, 600), world.loop.outside, self._start_again, process)
+
+    def _age_lease(self) -> None:
+        """Some stay away for so long that their successors need not wait. It would only make the run longer."""
+        for writer in self.world.server.database.writers.values():
+            is_here = writer.address.port == FIRST_PORT + self.number
+            if is_here and writer.lease_until_ms is not None and self.world.faults.rng.random() < 0.6:
+                writer.lease_until_ms -= ALIVE_MS
 
     def _start_again(self, process: Process) -> None:
         if self.process is process:

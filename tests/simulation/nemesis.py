@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from metadata.contract.leases import ALIVE_MS
 from tests.simulation.clients import Client, Line, LineLostError
 from tests.simulation.faults import Fault
 from tests.simulation.services import finish
@@ -71,7 +72,7 @@ class Nemesis:
         self._twins_left -= 1
         if not self._twins_left:
             self._ways.remove(self._twin)
-        self._seat().replace_while_asleep(self._world.faults.between(100, 2000))
+        self._seat().replace_while_asleep(self._world.faults.between(0.5, 2) * ALIVE_MS)
 
     def _drain(self) -> None:
         self._seat().drain()

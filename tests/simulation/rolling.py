@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from metadata.contract.leases import ALIVE_MS
 from tests.simulation.faults import Fault
 from tests.simulation.stores import Stage
 
@@ -40,7 +41,7 @@ class Roller:
         world = self._world
         world.note("operator", "rolls", agent=seat.address, stage=stage.value)
         world.faults.count(Fault.ROLLED_WRITES if stage is Stage.WRITES else Fault.ROLLED_READS)
-        world.extend(2 * PATIENCE_MS)
+        world.extend(2 * PATIENCE_MS + ALIVE_MS)
         seat.stage = stage
         seat.drain()
         deadline_ms = world.loop.now_ms + PATIENCE_MS

@@ -276,8 +276,8 @@ class SimulatedMetadata(FarSide):
     async def bind_store(self) -> None:
         await self._ask(self.server.bind_store)
 
-    async def register_agent(self, address: AgentAddress) -> WriterLease:
-        return await self._ask(lambda: self.server.agents.register_agent(address))
+    async def register_agent(self, address: AgentAddress, *, instead_of: WriterLease | None = None) -> WriterLease:
+        return await self._ask(lambda: self.server.agents.register_agent(address, instead_of=instead_of))
 
     async def heartbeat(self, lease: WriterLease, *, draining: bool = False) -> int:
         return await self._ask(lambda: self.server.agents.heartbeat(lease, draining=draining))

@@ -50,7 +50,7 @@ _ZONES = (("",), ("",), ("a",), ("a", "b", "a"), ("a", "a", ""))
 """The zones of a run's agents, in turn. Agents without one meet more faults of the store."""
 WORK_MS = (600, 2_500)
 SETTLE_MS_MAX = 30_000
-HEALED_MS = 5_000
+HEALED_MS = 8_000
 """From this long after the end of the faults, no client may have trouble any more."""
 
 

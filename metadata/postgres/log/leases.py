@@ -1,7 +1,8 @@
 """Leases of agents in Postgres.
 
 Registering raises the writer's epoch under its row lock. So it waits for a commit of the predecessor in flight, and it
-fences every later one. The lease is a separate row, in `agents`, so a hanging commit does not block the heartbeats.
+fences every later one. Under the same lock it looks at the lease of the holder; if that may still run, the transaction
+is rolled back. The lease is a separate row, in `agents`, so a hanging commit does not block the heartbeats.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from metadata.postgres.log.registering import begin_registering
 from metadata.postgres.rows import between_now_and
 from metadata.postgres.tables import AGENTS, SCHEMA_REVISION, WRITERS
 from metadata.rules.jobs import LEASE_SLACK
-from metadata.rules.refusals import agent_lease_ended
+from metadata.rules.refusals import agent_lease_ended, check_not_taken
 
 
 class AgentLeases:
@@ -28,7 +29,7 @@ class AgentLeases:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def register_agent(self, address: AgentAddress) -> WriterLease:
+    async def register_agent(self, address: AgentAddress, *, instead_of: WriterLease | None = None) -> WriterLease:
         async def work(connection: AsyncConnection) -> WriterLease:
             await begin_registering(connection)
             here = (WRITERS.c.host == address.host, WRITERS.c.port == address.port)
@@ -42,6 +43,7 @@ class AgentLeases:
                     constraint="writers_address", set_={"epoch": WRITERS.c.epoch + 1, "last_seq": -1}
                 )
                 row = (await connection.execute(made.returning(WRITERS.c.writer_id, WRITERS.c.epoch))).one()
+            await _check_not_taken(connection, address, row.writer_id, instead_of)
             # In the same transaction as the epoch: no moment in which the old lease looks valid under the new epoch.
             lease = {"epoch": row.epoch, "zone": address.zone, "lease_until_ms": _lease_end(), "draining": False}
             lease["program_schema"] = version_of(SCHEMA_REVISION)
@@ -88,6 +90,19 @@ class AgentLeases:
             ]
 
         return await self._database.read(work)
+
+
+async def _check_not_taken(
+    connection: AsyncConnection, address: AgentAddress, writer_id: int, instead_of: WriterLease | None
+) -> None:
+    """Raises AddressTakenError. The caller has locked the writer's row, so nobody else registers until it commits."""
+    # The lease is locked too: a beat of the holder either counts here or comes too late.
+    lease = sa.select(AGENTS.c.epoch, AGENTS.c.lease_until_ms, sa.literal_column("clock_ms()", sa.BigInteger))
+    found = await connection.execute(lease.where(AGENTS.c.writer_id == writer_id).with_for_update())
+    if held := found.one_or_none():
+        epoch, lease_until_ms, now_ms = held
+        holder = WriterLease(writer_id=writer_id, epoch=epoch)
+        check_not_taken(address, holder, lease_until_ms, now_ms, instead_of=instead_of)
 
 
 def _lease_end() -> sa.ColumnElement[int]:

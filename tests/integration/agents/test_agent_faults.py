@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from agents.handlers import list_offsets
+from agents.registration import DuplicateAgentError
 from agents.tail.log_index import EXTENT_BYTES
 from metadata.contract.agents import AgentMetadata
 from metadata.contract.errors import MetadataUnavailableError
@@ -189,23 +190,59 @@ async def test_a_refused_commit_is_a_retriable_error_and_the_next_goes_on(dial: 
     assert await client.produce("t", 0, batch()) == 0
 
 
+def lease_of(running: RunningAgent) -> WriterLease:
+    assert running.agent._membership is not None
+    return running.agent._membership.current
+
+
+async def take_address_of(running: RunningAgent, agents: Any) -> WriterLease:
+    host, _, port = running.address.rpartition(":")
+    return await agents.register_agent(AgentAddress(host=host, port=int(port)), instead_of=lease_of(running))
+
+
 async def test_a_fenced_agent_stores_nothing_more_until_it_has_a_new_lease(dial: Dial, start_agent: StartAgent) -> None:
     metadata = MemoryMetadata()
     await metadata.open()
     running = await start_agent(metadata=metadata)
     client, raw = await with_topic(dial, running)
     assert await client.produce("t", 0, batch(b"before")) == 0
-    # given: somebody registers our address, as a second life of this agent would
-    host, _, port = running.address.rpartition(":")
-    usurper = await metadata.agents.register_agent(AgentAddress(host=host, port=int(port)))
+    # given: our address is registered, as by a late call of a dead process
+    usurper = await take_address_of(running, metadata.agents)
     await raw.begin(produce(batch(b"fenced")), 9)
     error, _ = await answer_of(raw)
     assert error == ErrorCode.NOT_LEADER_OR_FOLLOWER
-    # then: it takes a newer epoch, and only acknowledged records are there
+    # then: it takes a newer epoch when that lease stood still, and only acknowledged records are there
+    await until(lambda: lease_of(running).epoch > usurper.epoch)
     assert await client.produce("t", 0, batch(b"after")) == 1
     assert [bytes(record.value or b"") for _, record in await read_all(client, "t")] == [b"before", b"after"]
     [agent] = await metadata.agents.live_agents()
     assert agent.epoch > usurper.epoch
+
+
+async def test_a_fenced_agent_beside_one_that_runs_halts_and_its_end_comes_soon(
+    dial: Dial, start_agent: StartAgent
+) -> None:
+    metadata = MemoryMetadata()
+    await metadata.open()
+    running = await start_agent(metadata=metadata)
+    client, _ = await with_topic(dial, running)
+    assert await client.produce("t", 0, batch(b"before")) == 0
+    # when: the process that takes its address beats
+    usurper = await take_address_of(running, metadata.agents)
+    async with asyncio.timeout(20):
+        while not running.agent.failed.done():
+            await metadata.agents.heartbeat(usurper)
+            await asyncio.sleep(0.1)
+    # then
+    assert isinstance(running.agent.failed.exception(), DuplicateAgentError)
+    assert not running.agent.ready
+    server = running.agent._server
+    stopping = asyncio.create_task(running.agent.stop())
+    ended, _ = await asyncio.wait({stopping}, timeout=10)
+    if not ended and server is not None:
+        server.stop_accepting()  # or the end of this test would not come either
+    assert ended
+    assert [agent.epoch for agent in await metadata.agents.live_agents()] == [usurper.epoch]
 
 
 async def test_a_file_is_committed_under_the_lease_it_was_sealed_under(dial: Dial, start_agent: StartAgent) -> None:
@@ -218,11 +255,11 @@ async def test_a_file_is_committed_under_the_lease_it_was_sealed_under(dial: Dia
     for number in range(3):
         await raw.begin(produce(batch(bytes([number]))), 9)
         await until(lambda number=number: store.puts == number + 1)
-    host, _, port = running.address.rpartition(":")
-    await agents.register_agent(AgentAddress(host=host, port=int(port)))
+    usurper = await take_address_of(running, agents)
     store.gate.set()
     # then: none of them slips into the numbering of the new epoch
     assert [(await answer_of(raw))[0] for _ in range(3)] == [ErrorCode.NOT_LEADER_OR_FOLLOWER] * 3
+    await until(lambda: lease_of(running).epoch > usurper.epoch)
     await raw.begin(produce(batch(b"new")), 9)
     assert await answer_of(raw) == (0, 0)
     for call in agents.calls:

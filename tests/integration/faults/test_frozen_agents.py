@@ -145,8 +145,12 @@ def replaced(processes: Processes, *, frozen_s: float) -> None:
             load.until_more(200)
             frozen.thaw()
             wait_until(lambda: "file given up error=NOT_LEADER_OR_FOLLOWER" in frozen.log)
+            # and then it ends, because its heir runs, and the heir goes on
+            assert frozen.await_end() == 1
+            assert f"error: another process runs and advertises {service} too: node id {old[0]}, epoch 1" in frozen.log
             load.until_more(200)
             load.finish_and_check(bootstrap)
+        assert processes.postgres.value("SELECT epoch FROM writers WHERE port = $1", port) == 1, "one of them goes on"
         assert files_committed(processes)[old] == committed, "committed under an epoch that was over"
         check_fsck(metadata_url=processes.postgres.url, store_url=processes.store_url)
         processes.stop()

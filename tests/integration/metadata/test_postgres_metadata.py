@@ -105,7 +105,8 @@ async def test_a_hung_commit_costs_its_writer_neither_the_lease_nor_its_fence(
     await seen_waiting(session, COMMIT)
 
     await asyncio.wait_for(service.agents.heartbeat(writer.lease), timeout=5)
-    successor = asyncio.ensure_future(service.agents.register_agent(AgentAddress(host="agent", port=9092)))
+    address = AgentAddress(host="agent", port=9092)
+    successor = asyncio.ensure_future(service.agents.register_agent(address, instead_of=writer.lease))
     await seen_waiting(session, POOL)
     await session.execute("ROLLBACK")
 

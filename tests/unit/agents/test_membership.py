@@ -14,7 +14,7 @@ from metadata.contract.errors import (
     SchemaMismatchError,
     WentBackError,
 )
-from metadata.contract.leases import BEAT_MS, LEASE_MS, AgentAddress, AgentInfo, WriterLease
+from metadata.contract.leases import ALIVE_MS, BEAT_MS, LEASE_MS, AgentAddress, AgentInfo, WriterLease
 from metadata.memory.store import MemoryDatabase, MemoryMetadata
 from runtime.clock import ManualClock
 from runtime.errors import BugError
@@ -55,14 +55,14 @@ class Away(Part):
     halts: Exception | None = None
     """The error of every new connection."""
 
-    async def register_agent(self, address: AgentAddress) -> WriterLease:
+    async def register_agent(self, address: AgentAddress, *, instead_of: WriterLease | None = None) -> WriterLease:
         if not self.takes_us:
             raise SchemaMismatchError("too old")
         if self.refuses:
             raise self.refuses
         if self.halts:
             raise self.halts
-        return await self.inner.register_agent(address)
+        return await self.inner.register_agent(address, instead_of=instead_of)
 
     async def heartbeat(self, lease: WriterLease, *, draining: bool = False) -> int:
         self.beats += 1
@@ -107,7 +107,7 @@ async def test_one_that_is_fenced_and_may_not_register_any_more_says_so_and_beat
     told: list[Exception] = []
     member.on_fatal = told.append
     # when another agent has its lease, and the schema has become too new for it
-    await service_of(member).register_agent(member._address)
+    await service_of(member).register_agent(member._address, instead_of=member.current)
     service_of(member).takes_us = False
     await clock.pass_ms(2 * BEAT_MS)
     # then
@@ -127,7 +127,7 @@ async def test_one_that_is_fenced_and_may_not_register_just_now_goes_on_beating_
     told: list[Exception] = []
     member.on_fatal = told.append
     # when another agent has its lease, and the store refuses a new one for some beats
-    fenced_by = await service_of(member).register_agent(member._address)
+    fenced_by = await service_of(member).register_agent(member._address, instead_of=member.current)
     service_of(member).refuses = reason
     await clock.pass_ms(3 * BEAT_MS)
     assert member.current.epoch < fenced_by.epoch
@@ -297,11 +297,11 @@ async def test_a_registration_that_a_killed_predecessor_left_on_its_way_does_not
         registrations = 0
         beats_lost = 0
 
-        async def register_agent(self, address: AgentAddress) -> WriterLease:
-            lease = await self.inner.register_agent(address)
+        async def register_agent(self, address: AgentAddress, *, instead_of: WriterLease | None = None) -> WriterLease:
+            lease = await self.inner.register_agent(address, instead_of=instead_of)
             self.registrations += 1
             if self.registrations == 1:
-                await self.inner.register_agent(address)
+                await self.inner.register_agent(address, instead_of=lease)
             return lease
 
         async def heartbeat(self, lease: WriterLease, *, draining: bool = False) -> int:
@@ -316,7 +316,7 @@ async def test_a_registration_that_a_killed_predecessor_left_on_its_way_does_not
         runtime=Runtime(clock=clock),
     )
     joining = asyncio.create_task(member.join())
-    await clock.pass_ms(2 * BEAT_MS)
+    await clock.pass_ms(ALIVE_MS + BEAT_MS)
     await joining
     assert member.current.epoch == 2 + beats_lost
     assert [agent.epoch for agent in member.agents] == [member.current.epoch]
@@ -356,8 +356,8 @@ async def test_a_new_lease_after_being_fenced_is_told_as_one_that_ran_out() -> N
     [member] = await joined(1, clock)
     lapses: list[int] = []
     member.on_lapse = lambda: lapses.append(member.current.epoch)
-    fenced_by = await member._metadata.register_agent(AgentAddress(host="h", port=0))
-    await clock.pass_ms(BEAT_MS + 100)
+    fenced_by = await member._metadata.register_agent(AgentAddress(host="h", port=0), instead_of=member.current)
+    await clock.pass_ms(ALIVE_MS + 100)
     assert lapses == [member.current.epoch]
     assert member.current.epoch > fenced_by.epoch
     await leave([member])

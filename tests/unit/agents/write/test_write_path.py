@@ -48,7 +48,7 @@ async def test_a_file_of_a_lost_lease_is_given_up_once_although_the_lease_cannot
     metadata, metrics = MemoryMetadata().agents, Metrics()
     address = AgentAddress(host="h", port=1)
     lease = LostLease(await metadata.register_agent(address))
-    await metadata.register_agent(address)
+    await metadata.register_agent(address, instead_of=lease.current)
     path = WritePath(
         options=SealOptions(
             linger_ms=1,
