@@ -35,8 +35,9 @@ def agent(
 ) -> None:
     """Run one agent against a given Postgres and object store.
 
-    Prints `bootstrap: HOST:PORT` once clients can connect. SIGTERM and SIGINT drain the agent: it stores and answers
-    the requests it has received, then exits. The schema must be up to date; `siltstone migrate` upgrades it.
+    Prints `bootstrap: HOST:PORT` once clients can connect. SIGTERM and SIGINT drain the agent: it sends its clients to
+    the other agents (drain.notice.ms, 100 s; a second signal ends that wait), stores and answers the requests it has
+    received, then exits. The schema must be up to date; `siltstone migrate` upgrades it.
 
     \b
     Examples:
