@@ -197,12 +197,14 @@ class Agent:
     async def _stop(self) -> None:
         was_ready, self.ready = self.ready, False
         if was_ready:
-            await self._send_clients_away()
             try:
+                await self._send_clients_away()
                 async with asyncio.timeout(self._settings.drain_timeout_ms / 1000):
                     await self._drain()
             except TimeoutError:
                 _log.error("not drained in time; unanswered records were not acknowledged and will be sent again")
+            except Exception:  # whatever it is, nothing may stay open
+                _log.exception("not drained; unanswered records were not acknowledged and will be sent again")
         if self._expiry is not None:
             self._expiry.cancel()
             await asyncio.gather(self._expiry, return_exceptions=True)
@@ -233,7 +235,7 @@ class Agent:
             return
         clock, notice_ms = self._runtime.clock, self._settings.drain_notice_ms
         ends_ms = clock.monotonic_ms() + notice_ms
-        are_others = await self._membership.drain(notice_ms)
+        are_others = await self._tell_others(self._membership, notice_ms)
         try:
             async with asyncio.timeout(self._settings.drain_timeout_ms / 1000):
                 # Only now that the others know: a member sent away earlier would find this agent as coordinator again.
@@ -244,6 +246,7 @@ class Agent:
             self._draining.sends_away = True
             self._parked_readers.wake_all()
             sending = SendingAway(
+                state=self._draining,
                 server=self._server,
                 others=self._membership,
                 clock=clock,
@@ -251,6 +254,19 @@ class Agent:
                 hurry=self._hurry,
             )
             await sending.run()
+
+    async def _tell_others(self, membership: Membership, notice_ms: float) -> bool:
+        """Whether clients can be sent to other agents. A store that hangs is not waited for any longer than that."""
+        telling = asyncio.create_task(membership.drain(notice_ms), name="drain notice")
+        hurrying = asyncio.create_task(self._hurry.wait(), name="second stop signal")
+        try:
+            limit_s = self._settings.drain_timeout_ms / 1000
+            await asyncio.wait({telling, hurrying}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            return telling.done() and telling.result()
+        finally:
+            for each in (telling, hurrying):
+                each.cancel()
+            await asyncio.gather(telling, hurrying, return_exceptions=True)
 
     async def _drain(self) -> None:
         if self._server is None or self._write_path is None:
@@ -373,6 +389,8 @@ class Agent:
         self.hurry()
         if not self.failed.done():
             self.failed.set_exception(error)
+        else:  # it stops already
+            _log.error("the agent would have to halt", error=str(error))
 
 
 def _bootstrap_of(settings: Settings) -> AgentAddress | None:

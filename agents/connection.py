@@ -132,7 +132,7 @@ class Connection(asyncio.BufferedProtocol):
         self._read_paused = False
         self._pump_due = False
         self._ended = False
-        self._asked_ms = 0.0
+        self._talked_ms = 0.0
         self._has_asked = self._works = self._is_told = False
         self.sends_produce = False
         self.last_bytes_ms = 0.0
@@ -141,7 +141,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._asked_ms = self._broker.runtime.clock.monotonic_ms()
+        self._talked_ms = self._broker.runtime.clock.monotonic_ms()
         peer = transport.get_extra_info("peername")
         name = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer)
         self.client = ClientConnection(self._server.next_connection(), name)
@@ -229,7 +229,7 @@ class Connection(asyncio.BufferedProtocol):
     def talk(self, now_ms: float) -> Talk:
         return Talk(
             is_busy=bool(self._slots or self._unsent or self._frames or self._reader.buffered_bytes),
-            silent_ms=now_ms - self._asked_ms,
+            silent_ms=now_ms - self._talked_ms,
             has_asked=self._has_asked,
             works=self._works,
             is_told=self._is_told,
@@ -303,7 +303,7 @@ class Connection(asyncio.BufferedProtocol):
         except SiltstoneError as error:
             return self._protocol_error(error)
         self.sends_produce = self.sends_produce or header.api_key == PRODUCE
-        self._asked_ms, self._has_asked = slot.started_ms, True
+        self._talked_ms, self._has_asked = slot.started_ms, True
         self._works = self._works or header.api_key not in ASKING_APIS
         if self._broker.draining.sends_away:
             self._is_told = self._is_told or header.api_key in TELLING_APIS
@@ -395,7 +395,8 @@ class Connection(asyncio.BufferedProtocol):
             slot.release = partial(_end_trace, context.trace, error_of(answer), slot.release)
         if self._ended and slot.release is not None:  # no client takes it any more
             slot.release()
-        elapsed_ms = self._broker.runtime.clock.monotonic_ms() - slot.started_ms
+        self._talked_ms = self._broker.runtime.clock.monotonic_ms()
+        elapsed_ms = self._talked_ms - slot.started_ms
         self._server.count(header.api_key, elapsed_ms / 1000)
         if elapsed_ms - context.waited_ms > self._slow_ms:
             self._tell_slow(context, answer, elapsed_ms)
@@ -480,6 +481,8 @@ class Connection(asyncio.BufferedProtocol):
         if self._ended:
             return
         self._ended = True
+        if self._broker.draining.sends_away and self._works and not self._is_told:
+            self._broker.draining.owes = True
         with log_context(self.client):
             _log.debug("connection closed", reason=reason)
         if self._transport is not None:

@@ -48,6 +48,8 @@ class Draining:
     """The state that the parts of an agent share."""
 
     sends_away: bool = False
+    owes: bool = False
+    """A client that worked here was cut off, and may not know the other agents. It may come back to ask for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +59,7 @@ class Talk:
     is_busy: bool
     """A request is not answered yet."""
     silent_ms: float
-    """Since its last request, or since it was made."""
+    """Since its last request or answer, or since it was made."""
     has_asked: bool
     """It has carried a request. The health checks of load balancers carry none."""
     works: bool
@@ -79,7 +81,7 @@ class Verdict:
     close: Sequence[int]
     """Indexes of the connections to close now."""
     owes: bool
-    """A client that worked here was cut off, and may not know the other agents. It may come back to ask for them."""
+    """As `Draining.owes`."""
     is_over: bool
     talking: int
 
@@ -123,26 +125,27 @@ class SendingAway:
     def __init__(
         self,
         *,
+        state: Draining,
         server: Listening,
         others: Others,
         clock: Clock,
         notice_ms: float,
         hurry: asyncio.Event,
     ) -> None:
-        self._server, self._others = server, others
+        self._state, self._server, self._others = state, server, others
         self._clock, self._notice_ms, self._hurry = clock, notice_ms, hurry
 
     async def run(self) -> None:
         began_ms = told_ms = self._clock.monotonic_ms()
-        owes = False
+        talking = 0
         _log.info("clients are sent to the other agents", notice_s=round(self._notice_ms / 1000))
         # Without another agent, Metadata could only name this one again.
         while not (self._hurry.is_set() or self._others.is_last):
             now_ms = self._clock.monotonic_ms()
             connections = self._server.talking()
             talks = [each.talk(now_ms) for each in connections]
-            verdict = judge(talks, passed_ms=now_ms - began_ms, notice_ms=self._notice_ms, owes=owes)
-            owes = verdict.owes
+            verdict = judge(talks, passed_ms=now_ms - began_ms, notice_ms=self._notice_ms, owes=self._state.owes)
+            self._state.owes, talking = verdict.owes, verdict.talking
             for index in verdict.close:
                 connections[index].close("the agent stops")
             if verdict.is_over:
@@ -150,6 +153,7 @@ class SendingAway:
             if now_ms - told_ms >= TELL_MS:
                 told_ms = now_ms
                 left_s = round((self._notice_ms - (now_ms - began_ms)) / 1000)
-                _log.info("clients are sent away", talking=verdict.talking, ends_in_s=left_s)
+                _log.info("clients are sent away", talking=talking, ends_in_s=left_s)
             await self._clock.sleep_ms(LOOK_MS)
-        _log.info("clients were sent away", took_s=round((self._clock.monotonic_ms() - began_ms) / 1000, 1))
+        took_s = round((self._clock.monotonic_ms() - began_ms) / 1000, 1)
+        _log.info("clients were sent away", took_s=took_s, talking=talking)

@@ -127,11 +127,12 @@ class Membership:
         """Leave the Metadata answers of all agents; the lease stays until `leave`.
 
         Returns when the others have had a beat to notice, when no other agent is left, or at the latest after
-        `notice_ms`. A client that is sent away earlier would be sent back to us. False: there is nobody to send clients
-        to, or the others could not be told.
+        `notice_ms`. A client that is sent away earlier would be sent back to us. While the store is away, it tries for
+        as long as a lease. False: there is nobody to send clients to, or the others could not be told.
         """
         self._draining = True
-        ends_ms = self._clock.monotonic_ms() + min(notice_ms, NOTICE_MS)
+        began_ms = self._clock.monotonic_ms()
+        ends_ms = began_ms + min(notice_ms, NOTICE_MS)
         told = False
         while True:
             try:
@@ -141,10 +142,20 @@ class Membership:
                     await self._metadata.announce_agents()
                     told = True
                 others = await self._look()
-            except (MetadataUnavailableError, WriterFencedError) as error:
+            except MetadataUnavailableError as error:
+                has_others = any(agent.writer_id != self.node_id for agent in self.agents)
+                if not has_others or self._clock.monotonic_ms() >= began_ms + min(notice_ms, LEASE_MS):
+                    _log.warning("could not announce draining", error=str(error))
+                    return False
+                ends_ms = self._clock.monotonic_ms() + min(notice_ms, NOTICE_MS)
+                await self._clock.sleep_ms(NOTICE_POLL_MS)
+                continue
+            except WriterFencedError as error:
                 _log.warning("could not announce draining", error=str(error))
                 return False
-            self._see(others)
+            # After an outage the others may not have beaten yet: an empty list is no proof that they are gone.
+            if self._lists_to_pass is None:
+                self._see(others)
             if self.is_last or self._clock.monotonic_ms() >= ends_ms:
                 return not self.is_last
             await self._clock.sleep_ms(NOTICE_POLL_MS)

@@ -27,7 +27,7 @@ PARTITIONS_SHOWN_MAX = 20
 class ClientConnection:
     """The client at the other end of a connection."""
 
-    __slots__ = ("host", "number", "peer", "sender", "software")
+    __slots__ = ("host", "number", "peer", "sender", "software", "was_sent_away")
 
     def __init__(self, number: int, peer: str) -> None:
         """`number` counts the connections of this process; `peer` is HOST:PORT."""
@@ -37,6 +37,8 @@ class ClientConnection:
         self.sender = Sender()
         self.software = ""
         """The client library's own name (KIP-511); empty if it did not say."""
+        self.was_sent_away = False
+        """A fetch was refused because this agent stops."""
 
     def log_facts(self) -> Mapping[str, Any]:
         return {"connection": self.number, "peer": self.peer}

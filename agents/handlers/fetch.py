@@ -10,8 +10,8 @@ request waits. A topic or partition that this agent does not know is looked for 
 unknown; if the store does not say in time, the answer is KAFKA_STORAGE_ERROR, after which clients ask again.
 
 Any agent serves any partition. Only one that stops answers NOT_LEADER_OR_FOLLOWER, so that clients go to another
-(`agents/draining.py`). No answer names another leader (KIP-951) or a
-replica to read from (KIP-392). A topic is found by its id alone, so no answer is INCONSISTENT_TOPIC_ID.
+(`agents/draining.py`). No answer names another leader (KIP-951) or a replica to read from (KIP-392). A topic is found
+by its id alone, so no answer is INCONSISTENT_TOPIC_ID.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ WAIT_MS_MAX = 60_000
 """The longest that a fetch waits for records, even if the client asks for more: a client that has gone away holds its
 fetch session no longer than this."""
 TOPIC_IDS_SINCE = 13
+REFUSED_AGAIN_MS = 100
 _UNKNOWN = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 _NO_TOPIC, _NO_PARTITION = -1, -2
 """Stands in place of a partition id."""
@@ -55,6 +56,11 @@ async def handle(broker: Broker, header: RequestHeader, request: FetchRequest) -
     deadline_ms = broker.runtime.clock.monotonic_ms() + min(max(request.max_wait_ms, 0), WAIT_MS_MAX)
     parts = context.parts
     if broker.draining.sends_away:
+        # The first refusal comes at once. A client that asks again without a pause must not take the processor.
+        if asking is not None and asking.client.was_sent_away:
+            await broker.runtime.clock.sleep_ms(min(max(request.max_wait_ms, 0), REFUSED_AGAIN_MS))
+        elif asking is not None:
+            asking.client.was_sent_away = True
         for part in parts:
             _fail(part, ErrorCode.NOT_LEADER_OR_FOLLOWER)
         return sessions.answer(context, now_ms=broker.runtime.clock.monotonic_ms())

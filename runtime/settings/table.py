@@ -93,7 +93,8 @@ class Settings:
     drain_timeout_ms: int = duration_ms(
         30_000,
         _PLACES,
-        "Then, as any other stopping process does at once, it finishes its work within this time, or gives up.",
+        "A stopping process finishes its work within this time, then it gives up. An agent does so after"
+        " `drain.notice.ms`.",
     )
 
     # ---- write path

@@ -245,6 +245,11 @@ class KafkaClient:
             remedy=_HUNG_REMEDY if is_hung else "start one with `siltstone dev`, or name another with --bootstrap",
         )
 
+    @property
+    def is_closed_by_agent(self) -> bool:
+        """The agent has closed the connection between two requests: nothing that is sent now reaches it."""
+        return self._reader.at_eof()
+
     async def close(self) -> None:
         if self._broken:
             self._writer.transport.abort()  # a hung agent does not take what is still to be sent: do not wait for it

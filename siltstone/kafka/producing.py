@@ -232,10 +232,10 @@ class TopicWriter:
 
         async def produce(client: KafkaClient) -> Mapping[int, ProduceResult]:
             results = await produce_batches(client, self._topic, batches, acks=options.acks)
-            # An agent that stops refuses all of a request.
-            for partition, result in results.items():
-                if result.error_code == _SENT_AWAY:
-                    raise KafkaError(result.error_code, f"partition {partition}", result.message or None)
+            # An agent that stops refuses all of a request, and has done nothing.
+            if results and all(each.error_code == _SENT_AWAY for each in results.values()):
+                partition, result = next(iter(results.items()))
+                raise KafkaError(result.error_code, f"partition {partition}", result.message or None)
             return results
 
         if self._is_idempotent:

@@ -125,6 +125,8 @@ class RetryingClient:
     async def run_once(self, work: Callable[[KafkaClient], Awaitable[T]]) -> T:
         """Do `work`, which must not be repeated, once. If the connection breaks, the next call connects again. An agent
         that sends its clients away has done nothing: then it is done once at another."""
+        if self._client is not None and self._client.is_closed_by_agent:
+            await self._drop()
         try:
             return await work(self._client or await self._connect())
         except UnavailableError:

@@ -66,6 +66,7 @@ class Parts:
     entries_bytes_max: int = 1 << 20
     clock: Clock = field(default_factory=RestlessClock)
     cluster_id: str = "cluster"
+    bootstrap: None = None
     settings: Settings = field(default_factory=lambda: Settings(num_partitions=2))
 
     def __post_init__(self) -> None:

@@ -13,12 +13,15 @@ import pytest
 
 from agents.draining import QUIET_MS
 from agents.handlers.metadata_api import BOOTSTRAP_NODE_ID
+from metadata.contract.errors import WentBackError
+from metadata.contract.leases import WriterLease
 from runtime.clock import SystemClock
+from runtime.errors import UnavailableError
 from siltstone.kafka.client import KafkaClient, KafkaError
 from siltstone.kafka.records import TopicPartition, fetch_partitions, produce_batches
 from siltstone.kafka.retrying import RetryingClient
 from tests.fixtures.agents import Dial, RunningAgent, StartAgent, read_all
-from tests.fixtures.fleet import Fleet, fleet
+from tests.fixtures.fleet import Counted, Fleet, fleet
 from tests.fixtures.waiting import until
 from wire.error_codes import ErrorCode
 from wire.messages.describe_cluster import DescribeClusterRequest, DescribeClusterResponse
@@ -124,6 +127,69 @@ async def test_answers_keep_their_order_so_that_no_refusal_overtakes_an_acknowle
         assert not stopping.done()
 
 
+async def test_a_connection_is_not_silent_while_its_client_takes_in_an_answer_that_took_long(
+    start_agent: StartAgent, dial: Dial
+) -> None:
+    # given: a batch that waits for its commit for longer than silent connections stay
+    async with two_agents(start_agent, dial, produce_linger_ms=QUIET_MS + 4_000) as agents:
+        raw = await dial.raw(agents[0].address)
+        data = TopicProduceData(name="t", partition_data=[PartitionProduceData(index=0, records=batch(b"slow"))])
+        await raw.begin(ProduceRequest(acks=-1, timeout_ms=20_000, topic_data=[data]), 9)
+        await asyncio.sleep(0.5)
+        await sends_away(agents[0])
+        answer = await raw.answer(ProduceResponse, 9)
+        assert answer.responses[0].partition_responses[0].error_code == 0
+        await asyncio.sleep(1)
+        refused = await raw.call(fetch(0), FetchResponse, 12)
+        assert refused.responses[0].partitions[0].error_code == AWAY
+
+
+async def test_a_client_that_fetches_without_a_pause_is_slowed_down(start_agent: StartAgent, dial: Dial) -> None:
+    async with two_agents(start_agent, dial) as agents:
+        raw = await dial.raw(agents[0].address)
+        await sends_away(agents[0])
+        began = time.monotonic()
+        for _ in range(11):
+            await raw.call(fetch(0, wait_ms=500), FetchResponse, 12)
+        assert time.monotonic() - began >= 1, "ten refusals after the first, a tenth of a second each"
+
+
+async def test_a_store_that_hangs_does_not_hold_up_the_end(start_agent: StartAgent, dial: Dial) -> None:
+    hangs = asyncio.Event()
+
+    class Hanging(Counted):
+        async def heartbeat(self, lease: WriterLease, *, draining: bool = False) -> int:
+            if draining and hangs.is_set():
+                await asyncio.sleep(60)
+            return await self.inner.agents.heartbeat(lease, draining=draining)
+
+    async with fleet(start_agent, 2, wrap=Hanging, drain_timeout_ms=1_000, drain_notice_ms=60_000) as agents:
+        await agents.know_each_other()
+        hangs.set()
+        async with asyncio.timeout(10):
+            await agents[0].agent.stop()
+        # and a second signal does not wait for it either
+        stopping = asyncio.create_task(agents[1].agent.stop())
+        agents[1].agent.hurry()
+        async with asyncio.timeout(10):
+            await stopping
+
+
+async def test_whatever_goes_wrong_nothing_stays_open(start_agent: StartAgent, dial: Dial) -> None:
+    class Gone(Counted):
+        async def heartbeat(self, lease: WriterLease, *, draining: bool = False) -> int:
+            if draining:
+                raise WentBackError("back in time")
+            return await self.inner.agents.heartbeat(lease, draining=draining)
+
+    async with fleet(start_agent, 2, wrap=Gone) as agents:
+        raw = await dial.raw(agents[0].address)
+        await agents[0].agent.stop()
+        assert await raw.is_closed_by_peer()
+        with pytest.raises(UnavailableError):
+            await dial.kafka(agents[0].address)
+
+
 async def test_it_ends_when_nobody_talks_any_more(start_agent: StartAgent, dial: Dial) -> None:
     async with two_agents(start_agent, dial) as agents:
         goes = agents[0]
@@ -163,7 +229,8 @@ async def test_a_reader_that_sleeps_is_cut_off_and_finds_the_agent_again_to_ask(
         assert time.monotonic() - began > 11, "it may come until the notice is over"
 
 
-async def test_commands_go_on_at_another_agent(start_agent: StartAgent, dial: Dial) -> None:
+@pytest.mark.parametrize("pause_s", [0, QUIET_MS / 1000 + 1])
+async def test_commands_go_on_at_another_agent(start_agent: StartAgent, dial: Dial, pause_s: float) -> None:
     async with two_agents(start_agent, dial) as agents:
         goes = agents[0]
         told: list[str] = []
@@ -178,9 +245,11 @@ async def test_commands_go_on_at_another_agent(start_agent: StartAgent, dial: Di
                 return result.base_offset
 
             # one that must not be repeated, then one that may
+            await asyncio.sleep(pause_s)
             assert await once.run_once(write) == 0
             assert await client.run(write) == 1
-            assert not stopping.done() and told == []
+            # clients that only asked the way hold up nothing
+            assert stopping.done() is (pause_s > 0) and told == []
 
 
 async def test_the_load_balancer_is_one_more_broker_that_leads_nothing(start_agent: StartAgent, dial: Dial) -> None:

@@ -233,13 +233,14 @@ async def test_an_interrupted_wait_leaves_the_request(world: World, start_compac
     words = [sys.executable, "-m", "siltstone", "erase", "visits", "--key", "ada", "--yes", "--wait", *world.places]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
-    async def is_waiting() -> bool:
-        return bool(await world.metadata.erasures.erasures())
-
     try:
-        await until(is_waiting)
+        # when it has said that it is requested
+        assert process.stdout is not None
+        stdout = await asyncio.to_thread(process.stdout.readline)
+        while stdout and "erasure 1 is requested" not in stdout:
+            stdout += await asyncio.to_thread(process.stdout.readline)
         process.send_signal(signal.SIGINT)
-        stdout, stderr = await asyncio.to_thread(process.communicate, timeout=30)
+        _, stderr = await asyncio.to_thread(process.communicate, timeout=30)
     finally:
         process.kill()
         process.wait()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from agents.draining import QUIET_MS, SendingAway, Talk, Verdict, judge
+from agents.draining import QUIET_MS, Draining, SendingAway, Talk, Verdict, judge
 from runtime.clock import ManualClock
 
 NOTICE_MS = 100_000.0
@@ -97,9 +97,18 @@ class StepClock(ManualClock):
         await asyncio.sleep(0)
 
 
-async def run(agent: Agent, clock: StepClock, hurry: asyncio.Event, *, notice_ms: float = NOTICE_MS) -> float:
+async def run(
+    agent: Agent,
+    clock: StepClock,
+    hurry: asyncio.Event,
+    *,
+    notice_ms: float = NOTICE_MS,
+    state: Draining | None = None,
+) -> float:
     began_ms = clock.monotonic_ms()
-    await SendingAway(server=agent, others=agent, clock=clock, notice_ms=notice_ms, hurry=hurry).run()
+    await SendingAway(
+        state=state or Draining(), server=agent, others=agent, clock=clock, notice_ms=notice_ms, hurry=hurry
+    ).run()
     return clock.monotonic_ms() - began_ms
 
 
@@ -134,3 +143,8 @@ async def test_the_last_agent_sends_nobody_to_itself() -> None:
     agent.lines[0].asked_ms = float("inf")
     agent.is_last = True
     assert await run(agent, clock, asyncio.Event()) == 0
+
+
+async def test_one_that_was_cut_off_for_another_reason_may_come_back_too() -> None:
+    clock = StepClock()
+    assert await run(Agent(), clock, asyncio.Event(), state=Draining(owes=True)) >= NOTICE_MS

@@ -277,14 +277,52 @@ async def test_the_last_ones_do_not_wait_for_each_other_and_keep_a_list_to_tell(
     await leave(members)
 
 
-async def test_draining_without_a_store_goes_on_at_once() -> None:
+async def test_draining_without_a_store_waits_for_it_as_long_as_a_lease() -> None:
     clock = TestClock()
     members = await joined(2, clock)
     Away.away = True
     draining = asyncio.create_task(members[0].drain(60_000))
-    await clock.pass_ms(50)
-    assert draining.done()
+    await clock.pass_ms(LEASE_MS - 500)
+    assert not draining.done()
+    await clock.pass_ms(1_000)
+    assert draining.done() and not await draining
     Away.away = False
+    await leave(members)
+
+
+async def test_one_that_is_alone_does_not_wait_for_a_store_that_is_away() -> None:
+    clock = TestClock()
+    [member] = await joined(1, clock)
+    Away.away = True
+    draining = asyncio.create_task(member.drain(60_000))
+    await clock.pass_ms(50)
+    assert draining.done() and not await draining
+    Away.away = False
+    await leave([member])
+
+
+async def test_a_store_that_comes_back_meanwhile_is_told_and_the_others_hear_of_it() -> None:
+    clock = TestClock()
+    members = await joined(2, clock)
+    Away.away = True
+    draining = asyncio.create_task(members[0].drain(60_000))
+    await clock.pass_ms(4_000)
+    Away.away = False
+    await clock.pass_ms(NOTICE_MS + 200)
+    assert draining.done() and await draining
+    assert [len(member.agents) for member in members] == [1, 1]
+    await leave(members)
+
+
+async def test_after_an_outage_longer_than_a_lease_one_that_drains_does_not_take_itself_for_the_last() -> None:
+    clock = TestClock()
+    members = await joined(2, clock)
+    Away.away = True
+    await clock.pass_ms(LEASE_MS + 2_500)
+    Away.away = False
+    draining = asyncio.create_task(members[0].drain(60_000))
+    await clock.pass_ms(NOTICE_MS + BEAT_MS)
+    assert draining.done() and await draining and not members[0].is_last
     await leave(members)
 
 
