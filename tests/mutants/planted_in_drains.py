@@ -6,6 +6,7 @@ from tests.mutants.mutant import Mutant
 
 SENT_AWAY = "tests/integration/agents/test_sent_away.py"
 DRAINING = "tests/unit/agents/test_draining.py"
+MEMBERSHIP = "tests/unit/agents/test_membership.py"
 DRAINS = (
     Mutant(
         name="an-agent-that-stops-takes-records-to-its-end",
@@ -41,8 +42,8 @@ DRAINS = (
     Mutant(
         name="an-agent-that-stops-serves-fetches-to-its-end",
         file="agents/handlers/fetch.py",
-        text="    if broker.draining.sends_away:\n        for part in parts:\n",
-        replacement="    if False:\n        for part in parts:\n",
+        text="    if broker.draining.sends_away:\n        # The first",
+        replacement="    if False:\n        # The first",
         tests=(f"{SENT_AWAY}::test_records_and_fetches_are_refused_and_all_else_is_answered",),
     ),
     Mutant(
@@ -53,6 +54,38 @@ DRAINS = (
         tests=(
             f"{DRAINING}::test_one_that_may_not_know_the_others_is_closed_and_may_come_back_to_the_end",
             f"{SENT_AWAY}::test_a_reader_that_sleeps_is_cut_off_and_finds_the_agent_again_to_ask",
+        ),
+    ),
+    Mutant(
+        name="a-client-that-was-cut-off-is-owed-nothing",
+        file="agents/draining.py",
+        text="            self._state.owes, talking = verdict.owes, verdict.talking\n",
+        replacement="            talking = verdict.talking\n",
+        tests=(f"{SENT_AWAY}::test_a_reader_that_sleeps_is_cut_off_and_finds_the_agent_again_to_ask",),
+    ),
+    Mutant(
+        name="a-connection-is-silent-from-its-request-on",
+        file="agents/connection.py",
+        text="        elapsed_ms = self._talked_ms - slot.started_ms\n",
+        replacement="        elapsed_ms, self._talked_ms = self._talked_ms - slot.started_ms, slot.started_ms\n",
+        tests=(f"{SENT_AWAY}::test_a_connection_is_not_silent_while_its_client_takes_in_an_answer_that_took_long",),
+    ),
+    Mutant(
+        name="after-an-outage-an-agent-takes-itself-for-the-last",
+        file="agents/membership.py",
+        text="            if self._lists_to_pass is None:\n                self._see(others)\n",
+        replacement="            self._see(others)\n",
+        tests=(
+            f"{MEMBERSHIP}::test_after_an_outage_longer_than_a_lease_one_that_drains_does_not_take_itself_for_the_last",
+        ),
+    ),
+    Mutant(
+        name="a-third-process-of-one-address-waits-for-ever",
+        file="agents/registration.py",
+        text="            seen = taken\n",
+        replacement="            seen = seen or taken\n",
+        tests=(
+            "tests/unit/agents/test_registration.py::test_of_two_that_wait_for_a_killed_one_one_runs_and_one_gives_up",
         ),
     ),
     Mutant(

@@ -277,28 +277,18 @@ async def test_the_last_ones_do_not_wait_for_each_other_and_keep_a_list_to_tell(
     await leave(members)
 
 
-async def test_draining_without_a_store_waits_for_it_as_long_as_a_lease() -> None:
+@pytest.mark.parametrize(("count", "waits_ms"), [(1, 0), (2, LEASE_MS)])
+async def test_draining_without_a_store_waits_for_it_as_long_as_a_lease_unless_alone(count: int, waits_ms: int) -> None:
     clock = TestClock()
-    members = await joined(2, clock)
+    members = await joined(count, clock)
     Away.away = True
     draining = asyncio.create_task(members[0].drain(60_000))
-    await clock.pass_ms(LEASE_MS - 500)
+    await clock.pass_ms(max(0, waits_ms - 500))
     assert not draining.done()
     await clock.pass_ms(1_000)
     assert draining.done() and not await draining
     Away.away = False
     await leave(members)
-
-
-async def test_one_that_is_alone_does_not_wait_for_a_store_that_is_away() -> None:
-    clock = TestClock()
-    [member] = await joined(1, clock)
-    Away.away = True
-    draining = asyncio.create_task(member.drain(60_000))
-    await clock.pass_ms(50)
-    assert draining.done() and not await draining
-    Away.away = False
-    await leave([member])
 
 
 async def test_a_store_that_comes_back_meanwhile_is_told_and_the_others_hear_of_it() -> None:

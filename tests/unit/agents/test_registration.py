@@ -137,6 +137,18 @@ async def test_two_that_start_at_one_moment_do_not_both_run() -> None:
     await members[0].leave()
 
 
+async def test_of_two_that_wait_for_a_killed_one_one_runs_and_one_gives_up() -> None:
+    processes = Processes()
+    await processes.killed()
+    members = [processes.new()[0] for _ in range(2)]
+    starting = [asyncio.create_task(member.join()) for member in members]
+    await processes.clock.pass_ms(4 * ALIVE_MS)
+    assert all(each.done() for each in starting)
+    assert {type(each.exception()) for each in starting} == {type(None), DuplicateAgentError}
+    assert processes.epoch == 1
+    await asyncio.gather(*(member.leave() for member in members))
+
+
 async def test_one_whose_address_was_taken_while_it_slept_halts_and_the_other_goes_on() -> None:
     processes = Processes()
     sleeper, line = await processes.running()
