@@ -80,19 +80,17 @@ class Talk:
 class Verdict:
     close: Sequence[int]
     """Indexes of the connections to close now."""
-    owes: bool
-    """As `Draining.owes`."""
     is_over: bool
     talking: int
 
 
 def judge(talks: Sequence[Talk], *, passed_ms: float, notice_ms: float, owes: bool) -> Verdict:
-    """`passed_ms`: since clients are sent away. `owes`: the last verdict's."""
+    """`passed_ms`: since clients are sent away. `owes`: as in `Draining`."""
     close = [index for index, talk in enumerate(talks) if talk.is_silent]
     owes = owes or any(talks[index].works and not talks[index].is_told for index in close)
     talking = sum(1 for talk in talks if talk.goes_on)
     is_over = passed_ms >= notice_ms or (passed_ms >= QUIET_MS and not talking and not owes)
-    return Verdict(close=close, owes=owes, is_over=is_over, talking=talking)
+    return Verdict(close=close, is_over=is_over, talking=talking)
 
 
 class Talking(Protocol):
@@ -145,7 +143,7 @@ class SendingAway:
             connections = self._server.talking()
             talks = [each.talk(now_ms) for each in connections]
             verdict = judge(talks, passed_ms=now_ms - began_ms, notice_ms=self._notice_ms, owes=self._state.owes)
-            self._state.owes, talking = verdict.owes, verdict.talking
+            talking = verdict.talking
             for index in verdict.close:
                 connections[index].close("the agent stops")
             if verdict.is_over:

@@ -58,9 +58,9 @@ DRAINS = (
     ),
     Mutant(
         name="a-client-that-was-cut-off-is-owed-nothing",
-        file="agents/draining.py",
-        text="            self._state.owes, talking = verdict.owes, verdict.talking\n",
-        replacement="            talking = verdict.talking\n",
+        file="agents/connection.py",
+        text="            self._broker.draining.owes = True\n",
+        replacement="            pass\n",
         tests=(f"{SENT_AWAY}::test_a_reader_that_sleeps_is_cut_off_and_finds_the_agent_again_to_ask",),
     ),
     Mutant(
