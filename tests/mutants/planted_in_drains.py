@@ -51,10 +51,7 @@ DRAINS = (
         file="agents/draining.py",
         text="talks[index].works and not talks[index].is_told for index in close",
         replacement="False for index in close",
-        tests=(
-            f"{DRAINING}::test_one_that_may_not_know_the_others_is_closed_and_may_come_back_to_the_end",
-            f"{SENT_AWAY}::test_a_reader_that_sleeps_is_cut_off_and_finds_the_agent_again_to_ask",
-        ),
+        tests=(f"{DRAINING}::test_one_that_may_not_know_the_others_is_closed_and_may_come_back_to_the_end",),
     ),
     Mutant(
         name="a-client-that-was-cut-off-is-owed-nothing",

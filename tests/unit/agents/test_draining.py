@@ -53,8 +53,8 @@ def test_one_that_only_asked_the_way_is_closed_and_holds_up_nothing() -> None:
 
 
 def test_one_that_may_not_know_the_others_is_closed_and_may_come_back_to_the_end() -> None:
-    found = verdict(talk(told=True), talk(silent_ms=SILENT))
-    assert (list(found.close), found.is_over) == ([1], False)
+    found = verdict(talk(silent_ms=SILENT, told=True), talk(silent_ms=SILENT))
+    assert (list(found.close), found.is_over) == ([0, 1], False)
     # and later, when it is gone
     assert not verdict(passed_ms=NOTICE_MS - 1, owes=True).is_over
     assert verdict(passed_ms=NOTICE_MS, owes=True).is_over
