@@ -107,6 +107,7 @@ class Agent:
         )
         self._draining = Draining()
         self._hurry = asyncio.Event()
+        self._telling: asyncio.Timeout | None = None
         self._stopping = asyncio.Lock()
         self._hints: set[asyncio.Task[None]] = set()
         self._membership: Membership | None = None
@@ -193,6 +194,8 @@ class Agent:
     def hurry(self) -> None:
         """`stop` no longer waits for clients to find the other agents."""
         self._hurry.set()
+        if self._telling is not None and not self._telling.expired():
+            self._telling.reschedule(asyncio.get_running_loop().time())
 
     async def _stop(self) -> None:
         was_ready, self.ready = self.ready, False
@@ -257,16 +260,16 @@ class Agent:
 
     async def _tell_others(self, membership: Membership, notice_ms: float) -> bool:
         """Whether clients can be sent to other agents. A store that hangs is not waited for any longer than that."""
-        telling = asyncio.create_task(membership.drain(notice_ms), name="drain notice")
-        hurrying = asyncio.create_task(self._hurry.wait(), name="second stop signal")
+        if self._hurry.is_set():
+            return False
         try:
-            limit_s = self._settings.drain_timeout_ms / 1000
-            await asyncio.wait({telling, hurrying}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
-            return telling.done() and telling.result()
+            async with asyncio.timeout(self._settings.drain_timeout_ms / 1000) as self._telling:
+                return await membership.drain(notice_ms)
+        except TimeoutError:
+            _log.warning("the other agents were not told in time")
+            return False
         finally:
-            for each in (telling, hurrying):
-                each.cancel()
-            await asyncio.gather(telling, hurrying, return_exceptions=True)
+            self._telling = None
 
     async def _drain(self) -> None:
         if self._server is None or self._write_path is None:
