@@ -21,7 +21,7 @@ from agents.groups.coordinator import GroupCoordinator
 from agents.groups.events import GroupOptions
 from agents.groups.expiry import OffsetExpiry
 from agents.handlers.config_entries import broker_defaults
-from agents.membership import Membership
+from agents.membership import NOTICE_MS, Membership
 from agents.producer_ids import ProducerIds
 from agents.read.path import ReadPath, the_store_itself
 from agents.read.sessions import SESSIONS_MAX, FetchSessions
@@ -259,11 +259,12 @@ class Agent:
             await sending.run()
 
     async def _tell_others(self, membership: Membership, notice_ms: float) -> bool:
-        """Whether clients can be sent to other agents. A store that hangs is not waited for any longer than that."""
+        """Whether clients can be sent to other agents. A store that hangs is given `drain.timeout.ms`."""
         if self._hurry.is_set():
             return False
         try:
-            async with asyncio.timeout(self._settings.drain_timeout_ms / 1000) as self._telling:
+            limit_ms = min(notice_ms, NOTICE_MS) + self._settings.drain_timeout_ms
+            async with asyncio.timeout(limit_ms / 1000) as self._telling:
                 return await membership.drain(notice_ms)
         except TimeoutError:
             _log.warning("the other agents were not told in time")

@@ -80,14 +80,16 @@ class Settings:
     advertised_bootstrap: str = setting(
         "",
         _PLACES,
-        "HOST:PORT of a load balancer, or of another name under which some agent always answers. Metadata shows it as"
+        "HOST:PORT of a load balancer, or of another name under which some agent always answers and that clients can"
+        " reach; the same for every agent. Metadata shows it as"
         " one more broker, with id 0, where clients ask that have lost all agents they knew. Empty: none.",
     )
     drain_notice_ms: int = duration_ms(
         100_000,
         _PLACES,
         "A stopping agent serves on for up to this long and sends its clients to the other agents. It ends sooner if"
-        " no client talks to it any more, and does not wait if there is no other agent.",
+        " every client has asked for the others or has gone, and does not wait if there is no other agent. Below"
+        " 2500: it sends nobody away.",
         minimum=0,
     )
     drain_timeout_ms: int = duration_ms(
