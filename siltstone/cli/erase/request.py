@@ -24,7 +24,7 @@ from runtime.clock import SystemClock
 from runtime.errors import BadInputError
 from runtime.text import age_text, numbers_text, plural
 from siltstone.cli.erase.keys import STDIN, given_keys, key_options
-from siltstone.cli.erase.waiting import wait_for_the_end
+from siltstone.cli.erase.waiting import request_stays, wait_for_the_end
 from siltstone.cli.groups.asking import confirm, tell
 from siltstone.cli.options.agent_options import bootstrap_of, bootstrap_option
 from siltstone.cli.options.completion import TOPIC
@@ -156,13 +156,14 @@ def request(
         _print_plan(asked)
         confirm(yes, f"erase {plural(len(wanted), 'key')} of topic {topic!r} for ever?")
         erasure_id, stored = _stored(urls, given, asked, bootstrap)
-        if not as_json:
-            say(f"erasure {erasure_id} is requested: `siltstone erase status {erasure_id}{given.hints.places}`")
-        elif not waits:
-            print_json(_json(erasure_id, asked, stored))
-        if waits:
-            timeout_ms = None if timeout is None else timeout * 1000
-            wait_for_the_end(urls, given, erasure_id, timeout_ms=timeout_ms, as_json=as_json)
+        with request_stays(given, erasure_id):
+            if not as_json:
+                say(f"erasure {erasure_id} is requested: `siltstone erase status {erasure_id}{given.hints.places}`")
+            elif not waits:
+                print_json(_json(erasure_id, asked, stored))
+            if waits:
+                timeout_ms = None if timeout is None else timeout * 1000
+                wait_for_the_end(urls, given, erasure_id, timeout_ms=timeout_ms, as_json=as_json)
 
 
 async def _prepare(

@@ -32,12 +32,11 @@ class StillErasingError(UnavailableError):
     """The wait ended before the erasure was done. It stays."""
 
 
-def wait_for_the_end(
-    urls: Urls, given: SystemOptions, erasure_id: int, *, timeout_ms: float | None, as_json: bool
-) -> None:
-    """Raises StillErasingError, also when the metadata store goes away; after Ctrl-C ends the process with 130."""
+@contextmanager
+def request_stays(given: SystemOptions, erasure_id: int) -> Generator[None]:
+    """From the request on: after Ctrl-C ends the process with 130, and says that the erasure goes on without it."""
     try:
-        state = asyncio.run(_wait(urls, given, erasure_id, timeout_ms))
+        yield
     except KeyboardInterrupt:
         say(
             "stopped waiting. The erasure stays, and compactors carry it out. Show how far it is with:\n"
@@ -45,6 +44,14 @@ def wait_for_the_end(
             err=True,
         )
         sys.exit(INTERRUPTED)
+
+
+def wait_for_the_end(
+    urls: Urls, given: SystemOptions, erasure_id: int, *, timeout_ms: float | None, as_json: bool
+) -> None:
+    """Raises StillErasingError, also when the metadata store goes away."""
+    try:
+        state = asyncio.run(_wait(urls, given, erasure_id, timeout_ms))
     except MetadataUnavailableError as error:
         raise StillErasingError(
             f"stopped waiting: {error.message}. The erasure stays, and compactors carry it out",
