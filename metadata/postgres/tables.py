@@ -67,6 +67,9 @@ WRITERS = sa.Table(
     sa.UniqueConstraint("host", "port", name="writers_address"),
 )
 
+COMMIT_GATE = sa.Table("commit_gate", METADATA)
+"""Without columns or rows: commits that wait for each other lock it."""
+
 AGENTS = sa.Table(
     "agents",
     METADATA,
@@ -273,6 +276,7 @@ MERGE_JOBS = sa.Table(
     sa.Column("trimmed_extents", sa.Integer, nullable=False, server_default="0"),
     sa.Index("merge_jobs_live", "job_id", postgresql_where=_LIVE_JOB),
     sa.Index("merge_jobs_ended", "finished_ms", postgresql_where=_ENDED_JOB),
+    sa.Index("merge_jobs_daily", "created_ms", postgresql_where=sa.text("kind = 'daily' AND state <> 'failed'")),
 )
 
 MERGE_INPUTS = sa.Table(

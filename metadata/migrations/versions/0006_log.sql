@@ -1,1 +1,3 @@
 -- Migration 0006, part log.
+CREATE TABLE commit_gate (
+);

@@ -1,1 +1,2 @@
 -- Migration 0006, part sweeps.
+SELECT 1;
