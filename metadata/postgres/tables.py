@@ -300,17 +300,16 @@ PINS = sa.Table(
     sa.Column("expires_ms", sa.BigInteger, nullable=False),
 )
 
-PRODUCERS = sa.Table(
-    "producers",
+PRODUCER_STATES = sa.Table(
+    "producer_states",
     METADATA,
     sa.Column("partition_id", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("producer_id", sa.BigInteger, primary_key=True, autoincrement=False),
     sa.Column("epoch", sa.SmallInteger, nullable=False),
-    sa.Column("first_sequences", pg.ARRAY(sa.Integer), nullable=False),
-    sa.Column("last_sequences", pg.ARRAY(sa.Integer), nullable=False),
-    sa.Column("base_offsets", pg.ARRAY(sa.BigInteger), nullable=False),
-    sa.Column("log_append_times_ms", pg.ARRAY(sa.BigInteger), nullable=False),
+    sa.Column("next_sequence", sa.Integer, nullable=False),
     sa.Column("last_seen_ms", sa.BigInteger, nullable=False),
+    sa.Column("tail", sa.LargeBinary, nullable=False),
+    sa.Column("append_times", sa.LargeBinary),
 )
 
 PRODUCER_ID_BLOCKS = sa.Table(

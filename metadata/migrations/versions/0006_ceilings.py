@@ -14,6 +14,8 @@ oldest_program = "0001"
 
 def upgrade() -> None:
     run_script("0006_log.sql")
+    run_script("commit_l0_v1_packed.sql")
+    run_script("commit_l0_v3.sql")
     run_script("0006_sums.sql")
     run_script("0006_sweeps.sql")
 

@@ -26,7 +26,6 @@ from metadata.postgres.tables import (
     LOG_STARTS,
     PARTITIONS,
     PRODUCER_ID_BLOCKS,
-    PRODUCERS,
     TOPICS,
     WATERMARKS,
     WRITERS,
@@ -102,6 +101,20 @@ def _kind(type_: Any) -> str:
 def _all_but(table: sa.Table, *left_out: str) -> tuple[str, ...]:
     return tuple(column.name for column in table.columns if column.name not in left_out)
 
+
+PRODUCERS = sa.Table(
+    "producers",
+    sa.MetaData(),
+    sa.Column("partition_id", sa.Integer),
+    sa.Column("producer_id", sa.BigInteger),
+    sa.Column("epoch", sa.SmallInteger),
+    sa.Column("first_sequences", pg.ARRAY(sa.Integer)),
+    sa.Column("last_sequences", pg.ARRAY(sa.Integer)),
+    sa.Column("base_offsets", pg.ARRAY(sa.BigInteger)),
+    sa.Column("log_append_times_ms", pg.ARRAY(sa.BigInteger)),
+    sa.Column("last_seen_ms", sa.BigInteger),
+)
+"""The view of `producer_states` by which backups of every release hold the producers."""
 
 _FILES_KEPT = """state IN ('live', 'dead', 'aborted')
     OR (writer_id, epoch, seq) IN (SELECT w.writer_id, w.epoch, w.last_seq FROM writers w)"""

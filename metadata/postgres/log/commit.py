@@ -1,8 +1,12 @@
-"""`commit_l0` against Postgres: one call of the commit function, in one round trip, on a connection of its own.
+"""`commit_l0` against Postgres, on a connection of its own.
+
+The usual file takes one call of `commit_l0_v3`, in one round trip. SL010 says that it is not usual, and `commit_l0_v1`
+judges it. A call that meets a locked row goes behind the gate (`metadata/postgres/log/contention.py`); so does every
+call of `commit_l0_v1`. The gate is no part of any promise: if somebody else holds it, a call goes without it.
 
 The SQLSTATE alone decides what an error means:
 
-- 40001, 40P01: the transaction lost a conflict and left nothing. The committer calls again.
+- 40001, 40P01, 55P03: the transaction lost a conflict and left nothing. The committer calls again.
 - SL001..SL004, raised by the function: the writer is fenced, or the file is refused for good.
 - classes 22, 23, 42: a *definite refusal*. The committer finds the culprits by trial calls that it rolls back. Then it
   commits the file once, under the same key, with the culprits masked. A crash among the trials is harmless.
@@ -16,14 +20,7 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from metadata.contract.l0_commit import (
-    NO_PRODUCER,
-    CommitInDoubtError,
-    CommitL0,
-    CommitRefusedError,
-    Committed,
-    L0Batch,
-)
+from metadata.contract.l0_commit import CommitInDoubtError, CommitL0, CommitRefusedError, Committed
 from metadata.postgres.connection import (
     ATTEMPTS,
     CONNECTION_ERRORS,
@@ -34,15 +31,26 @@ from metadata.postgres.connection import (
     sqlstate_of,
 )
 from metadata.postgres.driver import Connection, is_refused_by_driver
+from metadata.postgres.log.commit_calls import STORED, CommitCall, any_call, usual_call
+from metadata.postgres.log.contention import LOCK_TIMEOUT_MS, Contention
 from metadata.rules.refusals import commit_fenced, commit_refused, other_epoch, seq_used
-from metadata.rules.results import decode_results
+from metadata.rules.results import ResultsError, answers
+from metadata.rules.usual_commit import UsualCommit, usual_commit
 from runtime.errors import BugError
-from wire.error_codes import ErrorCode
 
-CALL = "SELECT * FROM commit_l0_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18)"
 _WRITER = "SELECT epoch, last_seq FROM writers WHERE writer_id = $1"
 WRITER_FENCED = "SL001"
 REFUSED = frozenset({"SL002", "SL003", "SL004"})
+_UNUSUAL = "SL010"
+_LOCK_NOT_AVAILABLE = "55P03"
+
+
+class _UnusualFileError(Exception):
+    """`commit_l0_v3` leaves the file to `commit_l0_v1`. Nothing was changed."""
+
+
+class _LockedError(Exception):
+    """A row, or the gate, was locked for too long. Nothing was changed."""
 
 
 class _DefiniteRefusalError(Exception):
@@ -56,6 +64,7 @@ class Committer:
         self._database = database
         self._expiration_ms = producer_id_expiration_ms
         self._line = DedicatedConnection(database, "siltstone-commit")
+        self._contention = Contention()
 
     async def close(self) -> None:
         await self._line.close()
@@ -65,21 +74,47 @@ class Committer:
         async with self._line.lock:
             connection = await self._line.get()
             try:
-                row = await self._call(connection, request, frozenset())
+                row = await self._commit(connection, request)
             except _DefiniteRefusalError as error:
                 row = await self._commit_masked(connection, request, error)
+            except _LockedError as error:
+                self._line.drop()
+                raise CommitInDoubtError(
+                    f"the commit of {request.key!r} met a lock and must be repeated: {error}"
+                ) from error
+            self._contention.passed()
         self._database.saw_file(row["file_id"])
-        committed = Committed(
-            file_id=row["file_id"],
-            results=decode_results(row["results"]),
-            index=row["index"],
-            created_ms=row["created_ms"],
-        )
-        if len(committed.results) != len(request.batches):
-            raise BugError(
-                f"key {request.key!r} was committed with {len(committed.results)} batches, not {len(request.batches)}"
-            )
-        return committed
+        try:
+            results = answers(row.get("results", b""), row["index"], request.batches)
+        except ResultsError as error:
+            raise BugError(f"key {request.key!r} was committed with other batches: {error}") from error
+        return Committed(file_id=row["file_id"], results=results, index=row["index"], created_ms=row["created_ms"])
+
+    async def _commit(self, connection: Connection, request: CommitL0) -> Mapping[str, Any]:
+        usual = usual_commit(request)
+        if usual is not None:
+            try:
+                return await self._commit_usual(connection, request, usual)
+            except _UnusualFileError:
+                pass
+        return await self._commit_any(connection, request, frozenset())
+
+    async def _commit_usual(self, connection: Connection, request: CommitL0, usual: UsualCommit) -> Mapping[str, Any]:
+        if not self._contention.uses_gate:
+            call = usual_call(request, usual, lock_timeout_ms=LOCK_TIMEOUT_MS)
+            try:
+                return await self._call(connection, request, call)
+            except _LockedError:
+                self._contention.met_lock()
+        return await self._call_in_turn(connection, request, usual_call(request, usual, lock_timeout_ms=None))
+
+    async def _commit_any(
+        self, connection: Connection, request: CommitL0, masked: AbstractSet[int]
+    ) -> Mapping[str, Any]:
+        return await self._call_in_turn(connection, request, self._any_call(request, masked))
+
+    def _any_call(self, request: CommitL0, masked: AbstractSet[int]) -> CommitCall:
+        return any_call(request, masked, producer_id_expiration_ms=self._expiration_ms)
 
     async def _commit_masked(
         self, connection: Connection, request: CommitL0, refusal: _DefiniteRefusalError
@@ -87,7 +122,7 @@ class Committer:
         everything = frozenset(range(len(request.batches)))
         possible = await self._possible(connection, request, frozenset(), sorted(everything))
         try:
-            return await self._call(connection, request, everything - possible)
+            return await self._commit_any(connection, request, everything - possible)
         except _DefiniteRefusalError as error:
             await self._check_writer(connection, request)
             raise CommitRefusedError(
@@ -136,7 +171,7 @@ class Committer:
         try:
             await connection.execute("BEGIN")
             try:
-                await self._call(connection, request, masked)
+                await self._call(connection, request, self._any_call(request, masked))
             except _DefiniteRefusalError:
                 return False
             finally:
@@ -147,11 +182,19 @@ class Committer:
             raise CommitInDoubtError(f"lost Postgres during a trial commit of key {request.key!r}: {error}") from error
         return True
 
-    async def _call(self, connection: Connection, request: CommitL0, masked: AbstractSet[int]) -> Mapping[str, Any]:
-        arguments = _arguments(request, masked, self._expiration_ms)
+    async def _call_in_turn(self, connection: Connection, request: CommitL0, call: CommitCall) -> Mapping[str, Any]:
+        """Behind the gate, in the order in which the calls came to it."""
+        try:
+            return await self._call(connection, request, call, behind_gate=True)
+        except _LockedError:
+            return await self._call(connection, request, call)
+
+    async def _call(
+        self, connection: Connection, request: CommitL0, call: CommitCall, *, behind_gate: bool = False
+    ) -> Mapping[str, Any]:
         for attempt in range(ATTEMPTS):
             try:
-                row = await connection.fetchrow(CALL, *arguments)
+                row = await _answer(connection, request.key, call, behind_gate=behind_gate)
             except CONNECTION_ERRORS as error:
                 if sqlstate_of(error) not in RETRIABLE_SQLSTATES:
                     raise self._meaning(error, request) from error
@@ -173,6 +216,10 @@ class Committer:
 
     def _meaning(self, error: BaseException, request: CommitL0) -> Exception:
         state = sqlstate_of(error)
+        if state == _UNUSUAL:
+            return _UnusualFileError(str(error))
+        if state == _LOCK_NOT_AVAILABLE:
+            return _LockedError(str(error))
         if state == WRITER_FENCED:
             return commit_fenced(request.key, error)
         if state in REFUSED:
@@ -186,43 +233,8 @@ class Committer:
         )
 
 
-_NOTHING = L0Batch(partition_id=-1, position=0, length=0, record_count=0, min_timestamp_ms=0, max_timestamp_ms=0)
-"""The values sent for a masked batch: no partition, no bytes."""
-
-
-def _arguments(request: CommitL0, masked: AbstractSet[int], expiration_ms: int) -> list[Any]:
-    """Arguments of CALL. The values of masked batches are not sent, because Postgres may refuse them.
-
-    A column that has only default values is sent empty, because the driver is slow with every element.
-    """
-    batches = [
-        _NOTHING._replace(masked_error=batch.masked_error or int(ErrorCode.UNKNOWN_SERVER_ERROR))
-        if batch.masked_error or number in masked
-        else batch
-        for number, batch in enumerate(request.batches)
-    ]
-    columns = [list(column) for column in zip(*batches, strict=True)] or [[] for _ in L0Batch._fields]
-    *places, append_times_ms, producer_ids, epochs, sequences, errors = columns
-    if all(append_time_ms == -1 for append_time_ms in append_times_ms):
-        append_times_ms = []
-    if all(producer_id == NO_PRODUCER for producer_id in producer_ids):
-        # Without producers the function skips the judging of sequences altogether.
-        producer_ids = epochs = sequences = []
-    else:
-        epochs = [-1 if who == NO_PRODUCER else epoch for who, epoch in zip(producer_ids, epochs, strict=True)]
-        sequences = [-1 if who == NO_PRODUCER else first for who, first in zip(producer_ids, sequences, strict=True)]
-    return [
-        request.lease.writer_id,
-        request.lease.epoch,
-        request.seq,
-        request.key,
-        request.size_bytes,
-        request.crc32c,
-        expiration_ms,
-        *places,
-        append_times_ms,
-        producer_ids,
-        epochs,
-        sequences,
-        errors if any(errors) else [],
-    ]
+async def _answer(connection: Connection, key: str, call: CommitCall, *, behind_gate: bool) -> Mapping[str, Any] | None:
+    if not behind_gate:
+        return await connection.fetchrow(call.query, *call.arguments)
+    await connection.execute(call.behind_gate)
+    return await connection.fetchrow(STORED, key)

@@ -15,8 +15,9 @@ from metadata.postgres.rows import (
 from metadata.postgres.tables import (
     CLUSTER,
     PRODUCER_ID_BLOCKS,
-    PRODUCERS,
+    PRODUCER_STATES,
 )
+from metadata.rules.producer_tail import decode_tail
 
 NOW_MS = sa.text("clock_ms()")
 
@@ -40,15 +41,19 @@ class Producers:
 
     async def producer_states(self, partition_ids: Sequence[int] | None = None) -> Sequence[ProducerState]:
         async def work(connection: AsyncConnection) -> Sequence[ProducerState]:
-            query = sa.select(PRODUCERS).order_by(PRODUCERS.c.partition_id, PRODUCERS.c.producer_id)
+            where = PRODUCER_STATES.c
+            query = sa.select(PRODUCER_STATES).order_by(where.partition_id, where.producer_id)
             if partition_ids is not None:
-                query = query.where(any_of(PRODUCERS.c.partition_id, partition_ids))
+                query = query.where(any_of(where.partition_id, partition_ids))
             return [
                 ProducerState(
                     partition_id=row.partition_id,
                     producer_id=row.producer_id,
                     epoch=row.epoch,
-                    batches=list(zip(row.first_sequences, row.last_sequences, row.base_offsets, strict=True)),
+                    batches=[
+                        (batch.first_sequence, batch.last_sequence, batch.base_offset)
+                        for batch in decode_tail(row.tail, row.append_times)
+                    ],
                     last_seen_ms=row.last_seen_ms,
                 )
                 for row in await connection.execute(query)

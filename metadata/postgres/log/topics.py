@@ -33,7 +33,7 @@ from metadata.postgres.tables import (
     EXTENTS,
     LOG_STARTS,
     PARTITIONS,
-    PRODUCERS,
+    PRODUCER_STATES,
     TOPICS,
     WATERMARKS,
 )
@@ -111,7 +111,7 @@ class Topics:
             live = sa.select(EXTENTS.c.extent_id).where(EXTENTS.c.partition_id.in_(gone), EXTENTS.c.state == "live")
             dying = sorted((await connection.execute(live)).scalars())
             await kill_extents(connection, dying, at_ms=await now_ms(connection))
-            for table in (WATERMARKS, LOG_STARTS, PRODUCERS):
+            for table in (WATERMARKS, LOG_STARTS, PRODUCER_STATES):
                 await connection.execute(sa.delete(table).where(table.c.partition_id.in_(gone)))
             for table in (PARTITIONS, TOPICS):
                 await connection.execute(sa.delete(table).where(table.c.topic_id == topic_id))

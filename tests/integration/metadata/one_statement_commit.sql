@@ -13,14 +13,11 @@ WITH locked AS MATERIALIZED (
     FROM judged j WHERE w.partition_id = j.partition_id AND j.original IS NULL
     RETURNING w.partition_id, w.next_offset - $4::integer AS base_offset
 ), remembered AS (
-    INSERT INTO producers (
-        partition_id, producer_id, epoch, first_sequences, last_sequences, base_offsets, log_append_times_ms,
-        last_seen_ms
-    )
-    SELECT m.partition_id, $2::bigint, 0, ARRAY[$3::integer], ARRAY[$3::integer + $4::integer - 1],
-        ARRAY[m.base_offset], ARRAY[-1::bigint], clock_ms()
+    INSERT INTO producer_states (partition_id, producer_id, epoch, next_sequence, tail, last_seen_ms)
+    SELECT m.partition_id, $2::bigint, 0, $3::integer + $4::integer,
+        int8send(m.base_offset) || int4send($3::integer) || int4send($4::integer), clock_ms()
     FROM moved m
-    ON CONFLICT (partition_id, producer_id) DO UPDATE SET base_offsets = excluded.base_offsets
+    ON CONFLICT (partition_id, producer_id) DO UPDATE SET tail = excluded.tail
 )
 SELECT m.base_offset, false AS duplicate FROM moved m
 UNION ALL
