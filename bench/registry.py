@@ -37,6 +37,7 @@ TOGETHER = "bench.cases.together"
 BENCHMARKS: tuple[Benchmark, ...] = (
     _module("file_build", "grouping batches by partition and laying out one 8 MiB file"),
     _module("commit", "the metadata commit of one file at 10 to 5,000 partitions"),
+    _module("commit_sessions", "commits of 1 to 16 agents at once, of the same and of disjoint partitions"),
     _module("groups", "commits of consumer groups' offsets: rate, WAL, and how large the table becomes"),
     _module("metadata", "the Metadata answer for 50,000 partitions, fresh and repeated"),
     _module("scale", "an agent's start, stalls and memory at 10,000 and 100,000 partitions, to 5,000 connections"),

@@ -85,6 +85,13 @@ def postgres_usage(postmaster_pid: int) -> Usage:
     return usage_of_all([postmaster_pid, *children(postmaster_pid)])
 
 
+def cpu_with_ended_children_s(postmaster_pid: int) -> float:
+    """User and system time of a whole Postgres, of the backends that have ended too."""
+    fields = _after_name(Path(f"/proc/{postmaster_pid}/stat").read_text(encoding="utf-8", errors="replace"))
+    ended_s = (int(fields[13]) + int(fields[14])) / _TICKS_PER_SECOND
+    return postgres_usage(postmaster_pid).cpu_s + ended_s
+
+
 def children(pid: int) -> list[int]:
     """Pids of the processes whose parent is `pid` now."""
     found: list[int] = []

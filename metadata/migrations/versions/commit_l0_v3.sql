@@ -6,8 +6,11 @@
 -- `commit_l0_v1` judges batch by batch. Both take their locks in the same order: the writer's row, then the rows of the
 -- watermarks in the order of the arguments, which ascend.
 --
--- VOLATILE at READ COMMITTED, for the reasons in `commit_l0_v1.sql`. The settings fix the plan: nested loops over the
--- arguments lock the rows in their order, and cost the same however many rows the tables have.
+-- VOLATILE at READ COMMITTED, for the reasons in `commit_l0_v1.sql`.
+--
+-- The plan must be the same at all times: a nested loop over the arguments that finds each row by its key. It locks the
+-- rows in order, and its cost does not depend on the tables. With a plain `=` of the partition ids, a plan that was made
+-- while a table was empty would walk its whole index for each argument, since that order could serve a merge join.
 CREATE FUNCTION commit_l0_v3(
     p_writer_id integer, p_epoch integer, p_seq bigint, p_key text, p_size_bytes bigint, p_crc32c bigint,
     p_lock_timeout_ms integer,  -- 55P03 when a row is locked for longer; NULL: as the session has it
@@ -56,7 +59,7 @@ BEGIN
     WITH moved AS (
         UPDATE watermarks w SET next_offset = w.next_offset + b.records
         FROM unnest(p_partition, p_records) WITH ORDINALITY AS b(partition_id, records, ord)
-        WHERE w.partition_id = b.partition_id
+        WHERE w.partition_id >= b.partition_id AND w.partition_id <= b.partition_id
         RETURNING w.partition_id, w.next_offset, b.records, b.ord::integer AS ord
     )
     SELECT count(*), array_agg(m.next_offset - m.records ORDER BY m.ord),
@@ -98,11 +101,11 @@ BEGIN
                 END
         FROM unnest(p_at, p_before, p_count, p_producer, p_producer_epoch, p_sequence, v_tails, v_times)
             AS b(at, before, records, producer_id, epoch, sequence, tail, times)
-        WHERE p.partition_id = p_partition[b.at] AND p.producer_id = b.producer_id AND p.epoch = b.epoch
-            AND p.next_sequence = b.sequence;
+        WHERE p.partition_id = ANY (ARRAY[p_partition[b.at]]) AND p.producer_id = b.producer_id
+            AND p.epoch = b.epoch AND p.next_sequence = b.sequence;
         GET DIAGNOSTICS v_known = ROW_COUNT;
         IF v_known < cardinality(p_at) THEN
-            -- The rest must be new on their partition. One that is known, and does not go on, makes no row.
+            -- The rest must be new on their partition. One that is known makes no row, whether it went on or not.
             INSERT INTO producer_states
                 (partition_id, producer_id, epoch, next_sequence, last_seen_ms, tail, append_times)
             SELECT p_partition[b.at], b.producer_id, b.epoch, (b.records % 2147483648)::integer, v_now,
@@ -111,10 +114,7 @@ BEGIN
                 b.times
             FROM unnest(p_at, p_before, p_count, p_producer, p_producer_epoch, p_sequence, v_tails, v_times)
                 AS b(at, before, records, producer_id, epoch, sequence, tail, times)
-            WHERE b.sequence = 0 AND NOT EXISTS (
-                SELECT FROM producer_states p
-                WHERE p.partition_id = p_partition[b.at] AND p.producer_id = b.producer_id
-            )
+            WHERE b.sequence = 0
             ON CONFLICT DO NOTHING;
             GET DIAGNOSTICS v_new = ROW_COUNT;
             IF v_known + v_new <> cardinality(p_at) THEN

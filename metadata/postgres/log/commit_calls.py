@@ -44,16 +44,21 @@ class CommitCall(NamedTuple):
         return f"SELECT * FROM {self.function}({numbers})"  # noqa: S608 - our own names
 
     @property
+    def alone(self) -> str:
+        """The call as one statement with its values in it."""
+        values = ", ".join(map(_literal, self.types, self.arguments))
+        return f"SELECT FROM {self.function}({values})"
+
+    @property
     def behind_gate(self) -> str:
         """The call behind the gate, as one message, which is one transaction.
 
         The wait for the gate comes before the snapshot of the call. A call that waited with its snapshot would keep
         every version that the commits before it replace, and the more calls waited, the slower each would be.
         """
-        values = ", ".join(map(_literal, self.types, self.arguments))
         return (
             f"SET LOCAL lock_timeout = {GATE_TIMEOUT_MS}; LOCK TABLE commit_gate IN EXCLUSIVE MODE;"
-            f" SET LOCAL lock_timeout TO DEFAULT; SELECT FROM {self.function}({values})"
+            f" SET LOCAL lock_timeout TO DEFAULT; {self.alone}"
         )
 
 
