@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
-from metadata.contract.l0_commit import CommitL0, L0Batch
+from metadata.contract.l0_commit import CommitL0, L0Batch, ProducerState
 from metadata.contract.leases import AgentAddress, WriterLease
 from metadata.contract.store import MetadataStore
 from metadata.memory.store import MemoryMetadata
+from metadata.postgres.connection import connect
 from metadata.postgres.store import PostgresMetadata
 from metadata.rules.invariants import check_log_1, check_prod_1
 from metadata.rules.packed_index import decode_index
@@ -36,10 +37,14 @@ PREDECESSOR_DELETED_MS = [None, DELETED_MS, DELETED_MS, DELETED_MS - 1]
 
 
 class Clients:
-    """Producers that mostly behave: they go on, retry, skip, bump their epoch, or send with an old epoch."""
+    """Producers that mostly behave: they go on, retry, skip, bump their epoch, or send with an old epoch. `tame` is the
+    share of files in which all of them go on; these are usual, and take the quick call."""
 
-    def __init__(self, chance: random.Random, partition_ids: list[int], producer_ids: list[int]) -> None:
+    def __init__(
+        self, chance: random.Random, partition_ids: list[int], producer_ids: list[int], *, tame: float = 0.0
+    ) -> None:
         self.chance = chance
+        self.tame = tame
         self.partition_ids = partition_ids
         self.producer_ids = producer_ids
         self.epochs: dict[tuple[int, int], int] = defaultdict(int)
@@ -48,10 +53,34 @@ class Clients:
 
     def file(self) -> list[L0Batch]:
         """Batches ordered by partition, as in an agent's file. One file in four has its partitions in any order."""
+        if self.chance.random() < self.tame:
+            batches = [self.next_batch() for _ in range(self.chance.randint(1, BATCHES_MAX))]
+            return sorted(batches, key=lambda one: one.partition_id)
         batches = [self.batch() for _ in range(self.chance.randint(0, BATCHES_MAX))]
         if self.chance.random() < 0.75:
             batches.sort(key=lambda one: one.partition_id)
         return batches
+
+    def learn(self, states: Sequence[ProducerState]) -> None:
+        """Go on where the store has them, as a client does after an error."""
+        for state in states:
+            who = (state.partition_id, state.producer_id)
+            self.epochs[who] = state.epoch
+            self.next[who] = (state.batches[-1][1] + 1) % SEQUENCES
+
+    def next_batch(self) -> L0Batch:
+        """One that is stored, unless the producer's last one was not."""
+        partition_id = self.chance.choice(self.partition_ids)
+        count = self.chance.choice([1, 2, 1000])
+        more = {"log_append_time_ms": self.chance.choice([-1, -1, self.chance.randint(0, 99)])}
+        if self.chance.random() < 0.2:
+            return batch(partition_id, count, **more)
+        who = (partition_id, self.chance.choice(self.producer_ids))
+        sequence = self.next.setdefault(who, 0)
+        made = sent(*who, sequence, count, epoch=self.epochs[who], **more)
+        self.past[who].append(made)
+        self.next[who] = (sequence + count) % SEQUENCES
+        return made
 
     def batch(self) -> L0Batch:
         partition_id = self.chance.choice([*self.partition_ids, 10_000])
@@ -123,15 +152,17 @@ async def prepare_both(
     return prepared
 
 
-@pytest.mark.parametrize("seed", range(8))
-async def test_the_commit_function_answers_as_its_model_does(seed: int, postgres_url: str) -> None:
+async def hold_together(seed: int, postgres_url: str, *, tame: float) -> tuple[set[int], int]:
+    """One history on both: the answers and, after every commit, the states must be the same. Returns the errors met
+    (-100: a duplicate) and the number of files that took the quick call."""
     model, function = MemoryMetadata(), PostgresMetadata(postgres_url)
     await function.open()
     lease, partition_ids, producer_ids = await prepare_both(model, function, postgres_url)
     chance = random.Random(seed)
     codes: set[int] = set()
 
-    for number, request in enumerate(requests(chance, lease, Clients(chance, partition_ids, producer_ids))):
+    clients = Clients(chance, partition_ids, producer_ids, tame=tame)
+    for number, request in enumerate(requests(chance, lease, clients)):
         if number == COMMITS // 2:
             for service in (model, function):
                 added = await service.agents.create_topic("late", partitions=1, configs={})
@@ -141,17 +172,41 @@ async def test_the_commit_function_answers_as_its_model_does(seed: int, postgres
         assert decode_index(answered.index) == decode_index(expected.index), f"commit {number}"
         codes |= {result.error for result in answered.results}
         codes |= {-100 for result in answered.results if result.duplicate}
+        marks = await function.agents.watermarks(partition_ids)
+        assert marks == await model.agents.watermarks(partition_ids), f"commit {number}"
+        mine, its = await model.agents.producer_states(), await function.agents.producer_states()
+        assert [(s.partition_id, s.producer_id, s.epoch, list(s.batches)) for s in its] == [
+            (s.partition_id, s.producer_id, s.epoch, list(s.batches)) for s in mine
+        ], f"commit {number}"
+        if tame:
+            clients.learn(mine)
 
-    marks = await function.agents.watermarks(partition_ids)
-    assert marks == await model.agents.watermarks(partition_ids)
-    mine, its = await model.agents.producer_states(), await function.agents.producer_states()
-    assert [(s.partition_id, s.producer_id, s.epoch, list(s.batches)) for s in its] == [
-        (s.partition_id, s.producer_id, s.epoch, list(s.batches)) for s in mine
-    ]
     assert check_log_1(await function.operators.files(), marks) == []
     assert check_prod_1(its, marks) == []
-    assert {0, -100, -1, 3, 45, 47, 87} <= codes, "the histories are too tame to tell the two apart"
+    line = await connect(postgres_url)
+    quick = await line.fetchval("SELECT count(*) FROM files WHERE results = '' AND index <> '\\x01'")
+    await line.close()
     await function.close()
+    return codes, quick
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_the_commit_functions_answer_as_their_model_does(seed: int, postgres_url: str) -> None:
+    codes, _ = await hold_together(seed, postgres_url, tame=0.0)
+    assert {0, -100, -1, 3, 45, 47, 87} <= codes, "the histories are too tame to tell the two apart"
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_usual_files_between_others_are_answered_as_their_model_does(seed: int, postgres_url: str) -> None:
+    codes, quick = await hold_together(1000 + seed, postgres_url, tame=0.8)
+    assert quick > COMMITS / 3, "too few files took the quick call"
+    assert {0, -100, 45} <= codes
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(2000, 4000))
+async def test_two_thousand_histories(seed: int, postgres_url: str) -> None:
+    await hold_together(seed, postgres_url, tame=seed % 5 / 4)
 
 
 async def test_both_let_a_producer_without_state_begin_in_the_middle_for_the_same_ages(postgres_url: str) -> None:

@@ -1,0 +1,216 @@
+"""Commits that meet: who waits at the gate, and what happens when the gate or the server fails them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from metadata.contract.l0_commit import CommitInDoubtError
+from metadata.contract.topics import Topic
+from metadata.postgres.connection import connect
+from metadata.postgres.driver import Connection
+from metadata.postgres.log import commit_calls
+from metadata.postgres.store import PostgresMetadata
+from metadata.rules.invariants import check_log_1, check_prod_1
+from tests.contract.metadata_worlds import Writer, batch, duplicate, new_topic, sent, stored
+
+# A call without the gate waits for 5 ms only, so that a test could not rely on it.
+_WAITS = """SELECT a.pid, a.backend_xmin, l.locktype, l.relation::regclass::text AS relation
+FROM pg_stat_activity a JOIN pg_locks l ON l.pid = a.pid AND NOT l.granted
+WHERE a.datname = current_database() AND a.application_name = 'siltstone-commit'
+    AND a.query LIKE '%LOCK TABLE commit_gate%'"""
+
+
+@pytest.fixture
+async def service(postgres_url: str) -> AsyncIterator[PostgresMetadata]:
+    made = PostgresMetadata(postgres_url)
+    await made.open()
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def session(postgres_url: str) -> AsyncIterator[Connection]:
+    made = await connect(postgres_url)
+    yield made
+    await made.close()
+
+
+@asynccontextmanager
+async def holding(url: str, lock: str) -> AsyncIterator[Connection]:
+    """A session that holds a lock until the block ends."""
+    holder = await connect(url)
+    try:
+        await holder.execute(f"BEGIN; {lock}")
+        yield holder
+        await holder.execute("ROLLBACK")
+    finally:
+        await holder.close()
+
+
+async def waiting(session: Connection, count: int = 1, *, at: str | None = None) -> list[dict[str, object]]:
+    """The commits that wait for a lock, once they are `count` (of the table `at`)."""
+    async with asyncio.timeout(30):
+        while True:
+            rows = [dict(row) for row in await session.fetch(_WAITS)]
+            if len([row for row in rows if at is None or row["relation"] == at]) >= count:
+                return rows
+            await asyncio.sleep(0.01)
+
+
+async def by(url: str, port: int) -> tuple[PostgresMetadata, Writer]:
+    service = PostgresMetadata(url)
+    await service.open()
+    return service, await Writer.register(service, port)
+
+
+async def test_commits_that_meet_wait_at_the_gate_without_a_snapshot(
+    service: PostgresMetadata, session: Connection, postgres_url: str
+) -> None:
+    (one,) = (await new_topic(service)).partition_ids
+    others = [await by(postgres_url, port) for port in range(3)]
+    for _, writer in others:
+        # The first call behind the gate of a session reads the catalogue, and holds a snapshot of that.
+        await writer.commit(batch(10_000))
+
+    async with holding(postgres_url, f"SELECT FROM watermarks WHERE partition_id = {one} FOR UPDATE"):
+        commits = [asyncio.ensure_future(writer.commit(batch(one))) for _, writer in others]
+        await waiting(session, 2, at="commit_gate")
+        waits = await waiting(session, 3)
+        # The one that passed the gate waits for the row; the others hold back no old version of any row.
+        at_gate = [row for row in waits if row["relation"] == "commit_gate"]
+        assert [row["backend_xmin"] for row in at_gate] == [None, None]
+        assert all(not commit.done() for commit in commits)
+
+    bases = [(await commit).results[0].base_offset for commit in commits]
+    assert sorted(bases) == [0, 1, 2]
+    for other, _ in others:
+        await other.close()
+
+
+async def test_commits_of_other_partitions_wait_for_nobody(
+    service: PostgresMetadata, session: Connection, postgres_url: str
+) -> None:
+    one, two = (await new_topic(service, partitions=2)).partition_ids
+    blocked, mine = await by(postgres_url, 1)
+    writer = await Writer.register(service, 2)
+
+    async with holding(postgres_url, f"SELECT FROM watermarks WHERE partition_id = {one} FOR UPDATE"):
+        commit = asyncio.ensure_future(mine.commit(batch(one)))
+        await waiting(session, 1)
+        for number in range(3):
+            assert list((await writer.commit(batch(two))).results) == [stored(number)]
+        assert not commit.done()
+    await commit
+    await blocked.close()
+
+
+async def test_a_gate_that_somebody_else_holds_stops_no_commit(
+    service: PostgresMetadata, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commit_calls, "GATE_TIMEOUT_MS", 50)
+    (one,) = (await new_topic(service)).partition_ids
+    writer = await Writer.register(service)
+    first = writer.request([sent(one, 0, 0)])
+    await service.agents.commit_l0(first)
+
+    async with holding(postgres_url, "LOCK TABLE commit_gate IN EXCLUSIVE MODE"):
+        # A repeat is no usual file, so it goes to the gate.
+        assert list((await service.agents.commit_l0(first)).results) == [stored(0)]
+        assert list((await writer.commit(sent(one, 0, 0))).results) == [duplicate(0)]
+        assert list((await writer.commit(sent(one, 0, 1))).results) == [stored(1)]
+
+
+@pytest.mark.parametrize("reader", ["BEGIN; LOCK TABLE commit_gate IN ACCESS SHARE MODE", "VACUUM commit_gate"])
+async def test_a_dump_and_a_vacuum_pass_the_gate_and_commits_pass_them(
+    service: PostgresMetadata, session: Connection, reader: str
+) -> None:
+    (one,) = (await new_topic(service)).partition_ids
+    writer = await Writer.register(service)
+    await writer.commit(sent(one, 0, 0))
+    await session.execute(reader)
+
+    assert list((await writer.commit(sent(one, 0, 0))).results) == [duplicate(0)]
+
+
+async def test_the_gate_comes_before_every_other_lock(
+    service: PostgresMetadata, session: Connection, postgres_url: str
+) -> None:
+    (one,) = (await new_topic(service)).partition_ids
+    writer = await Writer.register(service)
+    await writer.commit(sent(one, 0, 0))
+
+    async with holding(postgres_url, "LOCK TABLE commit_gate IN EXCLUSIVE MODE"):
+        commit = asyncio.ensure_future(writer.commit(sent(one, 0, 0)))
+        await waiting(session, at="commit_gate")
+        free = await session.fetch("SELECT FROM writers FOR UPDATE SKIP LOCKED")
+        assert len(free) == 1, "it holds its writer's row while it waits for the gate"
+    assert list((await commit).results) == [duplicate(0)]
+
+
+LOCKS = {
+    "the gate": "LOCK TABLE commit_gate IN EXCLUSIVE MODE",
+    "its writer": "SELECT FROM writers FOR UPDATE",
+    "a watermark": "SELECT FROM watermarks FOR UPDATE",
+    "a producer": "SELECT FROM producer_states FOR UPDATE",
+    "the files": "LOCK TABLE files IN SHARE MODE",
+    "the cluster": "LOCK TABLE cluster IN ACCESS EXCLUSIVE MODE",
+}
+
+
+@pytest.mark.parametrize("kill", ["pg_terminate_backend", "pg_cancel_backend"])
+@pytest.mark.parametrize("lock", LOCKS.values(), ids=LOCKS.keys())
+async def test_a_backend_killed_at_any_statement_leaves_doubt_and_nothing_else(
+    service: PostgresMetadata, session: Connection, postgres_url: str, lock: str, kill: str
+) -> None:
+    topic: Topic = await new_topic(service, partitions=2)
+    one, two = topic.partition_ids
+    writer = await Writer.register(service)
+    await writer.commit(sent(one, 0, 0), sent(two, 0, 0))
+    if lock == LOCKS["the gate"]:
+        await make_it_use_the_gate(service, writer, session, postgres_url, one)
+    request = writer.request([sent(one, 0, 1), sent(two, 0, 1), sent(two, 7, 0)])
+
+    async with holding(postgres_url, lock):
+        commit = asyncio.ensure_future(service.agents.commit_l0(request))
+        (row, *_) = await waiting(session)
+        await session.execute(f"SELECT {kill}({row['pid']})")
+        with pytest.raises(CommitInDoubtError):
+            await commit
+
+    # The state of producers judges what is stored next, so it shows whether anything was left.
+    assert [state.producer_id for state in await service.agents.producer_states([two])] == [0]
+    repeated = await service.agents.commit_l0(request)
+    assert [result.error for result in repeated.results] == [0, 0, 0]
+    assert not any(result.duplicate for result in repeated.results)
+    assert await service.agents.commit_l0(request) == repeated
+    marks = await service.agents.watermarks([one, two])
+    assert check_log_1(await service.operators.files(), marks) == []
+    assert check_prod_1(await service.agents.producer_states(), marks) == []
+
+
+async def make_it_use_the_gate(
+    service: PostgresMetadata, writer: Writer, session: Connection, url: str, partition_id: int
+) -> None:
+    async with holding(url, f"SELECT FROM watermarks WHERE partition_id = {partition_id} FOR UPDATE"):
+        met = asyncio.ensure_future(writer.commit(batch(partition_id)))
+        await waiting(session)
+    await met
+
+
+async def test_a_commit_that_deadlocks_is_called_again(
+    service: PostgresMetadata, session: Connection, postgres_url: str
+) -> None:
+    """Two sessions that lock in another order than commits do. Postgres ends one of the two."""
+    one, two = (await new_topic(service, partitions=2)).partition_ids
+    writer = await Writer.register(service)
+    async with holding(postgres_url, f"SELECT FROM watermarks WHERE partition_id = {two} FOR UPDATE") as holder:
+        commit = asyncio.ensure_future(writer.commit(batch(one), batch(two)))
+        await waiting(session)
+        await holder.execute(
+            f"SET LOCAL deadlock_timeout = '60s'; SELECT FROM watermarks WHERE partition_id = {one} FOR UPDATE"
+        )
+    assert list((await commit).results) == [stored(0), stored(0)]
