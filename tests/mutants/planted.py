@@ -10,6 +10,7 @@ from tests.mutants.mutant import Mutant
 from tests.mutants.planted_at_borders import BORDERS
 from tests.mutants.planted_in_answers import ANSWERS
 from tests.mutants.planted_in_claims import GONE
+from tests.mutants.planted_in_commits import COMMITS
 from tests.mutants.planted_in_drains import DRAINS
 from tests.mutants.planted_in_erase_command import ASKED
 from tests.mutants.planted_in_erasures import ERASING
@@ -360,6 +361,7 @@ CLOCKWORK = (
 
 MUTANTS = (
     *ANSWERS,
+    *COMMITS,
     *DRAINS,
     *BORDERS,
     *SURVIVORS,

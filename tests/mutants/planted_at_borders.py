@@ -80,7 +80,7 @@ BORDERS = (
     ),
     Mutant(
         name="an-active-producer-looks-silent-in-sql",
-        file="metadata/migrations/versions/commit_l0_v1.sql",
+        file="metadata/migrations/versions/commit_l0_v1_packed.sql",
         text="            last_seen_ms = excluded.last_seen_ms,\n",
         replacement="",
         tests=(*_SEEN, _TWINS),
@@ -94,7 +94,7 @@ BORDERS = (
     ),
     Mutant(
         name="four-batches-of-a-file-are-known",
-        file="metadata/migrations/versions/commit_l0_v1.sql",
+        file="metadata/migrations/versions/commit_l0_v1_packed.sql",
         text="a.from_end <= 5",
         replacement="a.from_end <= 4",
         tests=(f"{_BORDERS}::test_all_of_the_last_five_batches_of_one_file_are_known_as_duplicates", _TWINS),

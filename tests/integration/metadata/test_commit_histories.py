@@ -21,7 +21,7 @@ from metadata.postgres.store import PostgresMetadata
 from metadata.rules.invariants import check_log_1, check_prod_1
 from metadata.rules.packed_index import decode_index
 from runtime.clock import SystemClock
-from tests.contract.metadata_worlds import BATCH_BYTES, Writer, batch, new_key, sent
+from tests.contract.metadata_worlds import BATCH_BYTES, Writer, batch, new_key, new_topic, sent
 from tests.fixtures.postgres import run_sql
 
 COMMITS, BATCHES_MAX = 40, 24
@@ -229,3 +229,28 @@ async def test_both_let_a_producer_without_state_begin_in_the_middle_for_the_sam
         [0, 0, 45, 45, 45, 45],  # deleted a millisecond earlier
     ]
     await function.close()
+
+
+async def test_the_answers_do_not_depend_on_the_order_in_which_a_plan_returns_rows(postgres_url: str) -> None:
+    service = PostgresMetadata(postgres_url)
+    await service.open()
+    writer = await Writer.register(service)
+    partition_ids = (await new_topic(service, partitions=40)).partition_ids
+    # given tables whose rows lie in another order, and plans that read them in that order
+    for partition_id in random.Random(7).sample(partition_ids, len(partition_ids)):
+        moved = f"UPDATE watermarks SET next_offset = {partition_id} WHERE partition_id = {partition_id}"
+        await run_sql(postgres_url, moved)
+    await run_sql(
+        postgres_url,
+        "VACUUM FULL watermarks",
+        "ALTER FUNCTION commit_l0_v3 RESET ALL",
+        "ALTER FUNCTION commit_l0_v3 SET enable_indexscan = off SET enable_bitmapscan = off SET enable_nestloop = off",
+    )
+
+    committed = await writer.commit(*(sent(partition_id, 0, 0) for partition_id in partition_ids))
+
+    assert [result.base_offset for result in committed.results] == list(partition_ids)
+    assert [row.base_offset for row in decode_index(committed.index)] == list(partition_ids)
+    states = await service.agents.producer_states()
+    assert [state.batches[0][2] for state in states] == list(partition_ids)
+    await service.close()

@@ -1,0 +1,123 @@
+"""Mutants in the commit of L0 files by two functions and a gate."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+V3 = "metadata/migrations/versions/commit_l0_v3.sql"
+HISTORIES = "tests/integration/metadata/test_commit_histories.py"
+GATE = "tests/integration/metadata/test_commit_gate.py"
+PACKED = "tests/integration/metadata/test_packed_producers.py"
+USUAL = "tests/property/test_usual_commit.py"
+USUAL_HISTORY = f"{HISTORIES}::test_usual_files_between_others_are_answered_as_their_model_does"
+
+COMMITS = (
+    Mutant(
+        name="the-order-of-returned-rows-is-trusted",
+        file=V3,
+        text="array_agg(m.next_offset - m.records ORDER BY m.ord)",
+        replacement="array_agg(m.next_offset - m.records)",
+        tests=(f"{HISTORIES}::test_the_answers_do_not_depend_on_the_order_in_which_a_plan_returns_rows",),
+    ),
+    Mutant(
+        name="the-order-of-index-rows-is-trusted",
+        file=V3,
+        text="|| substr(p_places, 24 * m.ord - 23, 24), ''::bytea ORDER BY m.ord)",
+        replacement="|| substr(p_places, 24 * m.ord - 23, 24), ''::bytea)",
+        tests=(f"{HISTORIES}::test_the_answers_do_not_depend_on_the_order_in_which_a_plan_returns_rows",),
+    ),
+    Mutant(
+        name="the-gate-is-skipped",
+        file="metadata/postgres/log/commit_calls.py",
+        text=" LOCK TABLE commit_gate IN EXCLUSIVE MODE;",
+        replacement="",
+        tests=(
+            f"{GATE}::test_commits_that_meet_wait_at_the_gate_without_a_snapshot",
+            f"{GATE}::test_the_gate_comes_before_every_other_lock",
+        ),
+    ),
+    Mutant(
+        name="every-commit-goes-through-the-gate",
+        file="metadata/postgres/log/contention.py",
+        text="        return self.left > 0",
+        replacement="        return True",
+        tests=(f"{GATE}::test_commits_of_other_partitions_wait_for_nobody",),
+    ),
+    Mutant(
+        name="a-blocked-gate-stops-commits",
+        file="metadata/postgres/log/commit.py",
+        text="        except _LockedError:\n            return await",
+        replacement="        except ZeroDivisionError:\n            return await",
+        tests=(f"{GATE}::test_a_gate_that_somebody_else_holds_stops_no_commit",),
+    ),
+    Mutant(
+        name="a-tail-is-unpacked-from-its-end",
+        file="metadata/rules/producer_tail.py",
+        text="zip(_BATCH.iter_unpack(tail), times_ms, strict=True)",
+        replacement="zip(reversed(list(_BATCH.iter_unpack(tail))), times_ms, strict=True)",
+        tests=(f"{USUAL}::test_what_the_rules_store_as_a_whole_is_usual_and_its_arguments_say_all", USUAL_HISTORY),
+    ),
+    Mutant(
+        name="a-tail-keeps-four-batches",
+        file=V3,
+        text="greatest(octet_length(p.tail) - 63, 1))",
+        replacement="greatest(octet_length(p.tail) - 47, 1))",
+        tests=(USUAL_HISTORY,),
+    ),
+    Mutant(
+        name="a-producer-that-does-not-go-on-is-stored",
+        file=V3,
+        text="            AND p.epoch = b.epoch AND p.next_sequence = b.sequence;",
+        replacement="            AND p.epoch = b.epoch;",
+        tests=(USUAL_HISTORY,),
+    ),
+    Mutant(
+        name="a-producer-of-another-epoch-goes-on",
+        file=V3,
+        text="            AND p.epoch = b.epoch AND p.next_sequence = b.sequence;",
+        replacement="            AND p.next_sequence = b.sequence;",
+        tests=(USUAL_HISTORY,),
+    ),
+    Mutant(
+        name="a-new-producer-begins-anywhere",
+        file=V3,
+        text="            WHERE b.sequence = 0\n",
+        replacement="",
+        tests=(USUAL_HISTORY,),
+    ),
+    Mutant(
+        name="append-times-are-forgotten",
+        file=V3,
+        text="            append_times = CASE WHEN p.append_times IS NULL AND b.times IS NULL THEN NULL ELSE",
+        replacement="            append_times = CASE WHEN true THEN NULL ELSE",
+        tests=(USUAL_HISTORY,),
+    ),
+    Mutant(
+        name="a-missing-partition-is-no-matter",
+        file=V3,
+        text="    IF v_moved <> cardinality(p_partition) THEN",
+        replacement="    IF v_moved = 0 THEN",
+        tests=(f"{HISTORIES}::test_the_commit_functions_answer_as_their_model_does",),
+    ),
+    Mutant(
+        name="a-fenced-writer-commits-usual-files",
+        file=V3,
+        text=" AND w.epoch = p_epoch AND w.last_seq < p_seq;",
+        replacement=" AND w.last_seq < p_seq;",
+        tests=("tests/contract/test_metadata.py::test_an_older_epoch_is_fenced_although_it_used_the_seq_itself",),
+    ),
+    Mutant(
+        name="the-quick-call-takes-a-forgotten-key",
+        file=V3,
+        text="[1]::bigint <= (SELECT",
+        replacement="[1]::bigint < (SELECT",
+        tests=("tests/contract/test_compaction_retention.py",),
+    ),
+    Mutant(
+        name="the-migration-counts-records-from-the-wrong-end",
+        file="metadata/migrations/versions/0006_log.sql",
+        text="(b.last::bigint - b.first + 2147483648) % 2147483648 + 1",
+        replacement="(b.last::bigint - b.first + 2147483648) % 2147483648",
+        tests=(f"{PACKED}::test_the_migration_packs_the_producers_that_there_are",),
+    ),
+)
