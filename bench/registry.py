@@ -32,12 +32,15 @@ def _module(name: str, doc: str, *, folder: str = "bench.cases") -> Benchmark:
     return Benchmark(name, doc, run)
 
 
+POSTGRES = "bench.cases.postgres"
 TOGETHER = "bench.cases.together"
 
 BENCHMARKS: tuple[Benchmark, ...] = (
     _module("file_build", "grouping batches by partition and laying out one 8 MiB file"),
-    _module("commit", "the metadata commit of one file at 10 to 5,000 partitions"),
-    _module("commit_sessions", "commits of 1 to 16 agents at once, of the same and of disjoint partitions"),
+    _module("commit", "the metadata commit of one file at 10 to 5,000 partitions", folder=POSTGRES),
+    _module(
+        "commit_sessions", "commits of 1 to 16 agents at once, of the same and of disjoint partitions", folder=POSTGRES
+    ),
     _module("groups", "commits of consumer groups' offsets: rate, WAL, and how large the table becomes"),
     _module("metadata", "the Metadata answer for 50,000 partitions, fresh and repeated"),
     _module("scale", "an agent's start, stalls and memory at 10,000 and 100,000 partitions, to 5,000 connections"),

@@ -83,7 +83,7 @@ BORDERS = (
         file="metadata/migrations/versions/commit_l0_v1_packed.sql",
         text="            last_seen_ms = excluded.last_seen_ms,\n",
         replacement="",
-        tests=(*_SEEN, _TWINS),
+        tests=(_TWINS,),
     ),
     Mutant(
         name="an-active-producer-looks-silent-in-memory",
@@ -97,7 +97,7 @@ BORDERS = (
         file="metadata/migrations/versions/commit_l0_v1_packed.sql",
         text="a.from_end <= 5",
         replacement="a.from_end <= 4",
-        tests=(f"{_BORDERS}::test_all_of_the_last_five_batches_of_one_file_are_known_as_duplicates", _TWINS),
+        tests=(_TWINS,),
     ),
     Mutant(
         name="an-agent-of-a-used-seq-hears-of-an-index",

@@ -9,9 +9,19 @@ HISTORIES = "tests/integration/metadata/test_commit_histories.py"
 GATE = "tests/integration/metadata/test_commit_gate.py"
 PACKED = "tests/integration/metadata/test_packed_producers.py"
 USUAL = "tests/property/test_usual_commit.py"
+UNUSUAL = "tests/contract/test_unusual_files.py"
+JUDGED_ALONE = f"{UNUSUAL}::test_what_is_not_usual_is_judged_alone"
+BORDERS = "tests/contract/test_borders.py"
 USUAL_HISTORY = f"{HISTORIES}::test_usual_files_between_others_are_answered_as_their_model_does"
 
 COMMITS = (
+    Mutant(
+        name="a-producer-of-usual-files-looks-silent",
+        file=V3,
+        text="            last_seen_ms = v_now,\n",
+        replacement="",
+        tests=(f"{BORDERS}::test_every_commit_of_a_producer_shows_that_it_is_not_silent",),
+    ),
     Mutant(
         name="the-order-of-returned-rows-is-trusted",
         file=V3,
@@ -76,7 +86,7 @@ COMMITS = (
         file=V3,
         text="            AND p.epoch = b.epoch AND p.next_sequence = b.sequence;",
         replacement="            AND p.next_sequence = b.sequence;",
-        tests=(USUAL_HISTORY,),
+        tests=(JUDGED_ALONE,),
     ),
     Mutant(
         name="a-new-producer-begins-anywhere",
@@ -97,21 +107,21 @@ COMMITS = (
         file=V3,
         text="    IF v_moved <> cardinality(p_partition) THEN",
         replacement="    IF v_moved = 0 THEN",
-        tests=(f"{HISTORIES}::test_the_commit_functions_answer_as_their_model_does",),
+        tests=(JUDGED_ALONE,),
     ),
     Mutant(
         name="a-fenced-writer-commits-usual-files",
         file=V3,
         text=" AND w.epoch = p_epoch AND w.last_seq < p_seq;",
         replacement=" AND w.last_seq < p_seq;",
-        tests=("tests/contract/test_metadata.py::test_an_older_epoch_is_fenced_although_it_used_the_seq_itself",),
+        tests=(f"{UNUSUAL}::test_a_writer_of_an_older_epoch_is_fenced_whatever_its_seq",),
     ),
     Mutant(
         name="the-quick-call-takes-a-forgotten-key",
         file=V3,
         text="[1]::bigint <= (SELECT",
         replacement="[1]::bigint < (SELECT",
-        tests=("tests/contract/test_compaction_retention.py",),
+        tests=(f"{GATE}::test_a_key_as_old_as_forgotten_rows_is_no_usual_one",),
     ),
     Mutant(
         name="the-migration-counts-records-from-the-wrong-end",

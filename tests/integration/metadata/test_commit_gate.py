@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from metadata.contract.l0_commit import CommitInDoubtError
+from metadata.contract.l0_commit import CommitInDoubtError, CommitRefusedError
 from metadata.contract.topics import Topic
 from metadata.postgres.connection import connect
 from metadata.postgres.driver import Connection
@@ -149,6 +149,19 @@ async def test_the_gate_comes_before_every_other_lock(
         free = await session.fetch("SELECT FROM writers FOR UPDATE SKIP LOCKED")
         assert len(free) == 1, "it holds its writer's row while it waits for the gate"
     assert list((await commit).results) == [duplicate(0)]
+
+
+async def test_a_key_as_old_as_forgotten_rows_is_no_usual_one(service: PostgresMetadata, session: Connection) -> None:
+    (one,) = (await new_topic(service)).partition_ids
+    writer = await Writer.register(service)
+    request = writer.request([batch(one)])
+    hour = request.key.split("/")[2]
+    await session.execute("UPDATE cluster SET forgotten_key_hour = $1::bigint", int(hour))
+
+    with pytest.raises(CommitRefusedError, match="as old as rows that were forgotten"):
+        await service.agents.commit_l0(request)
+    await session.execute("UPDATE cluster SET forgotten_key_hour = $1::bigint", int(hour) - 1)
+    assert list((await service.agents.commit_l0(request)).results) == [stored(0)]
 
 
 LOCKS = {
