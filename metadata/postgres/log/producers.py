@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -20,6 +21,7 @@ from metadata.postgres.tables import (
 from metadata.rules.producer_tail import decode_tail
 
 NOW_MS = sa.text("clock_ms()")
+ROWS_AT_A_TIME = 20_000
 
 
 class Producers:
@@ -41,22 +43,33 @@ class Producers:
 
     async def producer_states(self, partition_ids: Sequence[int] | None = None) -> Sequence[ProducerState]:
         async def work(connection: AsyncConnection) -> Sequence[ProducerState]:
-            where = PRODUCER_STATES.c
-            query = sa.select(PRODUCER_STATES).order_by(where.partition_id, where.producer_id)
-            if partition_ids is not None:
-                query = query.where(any_of(where.partition_id, partition_ids))
-            return [
-                ProducerState(
-                    partition_id=row.partition_id,
-                    producer_id=row.producer_id,
-                    epoch=row.epoch,
-                    batches=[
-                        (batch.first_sequence, batch.last_sequence, batch.base_offset)
-                        for batch in decode_tail(row.tail, row.append_times)
-                    ],
-                    last_seen_ms=row.last_seen_ms,
-                )
-                for row in await connection.execute(query)
-            ]
+            found: list[ProducerState] = []
+            # Page by page: with a million producers one statement would take longer than its time-out.
+            while page := (await connection.execute(_page(partition_ids, found[-1] if found else None))).all():
+                found += map(_state, page)
+            return found
 
         return await self._database.read(work)
+
+
+def _page(partition_ids: Sequence[int] | None, after: ProducerState | None) -> sa.Select[Any]:
+    where = PRODUCER_STATES.c
+    query = sa.select(PRODUCER_STATES).order_by(where.partition_id, where.producer_id).limit(ROWS_AT_A_TIME)
+    if partition_ids is not None:
+        query = query.where(any_of(where.partition_id, partition_ids))
+    if after is not None:
+        query = query.where(sa.tuple_(where.partition_id, where.producer_id) > (after.partition_id, after.producer_id))
+    return query
+
+
+def _state(row: Any) -> ProducerState:
+    return ProducerState(
+        partition_id=row.partition_id,
+        producer_id=row.producer_id,
+        epoch=row.epoch,
+        batches=[
+            (batch.first_sequence, batch.last_sequence, batch.base_offset)
+            for batch in decode_tail(row.tail, row.append_times)
+        ],
+        last_seen_ms=row.last_seen_ms,
+    )
