@@ -20,6 +20,7 @@ from metadata.memory.store import MemoryMetadata
 from metadata.migrations.migrate import migrate_async
 from metadata.postgres.connection import connect
 from metadata.postgres.driver import Connection
+from metadata.postgres.log import producers
 from metadata.postgres.log.commit_calls import any_call
 from metadata.postgres.store import PostgresMetadata
 from metadata.rules.results import decode_results
@@ -99,6 +100,22 @@ async def test_an_older_program_expires_producers_and_deletes_those_of_a_topic(
 
     assert left == [(one, 0), (two, 0)]
     assert [state.partition_id for state in await service.agents.producer_states()] == [one]
+    await service.close()
+
+
+async def test_producers_are_read_page_by_page(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = PostgresMetadata(postgres_url)
+    await service.open()
+    writer = await Writer.register(service)
+    one, two = (await new_topic(service, partitions=2)).partition_ids
+    who = [(partition_id, producer_id) for partition_id in (one, two) for producer_id in range(5)]
+    await writer.commit(*(sent(*each, 0) for each in who))
+    monkeypatch.setattr(producers, "ROWS_AT_A_TIME", 3)
+
+    states = await service.agents.producer_states()
+
+    assert [(state.partition_id, state.producer_id) for state in states] == who
+    assert [state.producer_id for state in await service.agents.producer_states([two])] == list(range(5))
     await service.close()
 
 
