@@ -26,6 +26,7 @@ from metadata.contract.errors import MetadataInDoubtError, MetadataUnavailableEr
 from metadata.migrations.schema_versions import check_takes, read_state
 from metadata.postgres.driver import DRIVER_ERRORS, Connection, is_refused_by_driver, open_connection
 from metadata.postgres.history import SYSTEM_IDENTIFIER, TIMELINE
+from metadata.postgres.pooler import find_pooler
 from metadata.postgres.tables import SCHEMA_REVISION
 from runtime.errors import BadInputError, BugError
 from runtime.passwords import HOW_TO_WRITE, UNREADABLE, place_in
@@ -69,7 +70,6 @@ async def connect(
     Raises MetadataUnavailableError; its message names host and database, never the password.
     """
     settings = {
-        "application_name": application,
         "statement_timeout": str(statement_timeout_ms),
         "idle_in_transaction_session_timeout": str(IDLE_IN_TRANSACTION_TIMEOUT_MS),
         # The commit function depends on it, whatever the server's or the role's default is.
@@ -82,6 +82,7 @@ async def connect(
             driver_url(url),
             connect_timeout_s=CONNECT_TIMEOUT_S,
             command_timeout_s=statement_timeout_ms / 1000 * CLIENT_PATIENCE,
+            application=application,
             settings=settings,
         )
     except ValueError:  # neither quoted nor chained: its message may contain a part of the password
@@ -191,14 +192,18 @@ class Database:
             runtime.metrics.postgres_pool_connections.labels(state="idle").set_function(pool.checkedin)
 
     async def open(self) -> None:
-        """Raises SchemaMismatchError, UnsafeDatabaseError, MetadataUnavailableError."""
-        connection = await connect(self._url, application="siltstone-open")
+        """Raises SchemaMismatchError, UnsafeDatabaseError, SharedBackendsError, MetadataUnavailableError."""
+        connection = await self._connect_to_open()
         try:
+            await find_pooler(connection, self._connect_to_open)
             await _check_schema(connection)
         except CONNECTION_ERRORS as error:
             raise unavailable(error) from error
         finally:
             await _close(connection)
+
+    async def _connect_to_open(self) -> Connection:
+        return await connect(self._url, application="siltstone-open")
 
     async def close(self) -> None:
         await self._engine.dispose()

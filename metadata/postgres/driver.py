@@ -41,6 +41,8 @@ class Connection(Protocol):
 
     def is_closed(self) -> bool: ...
 
+    def get_server_pid(self) -> int: ...
+
     async def close(self, *, timeout: float | None = None) -> None: ...
 
     def terminate(self) -> None: ...
@@ -53,13 +55,30 @@ async def driver_of(connection: AsyncConnection) -> Connection:
 
 
 async def open_connection(
-    url: str, *, connect_timeout_s: float, command_timeout_s: float, settings: Mapping[str, str]
+    url: str,
+    *,
+    connect_timeout_s: float,
+    command_timeout_s: float,
+    application: str = "siltstone",
+    settings: Mapping[str, str],
 ) -> Connection:
     """Raises DRIVER_ERRORS, and ValueError for a malformed URL."""
     connect = cast("Any", asyncpg).connect
-    return await connect(
-        url, timeout=connect_timeout_s, command_timeout=command_timeout_s, server_settings=dict(settings)
+    connection: Connection = await connect(
+        url,
+        timeout=connect_timeout_s,
+        command_timeout=command_timeout_s,
+        server_settings={"application_name": application},
     )
+    # After connecting: a pooler refuses settings that it does not know in the startup message, or drops them. In one
+    # round trip, and so in one transaction: SET LOCAL would end with it, SET stays.
+    if settings:
+        try:
+            await connection.execute("; ".join(f"SET {name} = '{value}'" for name, value in settings.items()))
+        except BaseException:
+            connection.terminate()
+            raise
+    return connection
 
 
 _NOT_SENT = ("query arguments cannot exceed", "the server expects")

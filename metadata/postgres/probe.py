@@ -11,6 +11,8 @@ from typing import Any
 from metadata.migrations.migrate import schema_state
 from metadata.migrations.schema_versions import SchemaState
 from metadata.postgres.connection import CONNECTION_ERRORS, connect, unavailable
+from metadata.postgres.driver import Connection
+from metadata.postgres.pooler import Pooler, find_pooler
 from metadata.postgres.tables import SCHEMA_REVISION
 
 STATEMENT_TIMEOUT_MS = 5_000
@@ -21,10 +23,15 @@ SELECT current_setting('server_version_num')::int AS version_number,
        current_setting('synchronous_commit') AS synchronous_commit,
        current_setting('synchronous_standby_names') AS synchronous_standbys,
        current_setting('fsync') = 'on' AND current_setting('full_page_writes') = 'on' AS crash_safe,
-       current_setting('max_connections')::int AS connections_max,
-       current_setting('statement_timeout') AS statement_timeout,
+       current_setting('max_connections')::int
+           - current_setting('superuser_reserved_connections')::int
+           - coalesce(current_setting('reserved_connections', true)::int, 0) AS connections_max,
+       current_setting('autovacuum_freeze_max_age')::int AS freeze_max_age,
+       pg_size_bytes(current_setting('max_wal_size')) AS wal_bytes_max,
+       extract(epoch FROM current_setting('checkpoint_timeout')::interval)::int AS checkpoint_s,
+       current_setting('wal_compression') <> 'off' AS compresses_wal,
+       (SELECT max(age(datfrozenxid)) FROM pg_database) AS transactions_unfrozen,
        pg_is_in_recovery() AS is_standby,
-       pg_backend_pid() AS backend_pid,
        has_schema_privilege(current_schema(), 'CREATE') AS may_create
 """
 _LACKING = """
@@ -39,6 +46,12 @@ _OLDEST_SNAPSHOT = """
 SELECT coalesce(max(extract(epoch FROM clock_timestamp() - xact_start) * 1000)::bigint, 0)
 FROM pg_stat_activity
 WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid()
+"""
+# Names of other roles' sessions are hidden, and count as those of strangers.
+_STRANGERS = """
+SELECT count(*) FROM pg_stat_activity
+WHERE datname IS NOT NULL AND coalesce(backend_type, '') NOT IN ('autovacuum worker', 'parallel worker')
+  AND NOT (datname = current_database() AND coalesce(application_name, '') LIKE 'siltstone%')
 """
 _CLOCK = "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint"
 
@@ -56,9 +69,21 @@ class PostgresFacts:
     crash_safe: bool
     """fsync and full_page_writes are on."""
     connections_max: int
+    """`max_connections` without those that are reserved for superusers."""
+    connections_of_others: int
+    """Sessions that are not Siltstone's, now."""
+    freeze_max_age: int
+    """`autovacuum_freeze_max_age`: transactions after which a table is frozen whatever it costs."""
+    transactions_unfrozen: int
+    """Age of the oldest transaction id that is not frozen. Postgres stops at about 2.1 billion."""
+    wal_bytes_max: int
+    """`max_wal_size`: a checkpoint begins early when so much was written since the last one."""
+    checkpoint_s: int
+    """`checkpoint_timeout`."""
+    compresses_wal: bool
     is_standby: bool
-    direct: bool
-    """No pooler stands between: the backend is the one that was announced, and has our session settings."""
+    pooler: Pooler
+    """Which pooler stands between; one that shares backends is an error."""
     may_create: bool
     """The role may create tables in its schema, which `siltstone migrate` needs."""
     tables_lacking_rights: tuple[str, ...]
@@ -75,17 +100,17 @@ class PostgresFacts:
 async def probe_postgres(url: str) -> PostgresFacts:
     """Probe the Postgres at `url`. The clock is read last, so that its time is fresh.
 
-    Raises MetadataUnavailableError.
+    Raises MetadataUnavailableError, SharedBackendsError.
     """
-    schema = await schema_state(url)
-    connection: Any = await connect(url, application="siltstone-doctor", statement_timeout_ms=STATEMENT_TIMEOUT_MS)
+    connection: Any = await _connect(url)
     try:
+        pooler = await find_pooler(connection, lambda: _connect(url))
+        schema = await schema_state(url)
         server: Any = await connection.fetchrow(_SERVER)
         lacking: list[str] = await connection.fetchval(_LACKING)
+        connections_of_others: int = await connection.fetchval(_STRANGERS)
         oldest_snapshot_ms: int = await connection.fetchval(_OLDEST_SNAPSHOT)
         clock_ms: int = await connection.fetchval(_CLOCK)
-        # A pooler serves statements by other backends than the one it announced, and drops unknown session settings.
-        same_backend = connection.get_server_pid() == server["backend_pid"]
         return PostgresFacts(
             version_number=server["version_number"],
             version=server["version"],
@@ -93,8 +118,14 @@ async def probe_postgres(url: str) -> PostgresFacts:
             synchronous_standbys=server["synchronous_standbys"],
             crash_safe=server["crash_safe"],
             connections_max=server["connections_max"],
+            connections_of_others=connections_of_others,
+            freeze_max_age=server["freeze_max_age"],
+            transactions_unfrozen=server["transactions_unfrozen"],
+            wal_bytes_max=server["wal_bytes_max"],
+            checkpoint_s=server["checkpoint_s"],
+            compresses_wal=server["compresses_wal"],
             is_standby=server["is_standby"],
-            direct=same_backend and server["statement_timeout"] == f"{STATEMENT_TIMEOUT_MS // 1000}s",
+            pooler=pooler,
             may_create=bool(server["may_create"]),
             tables_lacking_rights=tuple(lacking),
             oldest_snapshot_ms=oldest_snapshot_ms,
@@ -106,3 +137,7 @@ async def probe_postgres(url: str) -> PostgresFacts:
         raise unavailable(error) from error
     finally:
         await connection.close()
+
+
+async def _connect(url: str) -> Connection:
+    return await connect(url, application="siltstone-doctor", statement_timeout_ms=STATEMENT_TIMEOUT_MS)

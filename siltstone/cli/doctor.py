@@ -12,6 +12,8 @@ from pathlib import Path
 import click
 from rich.text import Text
 
+from metadata.postgres.load_probe import probe_load
+from metadata.postgres.pooler import SharedBackendsError
 from metadata.postgres.probe import probe_postgres
 from runtime.clock import SystemClock
 from runtime.errors import BadInputError, SiltstoneError
@@ -28,6 +30,9 @@ from siltstone.cli.options.system_options import (
 from siltstone.cli.postgres_remedies import remedy_of
 from siltstone.cli.producers import agent_urls, fetch_page
 from siltstone.embedded.run_file import read_run_file
+from siltstone.ops.capacity.figures import DEFAULT_CLASS
+from siltstone.ops.capacity.judge import judge_capacity
+from siltstone.ops.capacity.limits import vcpus_of
 from siltstone.ops.doctor import (
     Check,
     Verdict,
@@ -55,12 +60,21 @@ _STYLES: Mapping[Verdict, str] = {Verdict.OK: "green", Verdict.WARN: "yellow", V
 
 @click.command()
 @system_options
+@click.option(
+    "--instance-class",
+    metavar="CLASS",
+    default=DEFAULT_CLASS,
+    show_default=True,
+    help="What Postgres runs on, as RDS names it: its vCPUs bound the commits a second.",
+)
 @json_option
-def doctor(given: SystemOptions, as_json: bool) -> None:
-    """Check that store, Postgres and clock are fit for use, and that no producer waits for small batches.
+def doctor(given: SystemOptions, instance_class: str, as_json: bool) -> None:
+    """Check that store, Postgres and clock are fit for use, what Postgres carries, and that no producer waits for small
+    batches.
 
     Exit code 1 if a check fails, or if neither a store nor a Postgres is named. Writes a few small objects below probe/
-    in the object store and deletes them. Changes nothing in Postgres.
+    in the object store and deletes them. Changes no table in Postgres. Looks at the load of one second: ask when
+    the load is that of every day.
 
     \b
     Examples:
@@ -69,8 +83,9 @@ def doctor(given: SystemOptions, as_json: bool) -> None:
           --object-store s3://records/prod
       siltstone doctor --config agent.toml --json
     """
+    vcpus_of(instance_class)  # an unknown class is an error before anything is asked
     with resolved(given) as urls:
-        checks = [*asyncio.run(_examine(urls)), *_producer_checks(given.data)]
+        checks = [*asyncio.run(_examine(urls, instance_class)), *_producer_checks(given.data)]
     if as_json:
         fields = ("name", "verdict", "detail", "remedy")
         print_json([{field: str(getattr(check, field)) for field in fields} for check in checks])
@@ -93,24 +108,33 @@ def _not_looked_at(given: SystemOptions) -> str:
     return f"not checked: {missing}; give {ways}"
 
 
-async def _examine(urls: Urls) -> Sequence[Check]:
+async def _examine(urls: Urls, instance_class: str) -> Sequence[Check]:
     version = sys.version_info
     checks = [judge_python((version.major, version.minor, version.micro))]
-    checks += await _postgres_checks(urls.metadata)
+    checks += await _postgres_checks(urls.metadata, instance_class)
     checks += await _store_checks(urls.object_store)
     if urls.metadata and urls.object_store:
         checks.append(await _cluster_check(urls))
     return checks
 
 
-async def _postgres_checks(url: str) -> Sequence[Check]:
+async def _postgres_checks(url: str, instance_class: str) -> Sequence[Check]:
     if not url:
         return [warning("postgres", "not checked: no option or setting names it", "give --metadata URL or --data DIR")]
     try:
         facts = await probe_postgres(url)
+    except SharedBackendsError as error:
+        return [failure("postgres pooler", error.message, error.remedy)]
     except SiltstoneError as error:
         return [failure("postgres", error.message, error.remedy or remedy_of(error) or "correct metadata.url")]
-    return judge_postgres(facts, SystemClock().wall_ms())
+    checks = judge_postgres(facts, SystemClock().wall_ms())
+    if facts.is_standby or facts.schema.revision is None or facts.tables_lacking_rights:
+        return checks  # these fail, and its load cannot be measured
+    try:
+        load = await probe_load(url, SystemClock())
+    except SiltstoneError as error:
+        return [*checks, warning("postgres load", error.message, error.remedy or "see the checks above")]
+    return [*checks, *judge_capacity(facts, load, instance_class)]
 
 
 async def _store_checks(url: str) -> Sequence[Check]:

@@ -65,6 +65,8 @@ SETTINGS: Mapping[str, str] = MappingProxyType(
         "synchronous_commit": "on",
         "min_wal_size": "64MB",
         "max_wal_size": "512MB",
+        "checkpoint_timeout": "15min",
+        "wal_compression": "on",
         "wal_level": "replica",
         "max_wal_senders": "0",
         "max_logical_replication_workers": "0",

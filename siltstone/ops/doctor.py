@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from metadata.postgres.pooler import Pooler
 from metadata.postgres.probe import PostgresFacts
 from siltstone.ops.producers import Producer, advice_for, round_text
 from storage.probe import REMEDY, ProbeResult
@@ -25,7 +26,6 @@ SNAPSHOT_WARN_MS = 60_000
 """A snapshot held this long slows commits down: vacuum cannot remove dead versions of their hot rows."""
 STORE_CLOCK_RESOLUTION_MS = 1_000
 """S3 gives times in whole seconds."""
-CONNECTIONS_MIN = 50
 
 
 class Verdict(StrEnum):
@@ -86,7 +86,6 @@ def judge_postgres(facts: PostgresFacts, now_ms: int) -> Sequence[Check]:
         _pooler(facts),
         _schema(facts),
         _rights(facts),
-        _connections(facts),
         _snapshots(facts),
         judge_skew("postgres clock", facts.clock_ms, now_ms),
     ]
@@ -172,12 +171,8 @@ def _failover(facts: PostgresFacts) -> Check:
 
 def _pooler(facts: PostgresFacts) -> Check:
     name = "postgres pooler"
-    if not facts.direct:
-        return failure(
-            name,
-            "the connection goes through a pooler",
-            "connect to Postgres itself: LISTEN, session settings and prepared statements need one backend process",
-        )
+    if facts.pooler is Pooler.SESSION:
+        return passed(name, "one in session mode: it needs as many server connections as there would be without it")
     return passed(name, "none: the connection is direct")
 
 
@@ -215,13 +210,6 @@ def _rights(facts: PostgresFacts) -> Check:
         verdict = failure if facts.schema.revision is None else warning
         return verdict(name, "the role may not create tables", remedy)
     return passed(name, "tables and schema")
-
-
-def _connections(facts: PostgresFacts) -> Check:
-    name = "postgres connections"
-    if facts.connections_max < CONNECTIONS_MIN:
-        return warning(name, f"max_connections is {facts.connections_max}", f"set it to {CONNECTIONS_MIN} or more")
-    return passed(name, f"max_connections is {facts.connections_max}")
 
 
 def _snapshots(facts: PostgresFacts) -> Check:

@@ -17,6 +17,7 @@ from compactor.planning.options import plan_options
 from runtime.errors import BadInputError
 from runtime.settings.table import Settings
 from runtime.text import plural
+from siltstone.ops.capacity import figures
 from siltstone.ops.cost import formulas
 from siltstone.ops.cost.l0_store import l0_store
 from siltstone.ops.cost.prices import PRICES
@@ -30,11 +31,7 @@ PLAN = plan_options(DEFAULTS)
 FETCH_MEMORY_MS_PER_MB = 0.52
 FETCH_STORE_MS_PER_MB = 2.94
 MERGE_MS_PER_MB = 2.0
-COMMIT_FIXED_MS = 0.5
-COMMIT_PARTITION_MS = 0.0155
-POLL_MS = 0.75
 BUSY_SHARE = 0.55
-POSTGRES_BUSY_SHARE = 0.4
 TASK_GIB = 3
 POSTGRES_GIB = 100
 SPARK_START_VCPU_S = 104
@@ -211,10 +208,12 @@ def flow_of(load: Load) -> Flow:
     postgres = formulas.postgres_cpu_cores(
         commits_per_second=files,
         commit_ms=formulas.commit_server_ms(
-            _partitions_per_file(load, agents), fixed_ms=COMMIT_FIXED_MS, partition_ms=COMMIT_PARTITION_MS
+            _partitions_per_file(load, agents),
+            fixed_ms=figures.COMMIT_FIXED_MS,
+            partition_ms=figures.COMMIT_PARTITION_MS,
         ),
         polls_per_second=agents * 1000 / DEFAULTS.tail_poll_ms,
-        poll_ms=POLL_MS,
+        poll_ms=figures.POLL_MS,
     )
     return Flow(
         load=load,
@@ -228,7 +227,7 @@ def flow_of(load: Load) -> Flow:
         compactor_cores=compactor_cores,
         compactors=load.compactors or formulas.processes_needed(compactor_cores, busy_share=BUSY_SHARE, least=1),
         postgres_cores=postgres,
-        postgres_vcpus=formulas.vcpus_of_class(postgres, busy_share=POSTGRES_BUSY_SHARE),
+        postgres_vcpus=formulas.vcpus_of_class(postgres, busy_share=figures.BUSY_SHARE),
         spark_mib_per_s=spark_mib,
         spark_jobs_per_s=spark_jobs,
     )

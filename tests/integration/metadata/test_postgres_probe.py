@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from metadata.postgres.pooler import Pooler
 from metadata.postgres.probe import probe_postgres
 from runtime.clock import SystemClock
 from siltstone.ops.doctor import Verdict, judge_postgres
@@ -14,7 +15,7 @@ async def test_a_migrated_database_is_fit_but_for_what_the_test_server_lacks(pos
     # the test server has no standby and runs without fsync
     assert faults <= {"postgres durability", "postgres failover"}
     assert facts.schema.revision == facts.revision_needed
-    assert facts.direct and facts.may_create
+    assert facts.pooler is Pooler.NONE and facts.may_create
     assert facts.tables_lacking_rights == ()
 
 

@@ -49,6 +49,7 @@ RUN_BY_OTHERS = {
     ("docs/operations/rebuild.md", "URL="): SHELL,
     ("docs/operations/rebuild.md", "siltstone dev --data drill"): SHELL,
     ("docs/operations/upgrades.md", "$ siltstone migrate --dry-run"): UPGRADES,
+    ("docs/operations/postgres.md", "ALTER SYSTEM"): "tests/integration/metadata/test_load_probe.py",
     ("docs/operations/monitoring.md", "GRANT pg_read_all_stats"): MONITORING,
 }
 """(page, how a line of the block begins) -> the test file that reads and runs it."""

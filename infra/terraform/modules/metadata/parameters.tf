@@ -11,6 +11,16 @@ locals {
     # In kB: a sixteenth of the memory, at most 1 GiB per worker. More memory means fewer passes over the indexes.
     autovacuum_work_mem = "LEAST({DBInstanceClassMemory/16384},1048576)"
     autovacuum_naptime  = "10"
+    # Every commit, heart-beat, hint and commit of offsets takes a transaction id: hundreds a second, or thousands. With
+    # the default (200 million) vacuum would read and freeze every table each day or two; with more than a billion it
+    # might begin too late. RDS takes it at a restart.
+    autovacuum_freeze_max_age = "500000000"
+    # After a checkpoint the first change of a page writes the whole page, and the hot pages change always: so few
+    # checkpoints, and compressed pages. A crash replays the log since the last one, a minute or two.
+    checkpoint_timeout = "900"
+    # In MB: an eighth of the disk, at most 8 GiB. A checkpoint begins at about half of it, whatever the timeout says.
+    max_wal_size    = tostring(min(8192, floor(var.instance.storage_gib * 128)))
+    wal_compression = "lz4"
     # for sessions of people and tools; Siltstone's own sessions set 10 s
     idle_in_transaction_session_timeout = "60000"
     # with less, a commit could be acknowledged and then lost
@@ -21,6 +31,9 @@ locals {
     log_min_duration_statement  = "1000"
     log_autovacuum_min_duration = "10000"
   }
+
+  # AWS refuses to apply these to a running instance.
+  at_restart = toset(["autovacuum_freeze_max_age"])
 }
 
 resource "aws_db_parameter_group" "this" {
@@ -35,8 +48,9 @@ resource "aws_db_parameter_group" "this" {
     for_each = local.parameters
 
     content {
-      name  = parameter.key
-      value = parameter.value
+      name         = parameter.key
+      value        = parameter.value
+      apply_method = contains(local.at_restart, parameter.key) ? "pending-reboot" : "immediate"
     }
   }
 

@@ -1,0 +1,73 @@
+"""Every measured figure by which the doctor, `siltstone cost` and docs/operations/sizing.md size Postgres.
+
+They stand here alone. A test compares the page's tables with what `siltstone/ops/capacity/page.py` makes of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
+
+
+class Ceiling(NamedTuple):
+    """The most commits a second that were measured, all sessions on the same partitions."""
+
+    sessions: int
+    partitions: int
+    """In each file."""
+    idempotent: bool
+    commits_per_s: float
+    p99_ms: float
+
+
+# PLACEHOLDERS: eight sessions of a prototype. The rows of `bench commit` (sessions 1, 4, 8 and 16) replace them.
+CEILINGS: Sequence[Ceiling] = (
+    Ceiling(8, 100, False, 970, 13),
+    Ceiling(8, 1000, False, 136, 124),
+    Ceiling(8, 100, True, 659, 26),
+    Ceiling(8, 1000, True, 49, 255),
+)
+
+BENCH_FLUSH_MS = 0.2
+"""What a flush of the write-ahead log took where the ceilings were measured."""
+
+COMMIT_FIXED_MS = 0.5
+"""Processor time of Postgres for a commit, without its partitions."""
+COMMIT_PARTITION_MS = 0.0155
+"""The same for each partition of an idempotent producer in it."""
+POLL_MS = 0.75
+"""Processor time of Postgres for an agent's question for the tail."""
+BUSY_SHARE = 0.4
+"""Of its vCPUs, so that vacuum, merges and peaks have room."""
+
+POOL_MAX = 8
+"""Connections of a process's pool; 4 of them are kept."""
+AGENT_IDLE = 5
+AGENT_MAX = POOL_MAX + 5
+"""Commits, offsets, the tail, listening and notifying have one each."""
+COMPACTOR_IDLE = 2
+COMPACTOR_MAX = POOL_MAX + 3
+COMMAND_MAX = 3
+"""A command of `siltstone`, a query that reads topics with Spark, or a task of it that renews its pin."""
+
+AGENT_IDLE_XIDS_PER_S = 0.75
+"""Heart-beats of an agent that nobody uses."""
+HINTS_PER_S_MAX = 20
+"""NOTIFYs of an agent: one in 50 ms at most."""
+OFFSET_COMMITS_PER_S_MAX = 100
+"""Commits of offsets of an agent: those of 10 ms go together."""
+
+VCPUS_OF_SIZE: Mapping[str, int] = MappingProxyType({"medium": 2, "large": 2, "xlarge": 4})
+"""Sizes of RDS; `Nxlarge` has 4 x N."""
+GIB_PER_VCPU: Mapping[str, int] = MappingProxyType({"m": 4, "r": 8, "t": 2})
+"""By the first letter of an RDS family. db.t4g.large has 4 GiB a vCPU; less is the safe side."""
+RDS_BYTES_PER_CONNECTION = 9_531_392
+RDS_CONNECTIONS_MAX = 5_000
+RDS_MEMORY_SHARE = 0.9
+"""`DBInstanceClassMemory` is what is left when the host has taken its part."""
+MULTI_AZ_FLUSH_MS = 3.0
+"""A guess: nothing was measured on RDS."""
+CLASSES: Sequence[str] = ("db.m7g.large", "db.m7g.xlarge", "db.m7g.2xlarge", "db.m7g.4xlarge", "db.m7g.8xlarge")
+DEFAULT_CLASS = "db.m7g.large"
+"""The one that the Terraform makes where nothing else is said."""
