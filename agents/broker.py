@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from contextvars import Context
 from dataclasses import dataclass, field
 
@@ -23,6 +24,7 @@ from agents.topics.topic_entries import TopicEntries
 from agents.topics.topic_ids import TopicIds
 from agents.write.path import WritePath
 from agents.write.stall import WriteStall
+from metadata.contract.errors import MetadataUnavailableError
 from metadata.contract.leases import AgentAddress
 from metadata.contract.store import MetadataStore
 from runtime.runtime import Runtime
@@ -59,3 +61,8 @@ class Broker:
     topic_entries: TopicEntries = field(default_factory=TopicEntries)
     topic_entries_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while many entries are encoded, so that clients which ask at the same time share one encoding."""
+
+    async def hint_others(self) -> None:
+        """Call it after a change of topics, configs or log starts: the other agents hear of it soon."""
+        with suppress(MetadataUnavailableError):  # they also poll
+            await self.metadata.agents.notify()

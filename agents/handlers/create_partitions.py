@@ -65,6 +65,7 @@ async def _grow(
         _check_assignments(asked, new=asked.count - present)
         if not validate_only:
             await broker.metadata.agents.create_partitions(topic.topic_id, asked.count)
+            await broker.hint_others()
             if broker.topic_cache.rules(topic).compacted:
                 _log.warning(
                     "a compacted topic grew: keys that move to another partition keep an old record in the former one",

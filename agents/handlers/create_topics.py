@@ -77,6 +77,7 @@ async def _create(broker: Broker, asked: CreatableTopic, *, validate_only: bool)
         topic = await broker.metadata.agents.create_topic(
             asked.name, partitions=partitions, configs=configs, replication_factor=replication_factor
         )
+        await broker.hint_others()
         result = _described(broker, topic.name, configs)
         result.topic_id = topic.topic_id
     result.num_partitions, result.replication_factor = partitions, replication_factor

@@ -55,6 +55,7 @@ async def _delete(
     else:
         # At once: a client that deletes and then reads through this agent must not see the records again.
         broker.index.move_log_start(partition_id, result.low_watermark)
+        await broker.hint_others()
         _log.info("records deleted", topic=name, partition=asked.partition_index, log_start=result.low_watermark)
     return result
 

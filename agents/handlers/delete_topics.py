@@ -49,6 +49,7 @@ async def _delete(broker: Broker, wanted: DeleteTopicState) -> DeletableTopicRes
                 f"no topic {wanted.name!r}" if by_name else f"no topic with id {wanted.topic_id}",
             )
         await broker.metadata.agents.delete_topic(topic.topic_id)
+        await broker.hint_others()
     except SiltstoneError as error:
         return _failed(wanted, error)
     return DeletableTopicResult(name=topic.name, topic_id=topic.topic_id)

@@ -282,6 +282,7 @@ async def _look_again(broker: Broker, wanted: Sequence[MetadataRequestTopic], al
         async with asyncio.timeout(CREATE_MS_MAX / 1000):
             created = [await _create(broker, name) for name in sorted(missing)[:CREATED_PER_REQUEST_MAX]]
             if any(created):
+                await broker.hint_others()
                 await broker.follower.catch_up()
     except (SiltstoneError, TimeoutError):
         return False

@@ -1,7 +1,11 @@
 """Follows the metadata store: one statement brings every new L0 file and every change, for all partitions at once.
 
-It runs on a hint or every `poll_ms`, and whenever a caller must see the present (`catch_up`). It takes in one answer of
-the store in this order:
+It runs on a hint, and whenever a caller must see the present (`catch_up`). It also runs when no hint came for a while:
+for QUIET_POLL_MS as long as hints reach us, and for `poll_ms` otherwise. So a hint that was lost costs at most
+QUIET_POLL_MS (or `poll_ms`, if that is longer). Hints never make two polls begin within HINT_INTERVAL_MS: with many
+agents there are more commits than polls are worth. The first hint after a quiet time is served at once.
+
+It takes in one answer of the store in this order:
 
 1. Changes, because a file may name a partition that the same answer creates.
 2. Files.
@@ -21,7 +25,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Iterable
 from contextvars import Context
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agents.tail.log_index import FileRef, LogIndex
@@ -41,8 +45,13 @@ from runtime.runtime import Runtime
 _log = get_logger(__name__)
 
 ERROR_BACKOFF_MS = 250.0
-LATE_MS = 2_000.0
-"""A state of the store that is older than this is late: by default twenty polls have failed, or one still waits."""
+HINT_INTERVAL_MS = 50.0
+"""Least time between the beginnings of two polls that hints ask for. Hints that come meanwhile share the next poll."""
+QUIET_POLL_MS = 1_000.0
+"""Time between two polls while hints reach us and none comes."""
+LATE_MS = 2 * QUIET_POLL_MS
+"""A state of the store that is older than this is late: several polls have failed since the last one was due, or one
+still waits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +93,8 @@ class Follower:
         """The last change taken in. The cursor may be behind it, if an answer was taken in only in part."""
         self._seen_ms = float("-inf")
         """When the last read of the store that succeeded was sent."""
+        self._began_ms = float("-inf")
+        """When the last poll of our own accord began."""
         self._poll: asyncio.Task[None] | None = None
         self._next_poll: asyncio.Task[None] | None = None
         self._loop: asyncio.Task[None] | None = None
@@ -101,7 +112,7 @@ class Follower:
 
     @property
     def is_late(self) -> bool:
-        """What we know of the store is older than LATE_MS."""
+        """What we know of the store is older than LATE_MS, or than two of our polls."""
         return self._clock.monotonic_ms() - self._seen_ms > max(LATE_MS, 2 * self._poll_ms)
 
     async def catch_up(self) -> None:
@@ -130,23 +141,38 @@ class Follower:
         # it does not hold that file; a cursor moved past it would hide it for ever.
         if self._cursor.writers.get(lease.writer_id) == (lease.epoch, seq - 1):
             writers = {**self._cursor.writers, lease.writer_id: (lease.epoch, seq)}
-            self._cursor = Cursor(writers=writers, change_id=self._cursor.change_id)
+            self._cursor = replace(self._cursor, writers=writers)
         self._report()
 
     # ---- following
 
     async def _follow(self) -> None:
+        wait = self._wait_for_news
         while True:
             try:
-                await self._metadata.wait_for_news(self._poll_ms)
+                await wait()
+                self._began_ms = self._clock.monotonic_ms()
                 await self.catch_up()
+                wait = self._wait_for_news
             except (WentBackError, SchemaMismatchError) as error:
                 self._callbacks.on_fatal(error)
                 return
             except Exception as error:  # the store is away: keep the known state, and ask again
                 self._metrics.tail_errors_total.inc()
                 _log.warning("tail not read", error=str(error))
-                await self._clock.sleep_ms(ERROR_BACKOFF_MS)
+                wait = self._back_off  # no hint may come for what this poll should have read
+
+    async def _wait_for_news(self) -> None:
+        interval_ms = max(self._poll_ms, QUIET_POLL_MS) if self._metadata.hears_news() else self._poll_ms
+        # The rest comes before the wait: the store keeps a hint that comes during the rest, or came during the poll, so
+        # none is lost, and all of them are served by one poll that begins after them.
+        rest_ms = min(HINT_INTERVAL_MS, interval_ms) - (self._clock.monotonic_ms() - self._began_ms)
+        if rest_ms > 0:
+            await self._clock.sleep_ms(rest_ms)
+        await self._metadata.wait_for_news(interval_ms - max(rest_ms, 0))
+
+    async def _back_off(self) -> None:
+        await self._clock.sleep_ms(ERROR_BACKOFF_MS)
 
     async def _poll_after(self, running: asyncio.Task[None]) -> None:
         await asyncio.gather(running, return_exceptions=True)
@@ -260,7 +286,9 @@ def _ref(file: L0File) -> FileRef:
 
 def _later(one: Cursor, other: Cursor) -> Cursor:
     """The later position of the two, writer by writer: an own commit may have overtaken the poll that was under way."""
-    writers = dict(one.writers)
-    for writer_id, seen in other.writers.items():
-        writers[writer_id] = max(writers.get(writer_id, seen), seen)
-    return Cursor(writers=writers, change_id=max(one.change_id, other.change_id))
+    writers = one.writers
+    if other.writers is not writers:
+        writers = dict(writers)
+        for writer_id, seen in other.writers.items():
+            writers[writer_id] = max(writers.get(writer_id, seen), seen)
+    return Cursor(writers=writers, change_id=max(one.change_id, other.change_id), decided=other.decided)

@@ -162,6 +162,8 @@ async def _alter_cluster(broker: Broker, changes_of: ChangesOf, *, validate_only
 
 
 async def _see_own_writes(broker: Broker) -> None:
-    """A client that produces through this agent meets the new configs as soon as it has its answer."""
+    """A client that produces through this agent meets the new configs as soon as it has its answer, and one of another
+    agent soon."""
+    await broker.hint_others()
     with suppress(SiltstoneError):  # altered all the same; the follower sees it when the store answers again
         await broker.follower.catch_up()

@@ -26,7 +26,7 @@ from wire.error_codes import ErrorCode
 LOOK_MS_MAX = 5_000.0
 """Longest wait for the store. A silent store is waited for up to its own time-outs, longer than the client waits."""
 LOOKS_PER_SECOND = 20
-"""Twice as often as the follower polls by default."""
+"""As often as hints make the follower poll at most."""
 LOOKS_AT_ONCE = 10
 """Looks that go ahead without a pause after a quiet time."""
 _PAUSE_MS = 1000 / LOOKS_PER_SECOND

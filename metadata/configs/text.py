@@ -26,7 +26,7 @@ config, the agent's setting (only for `message.max.bytes`), Kafka's default.
 
 **Cluster-wide defaults** are broker configs that are altered for the broker with the empty name
 (`kafka-configs.sh --entity-type brokers --entity-default --alter --add-config log.retention.hours=24`). The metadata
-store keeps them. They are in force on all agents within `tail.poll.ms`, and in compactors when they next plan; no
+store keeps them. They are in force on all agents in a second at most, and in compactors when they next plan; no
 process needs a restart. No process has a setting for them, so that no two processes can disagree about which records
 may be deleted. If several broker configs set one topic config, the first one in the table counts.
 `log.retention.hours`, `log.retention.minutes`, `log.roll.hours` and `log.roll.jitter.hours` can be altered at any time

@@ -154,13 +154,24 @@ class AgentMetadata(Protocol):
     async def snapshot(self) -> Snapshot: ...
 
     async def tail(self, cursor: Cursor) -> Tail:
-        """The L0 rows and the changes that are newer than the cursor, read in one statement. The cursor counts per
-        writer, and a missing seq delays nothing. At most TAIL_FILES_MAX files per writer and call: a follower far
-        behind calls again."""
+        """The L0 rows and the changes that are newer than the cursor, all read in one statement that begins after this
+        call. The cursor counts per writer, and a missing seq delays nothing. At most TAIL_FILES_MAX files per writer
+        and call: a follower far behind calls again."""
         ...
 
     async def wait_for_news(self, timeout_ms: float) -> None:
-        """Return when a hint says that there is news, or after `timeout_ms`. Hints may be lost."""
+        """Return when a hint says that there is news, or after `timeout_ms`.
+
+        A hint that comes while nobody waits ends the next wait; several hints count as one. Hints may be lost. So the
+        wait also ends when hints begin to reach this process, because earlier ones did not, and when they stop.
+        """
+        ...
+
+    def hears_news(self) -> bool:
+        """Whether hints reach this process now, as far as the store knows.
+
+        A single hint may be lost all the same. A connection that died in silence is noticed only after some seconds.
+        """
         ...
 
     async def notify(self) -> None:

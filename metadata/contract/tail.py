@@ -36,11 +36,23 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Decided:
+    """What is known of file ids that a cursor lies behind. It saves a store the look at each writer."""
+
+    file_id: int | None
+    """Every L0 file up to this id lies within the cursor, or will never be committed. None: not known of any id."""
+    next_file_id: int
+    next_xid: int
+    """The same becomes true of `next_file_id` when no transaction older than this one runs any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cursor:
     """How far a follower has read: the highest (epoch, seq) per writer, and the last change."""
 
     writers: Mapping[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
     change_id: int = 0
+    decided: Decided | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -323,6 +323,9 @@ class MemoryAgents:
     async def wait_for_news(self, timeout_ms: float) -> None:
         await self._news.wait(timeout_ms)
 
+    def hears_news(self) -> bool:
+        return self._news in self.database.news
+
     async def notify(self) -> None:
         self.database.give_news()
 

@@ -121,5 +121,8 @@ class PostgresAgents:
     async def wait_for_news(self, timeout_ms: float) -> None:
         await self._news.wait_for_news(timeout_ms)
 
+    def hears_news(self) -> bool:
+        return self._news.hears_news
+
     async def notify(self) -> None:
         await self._news.notify()

@@ -17,10 +17,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from sqlalchemy.exc import DBAPIError
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import DBAPIError, DisconnectionError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
-from sqlalchemy.pool import QueuePool
+from sqlalchemy.pool import ConnectionPoolEntry as PoolEntry
+from sqlalchemy.pool import PoolProxiedConnection, QueuePool
 
 from metadata.contract.errors import MetadataInDoubtError, MetadataUnavailableError, RightsMissingError, WentBackError
 from metadata.migrations.schema_versions import check_takes, read_state
@@ -40,6 +44,8 @@ POOL_TIMEOUT_S = 15.0
 IDLE_IN_TRANSACTION_TIMEOUT_MS = 10_000
 """Postgres ends the session of a process that stands still inside a transaction: its locks would stop others."""
 POOL_CONNECTIONS = 4
+CHECK_IDLE_MS = 10_000.0
+"""A pooled connection that lay idle for this long is asked for an answer before it is used."""
 POSTGRES_VERSION_MIN = 150_000
 ATTEMPTS = 10
 """Attempts at a transaction that loses deadlocks or serialisation conflicts."""
@@ -54,6 +60,8 @@ answered, but did not refuse: the same statement may succeed later."""
 
 CONNECTION_ERRORS: tuple[type[Exception], ...] = (DBAPIError, PoolTimeoutError, *DRIVER_ERRORS)
 """Every error that the drivers raise when a statement or a connection fails."""
+
+_USED_MS = "used_ms"
 
 T = TypeVar("T")
 
@@ -132,17 +140,22 @@ def _answer(error: BaseException) -> str:
 class DedicatedConnection:
     """One connection, used by one call at a time. The next `get` after a drop makes a new one."""
 
-    def __init__(self, database: Database, application: str) -> None:
+    def __init__(self, database: Database, application: str, *, generic_plans: bool = False) -> None:
+        """`generic_plans`: plan a statement once for the connection, and not for the arguments of each call."""
         self.lock = asyncio.Lock()
         self._database = database
         self._application = application
+        self._generic_plans = generic_plans
         self._connection: Connection | None = None
 
     async def get(self) -> Connection:
         """The connection; call with `lock` held. Raises what `Database.connect` does."""
         if self._connection is None or self._connection.is_closed():
             self._connection = None
-            self._connection = await self._database.connect(self._application)
+            connection = await self._database.connect(self._application)
+            if self._generic_plans:
+                await _set(connection, "plan_cache_mode = force_generic_plan")
+            self._connection = connection
         return self._connection
 
     def drop(self) -> None:
@@ -183,8 +196,11 @@ class Database:
             pool_size=POOL_CONNECTIONS,
             max_overflow=POOL_CONNECTIONS,
             pool_timeout=POOL_TIMEOUT_S,
-            pool_pre_ping=True,
+            # The connection used last goes first, so the calls of an idle process share one that needs no check.
+            pool_use_lifo=True,
         )
+        event.listen(self._engine.sync_engine, "checkout", self._check_idle)
+        event.listen(self._engine.sync_engine, "checkin", self._used)
         self._metrics = runtime.metrics
         pool = self._engine.pool
         if isinstance(pool, QueuePool):
@@ -266,6 +282,24 @@ class Database:
                 raise _meaning(error) from error
         raise MetadataUnavailableError(f"a transaction lost {ATTEMPTS} deadlocks in a row")
 
+    async def write_one(self, statement: sa.Executable) -> sa.Row[Any] | None:
+        """Run one statement that returns at most one row, as a transaction of its own: one round trip, not three.
+
+        Raises MetadataUnavailableError and RightsMissingError (nothing happened), MetadataInDoubtError.
+        """
+        sent = False
+        try:
+            async with self._pooled() as connection:
+                await connection.execution_options(isolation_level="AUTOCOMMIT")
+                sent = True
+                return (await connection.execute(statement)).one_or_none()
+        except CONNECTION_ERRORS as error:
+            if sent and not _is_definite(error):
+                raise MetadataInDoubtError(
+                    f"the answer to a statement was lost, so it may have happened: {_reason(error)}"
+                ) from error
+            raise _meaning(error) from error
+
     @asynccontextmanager
     async def _pooled(self) -> AsyncGenerator[AsyncConnection]:
         """A connection of the pool. Measures the wait for it, even if the wait ends with an error."""
@@ -276,6 +310,23 @@ class Database:
             finally:
                 self._metrics.postgres_pool_wait_seconds.observe((self.clock.monotonic_ms() - began_ms) / 1000)
             yield connection
+
+    def _used(self, _connection: object, record: PoolEntry) -> None:
+        record.info[_USED_MS] = self.clock.monotonic_ms()
+
+    def _check_idle(self, connection: DBAPIConnection, record: PoolEntry, _: PoolProxiedConnection) -> None:
+        """Make the pool replace a connection that was lost while nobody used it. A question to the server costs as much
+        as the call itself, so it is only for connections that lay idle for CHECK_IDLE_MS."""
+        driver: Any = record.driver_connection
+        if driver.is_closed():
+            raise DisconnectionError("lost while idle")
+        # A new connection was used by nobody.
+        if self.clock.monotonic_ms() - record.info.get(_USED_MS, float("inf")) > CHECK_IDLE_MS:
+            dialect = self._engine.dialect
+            try:
+                dialect.do_ping(connection)
+            except (dialect.loaded_dbapi.Error, *CONNECTION_ERRORS) as error:
+                raise DisconnectionError("lost while idle") from error
 
     async def back_off(self, attempt: int) -> None:
         await self.clock.sleep_ms(RETRY_BASE_MS * 2**attempt * (0.5 + self.ids.jitter()))
@@ -351,6 +402,18 @@ async def _make_durable(connection: Connection) -> None:
     )
     if level not in {"on", "remote_apply"}:
         raise UnsafeDatabaseError(f"synchronous_commit is {level!r}, and this role cannot turn it on")
+
+
+async def _set(connection: Connection, parameter: str) -> None:
+    """Change a parameter of the session. Not at its start: poolers refuse parameters there that they do not know."""
+    try:
+        await connection.execute(f"SET {parameter}")
+    except CONNECTION_ERRORS as error:
+        connection.terminate()
+        raise unavailable(error) from error
+    except BaseException:
+        connection.terminate()
+        raise
 
 
 async def _check_schema(connection: Connection) -> None:

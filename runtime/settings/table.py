@@ -150,7 +150,11 @@ class Settings:
         "Memory for the index of all live L0 files; above it produce is refused with a retriable error.",
     )
     tail_poll_ms: int = duration_ms(
-        100, _READ, "How often an agent asks Postgres for files that other agents wrote.", maximum=60_000
+        100,
+        _READ,
+        "How often an agent asks Postgres for files that other agents wrote, while no hints (NOTIFY) reach it. While"
+        " they do, it asks on each hint, at most every 50 ms, and without one after a second, or this time if longer.",
+        maximum=60_000,
     )
 
     # ---- network

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 
 from metadata.contract.files import FileState
+from metadata.contract.store import MetadataStore
 from metadata.contract.tail import ChangeKind, Cursor
 from tests.contract.metadata_worlds import World, Writer, batch, new_topic
+from tests.fixtures.waiting import until
 
 
 async def test_the_tail_gives_every_file_once_in_file_id_order(world: World) -> None:
@@ -135,8 +137,7 @@ async def test_changes_are_seen_once_and_in_order_by_a_follower_amid_many_writer
 
 
 async def test_news_wakes_a_follower_of_the_same_store(world: World) -> None:
-    other = await world.another()
-    await other.agents.wait_for_news(200)  # takes earlier hints, and gives it time to begin to listen
+    other = await _listening(world)
 
     async def hint() -> None:
         while True:
@@ -148,6 +149,21 @@ async def test_news_wakes_a_follower_of_the_same_store(world: World) -> None:
         await asyncio.wait_for(other.agents.wait_for_news(60_000), timeout=20)
     finally:
         hints.cancel()
+
+
+async def test_a_hint_that_comes_while_nobody_waits_ends_the_next_wait(world: World) -> None:
+    other = await _listening(world)
+    await world.service.agents.notify()
+    await asyncio.sleep(0.1)  # it mostly comes in this time
+    await asyncio.wait_for(other.agents.wait_for_news(60_000), timeout=20)
+
+
+async def _listening(world: World) -> MetadataStore:
+    """Another service that hears hints, and has heard the one with which listening begins."""
+    other = await world.another()
+    await until(other.agents.hears_news)
+    await other.agents.wait_for_news(200)
+    return other
 
 
 async def test_waiting_for_news_ends_with_its_timeout(world: World) -> None:

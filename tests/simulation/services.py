@@ -254,6 +254,9 @@ class SimulatedMetadata(FarSide):
     async def wait_for_news(self, timeout_ms: float) -> None:
         await given(self._news, timeout_ms)
 
+    def hears_news(self) -> bool:
+        return True
+
     async def notify(self) -> None:
         self._hint_others(lambda other: other._news)
 

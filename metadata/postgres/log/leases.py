@@ -55,15 +55,12 @@ class AgentLeases:
         return await self._database.write(work)
 
     async def heartbeat(self, lease: WriterLease, *, draining: bool = False) -> int:
-        async def work(connection: AsyncConnection) -> int:
-            beat = sa.update(AGENTS).where(AGENTS.c.writer_id == lease.writer_id, AGENTS.c.epoch == lease.epoch)
-            beat = beat.values(lease_until_ms=_lease_end(), draining=draining)
-            done = (await connection.execute(beat.returning(AGENTS.c.lease_until_ms))).scalar_one_or_none()
-            if done is None:
-                raise agent_lease_ended(lease)
-            return done - LEASE_MS
-
-        return await self._database.write(work)
+        beat = sa.update(AGENTS).where(AGENTS.c.writer_id == lease.writer_id, AGENTS.c.epoch == lease.epoch)
+        beat = beat.values(lease_until_ms=_lease_end(), draining=draining)
+        done = await self._database.write_one(beat.returning(AGENTS.c.lease_until_ms))
+        if done is None:
+            raise agent_lease_ended(lease)
+        return done.lease_until_ms - LEASE_MS
 
     async def unregister_agent(self, lease: WriterLease) -> None:
         async def work(connection: AsyncConnection) -> None:

@@ -1,26 +1,20 @@
-"""The log's metadata in Postgres: watermarks, the tail, snapshots and sizes.
-
-The tail never waits for a missing seq. A writer commits under its row lock, with ascending seq; so if a seq is visible,
-every lower one is visible too, or never will be. The lock of `changes` makes their ids ascend in commit order.
-"""
+"""The log's metadata in Postgres: watermarks, snapshots and sizes. The tail has a module of its own."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from metadata.contract.files import L0File
-from metadata.contract.tail import TAIL_FILES_MAX, Change, ChangeKind, Cursor, Snapshot, Tail
+from metadata.contract.tail import Cursor, Snapshot, Tail
 from metadata.contract.topics import (
     Watermarks,
 )
 from metadata.postgres.connection import CONNECTION_ERRORS, Database, DedicatedConnection, unavailable
+from metadata.postgres.log.tail import l0_file_of, read_tail
 from metadata.postgres.log.topics import read_topics
 from metadata.postgres.rows import (
     INTS,
@@ -34,34 +28,6 @@ from metadata.postgres.tables import (
 
 WATERMARKS_SLICE = 5_000
 """Rows of a snapshot that are turned into values between two turns of the event loop."""
-
-# Dead files too: a follower that never saw one alive must still move the end of its partitions. Only writers that are
-# ahead of the cursor are looked at, so a caught-up follower reads no row of `files`.
-_TAIL = f"""
-WITH seen AS (SELECT * FROM unnest($1::integer[], $2::integer[], $3::bigint[]) AS s (writer_id, epoch, seq)),
-behind AS (
-    SELECT w.writer_id, coalesce(s.epoch, -1) AS epoch, coalesce(s.seq, -1) AS seq,
-        (w.forgotten_epoch, w.forgotten_seq) > (coalesce(s.epoch, -1), coalesce(s.seq, -1)) AS cold
-    FROM writers w LEFT JOIN seen s ON s.writer_id = w.writer_id
-    WHERE (w.epoch, w.last_seq) > (coalesce(s.epoch, -1), coalesce(s.seq, -1))
-)
-SELECT 'cold' AS part, NULL::bigint AS id, NULL::text AS name, NULL::integer AS writer_id, NULL::integer AS epoch,
-    NULL::bigint AS seq, NULL::bigint AS size_bytes, NULL::bigint AS created_ms, NULL::bytea AS index,
-    NULL::boolean AS live, NULL::uuid AS topic_id, NULL::jsonb AS detail
-WHERE $4 < (SELECT forgotten_change_id FROM cluster) OR EXISTS (SELECT FROM behind WHERE cold)
-UNION ALL
-SELECT 'file', f.file_id, f.key, f.writer_id, f.epoch, f.seq, f.size_bytes, f.created_ms, f.index, f.state = 'live',
-    NULL, NULL
-FROM behind b CROSS JOIN LATERAL (
-    SELECT * FROM files f
-    WHERE f.level = 0 AND f.writer_id = b.writer_id AND (f.epoch, f.seq) > (b.epoch, b.seq)
-    ORDER BY f.epoch, f.seq LIMIT {TAIL_FILES_MAX}
-) AS f
-UNION ALL
-SELECT 'change', c.change_id, c.kind, NULL, NULL, NULL, NULL, NULL, NULL, NULL, c.topic_id, c.detail
-FROM changes c WHERE c.change_id > $4
-ORDER BY 1, 2
-"""  # noqa: S608 - the one thing put in is our own number
 
 WATERMARKS_QUERY = """
 SELECT w.partition_id, w.next_offset, l.log_start_offset, l.last_stable_offset
@@ -80,30 +46,17 @@ class Log:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._reader = DedicatedConnection(database, "siltstone-tail")
+        self._reader = DedicatedConnection(database, "siltstone-tail", generic_plans=True)
 
     async def close(self) -> None:
         await self._reader.close()
 
     async def tail(self, cursor: Cursor) -> Tail:
-        rows = await self._fetch(
-            _TAIL,
-            list(cursor.writers),
-            [epoch for epoch, _ in cursor.writers.values()],
-            [seq for _, seq in cursor.writers.values()],
-            cursor.change_id,
-        )
-        files = [l0_file_of(row, row["id"], row["name"], live=row["live"]) for row in rows if row["part"] == "file"]
-        changes = [_change(row) for row in rows if row["part"] == "change"]
-        if any(row["part"] == "cold" for row in rows):
-            return Tail(files=(), changes=(), cursor=cursor, cold=True)
-        seen = dict(cursor.writers)
-        for file in files:
+        tail = await read_tail(self._fetch, cursor)
+        for file in tail.files:
             # From now on a server that lacks this file has gone back in time.
             self._database.saw_file(file.file_id)
-            seen[file.writer_id] = max(seen.get(file.writer_id, (-1, -1)), (file.epoch, file.seq))
-        change_id = changes[-1].change_id if changes else cursor.change_id
-        return Tail(files=files, changes=changes, cursor=Cursor(writers=seen, change_id=change_id))
+        return tail
 
     async def watermarks(self, partition_ids: Sequence[int]) -> Mapping[int, Watermarks]:
         rows = await self._fetch(f"{WATERMARKS_QUERY} WHERE w.partition_id = ANY ($1::integer[])", list(partition_ids))
@@ -175,27 +128,3 @@ async def _all_watermarks(rows: sa.CursorResult[Any]) -> Sequence[Watermarks]:
         found += [watermarks_of(row) for row in some]
         await asyncio.sleep(0)
     return found
-
-
-def l0_file_of(row: Mapping[Any, Any], file_id: int, key: str, *, live: bool = True) -> L0File:
-    return L0File(
-        file_id=file_id,
-        key=key,
-        writer_id=row["writer_id"],
-        epoch=row["epoch"],
-        seq=row["seq"],
-        size_bytes=row["size_bytes"],
-        created_ms=row["created_ms"],
-        index=row["index"],
-        live=live,
-    )
-
-
-def _change(row: Mapping[Any, Any]) -> Change:
-    topic_id = row["topic_id"]
-    return Change(
-        change_id=row["id"],
-        kind=ChangeKind(row["name"]),
-        topic_id=None if topic_id is None else uuid.UUID(int=topic_id.int),
-        detail=json.loads(row["detail"]),
-    )

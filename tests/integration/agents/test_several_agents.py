@@ -140,6 +140,23 @@ async def _load(client: KafkaClient, done: asyncio.Event) -> None:
         await client.produce("load", 0, records)
 
 
+async def test_changes_of_topics_and_configs_are_hinted_to_the_other_agents(
+    start_agent: StartAgent, dial: Dial
+) -> None:
+    # given: agents that do not look by themselves during this test
+    async with fleet(start_agent, 2, tail_poll_ms=60_000) as agents:
+        await agents.know_each_other()
+        client, other = await dial.kafka(agents[0].address), agents[1].agent._topic_cache
+        await client.create_topic("t", partitions=1)
+        await until(lambda: other.topic("t") is not None)
+        await client.create_partitions("t", 3)
+        await until(lambda: len(other.topic("t").partition_ids) == 3)  # type: ignore[union-attr]
+        await client.alter_configs("t", changes={"retention.ms": "60000"})
+        await until(lambda: other.topic("t").configs == {"retention.ms": "60000"})  # type: ignore[union-attr]
+        await client.delete_topic("t")
+        await until(lambda: other.topic("t") is None)
+
+
 @pytest.mark.parametrize("load", [False, True], ids=["idle", "under load"])
 async def test_what_is_written_through_one_is_read_through_the_other_within_a_second(
     start_agent: StartAgent, postgres_url: str, tmp_path: Path, dial: Dial, load: bool

@@ -10,7 +10,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from tests.fixtures.agents import Dial, RawConnection, StartAgent, read_all, records_of
-from tests.fixtures.fleet import fleet
+from tests.fixtures.fleet import Counted, HintsLost, fleet
 from tests.fixtures.waiting import until
 from wire.batch import ProducerStamp
 from wire.error_codes import ErrorCode
@@ -27,7 +27,7 @@ from wire.records import NewRecord, build_batch
 from wire.schema import ZERO_UUID
 
 LAGGING = {"tail_poll_ms": 60_000}
-"""Such an agent hears of nothing by itself; hints are for files."""
+"""Such an agent hears of nothing by itself, if hints are lost too."""
 
 
 def batch(value: bytes, **numbered: object) -> bytes:
@@ -103,7 +103,7 @@ async def test_an_unknown_id_is_looked_for_once_and_never_again(start_agent: Sta
 
 @pytest.mark.parametrize("first", ["write", "read", "metadata"])
 async def test_an_agent_that_lags_finds_a_new_topic_by_its_id(start_agent: StartAgent, dial: Dial, first: str) -> None:
-    async with fleet(start_agent, 2, **LAGGING) as agents:
+    async with fleet(start_agent, 2, wrap=HintsLost, **LAGGING) as agents:
         client, raw = await dial.kafka(agents[0].address), await dial.raw(agents[1].address)
         await client.create_topic("t", partitions=1)
         topic_id = (await client.topic("t")).topic_id
@@ -122,7 +122,8 @@ async def test_an_agent_that_lags_finds_a_new_topic_by_its_id(start_agent: Start
 async def test_the_old_id_of_a_topic_made_anew_is_unknown_even_where_that_was_not_heard_of(
     start_agent: StartAgent, dial: Dial
 ) -> None:
-    async with fleet(start_agent, 2, **LAGGING) as agents:
+    wraps = iter((HintsLost, Counted))  # the second hears nothing of the first, which hears of the second's files
+    async with fleet(start_agent, 2, wrap=lambda inner: next(wraps)(inner), **LAGGING) as agents:
         client, lagging = await dial.kafka(agents[0].address), await dial.raw(agents[1].address)
         await client.create_topic("t", partitions=1)
         old_id = (await client.topic("t")).topic_id
@@ -148,7 +149,7 @@ async def test_the_old_id_of_a_topic_made_anew_is_unknown_even_where_that_was_no
 async def test_pipelined_batches_keep_their_order_while_the_topic_is_looked_for(
     start_agent: StartAgent, dial: Dial
 ) -> None:
-    async with fleet(start_agent, 2, **LAGGING) as agents:
+    async with fleet(start_agent, 2, wrap=HintsLost, **LAGGING) as agents:
         client, raw = await dial.kafka(agents[0].address), await dial.raw(agents[1].address)
         lagging = agents[1].agent
         for turn in range(5):
@@ -169,7 +170,7 @@ async def test_pipelined_batches_keep_their_order_while_the_topic_is_looked_for(
 async def test_a_client_that_goes_while_its_topic_is_looked_for_holds_up_nobody(
     start_agent: StartAgent, dial: Dial
 ) -> None:
-    async with fleet(start_agent, 2, **LAGGING) as agents:
+    async with fleet(start_agent, 2, wrap=HintsLost, **LAGGING) as agents:
         client = await dial.kafka(agents[0].address)
         await client.create_topic("t", partitions=1)
         topic_id = (await client.topic("t")).topic_id

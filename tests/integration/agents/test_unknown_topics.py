@@ -14,7 +14,7 @@ import pytest
 from metadata.contract.errors import MetadataUnavailableError
 from metadata.contract.tail import Cursor, Tail
 from tests.fixtures.agents import Dial, RawConnection, StartAgent
-from tests.fixtures.fleet import Counted, Fleet, fleet
+from tests.fixtures.fleet import Counted, Fleet, HintsLost, fleet
 from wire.error_codes import ErrorCode
 from wire.messages.alter_partition_reassignments import (
     AlterPartitionReassignmentsRequest,
@@ -65,7 +65,7 @@ from wire.messages.produce import PartitionProduceData, ProduceRequest, ProduceR
 from wire.records import NewRecord, build_batch
 
 LAGGING = {"tail_poll_ms": 60_000}
-"""Such an agent hears of nothing by itself; hints are for files."""
+"""Such an agent hears of nothing by itself, if hints are lost too."""
 UNKNOWN = {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID}
 
 Ask = Callable[[RawConnection, str, UUID, int], Awaitable[int]]
@@ -210,7 +210,7 @@ async def _new_topic(agents: Fleet, dial: Dial, name: str, partitions: int = 1) 
 async def test_an_agent_that_has_not_heard_of_a_topic_looks_before_it_answers(
     start_agent: StartAgent, dial: Dial
 ) -> None:
-    async with fleet(start_agent, 2, **LAGGING) as agents:
+    async with fleet(start_agent, 2, wrap=HintsLost, **LAGGING) as agents:
         await agents.know_each_other()
         for ask in (*OF_TOPICS, *OF_PARTITIONS):
             if ask is offset_commit:
@@ -222,7 +222,7 @@ async def test_an_agent_that_has_not_heard_of_a_topic_looks_before_it_answers(
 
 
 async def test_a_partition_that_was_added_elsewhere_is_looked_for(start_agent: StartAgent, dial: Dial) -> None:
-    async with fleet(start_agent, 2, **LAGGING) as agents:
+    async with fleet(start_agent, 2, wrap=HintsLost, **LAGGING) as agents:
         client, raw = await dial.kafka(agents[0].address), await dial.raw(agents[1].address)
         topic_id = await _new_topic(agents, dial, "t")
         assert await metadata_by_name(raw, "t", topic_id, 0) == 0

@@ -18,6 +18,7 @@ from runtime.clock import SystemClock
 class FakeConnection:
     def __init__(self) -> None:
         self.executed: list[str] = []
+        self.is_mute = False
         self.listeners: dict[str, Callable[..., None]] = {}
 
     def is_closed(self) -> bool:
@@ -29,6 +30,8 @@ class FakeConnection:
 
     async def execute(self, statement: str) -> None:
         self.executed.append(statement)
+        if self.is_mute:
+            await asyncio.Event().wait()
 
     def add_termination_listener(self, listener: Callable[..., None]) -> None: ...
 
@@ -83,4 +86,29 @@ async def test_hints_are_sent_and_heard_again_after_a_connection_was_refused(
     await asyncio.sleep(0)
     database.connections["siltstone-listen"].listeners[news.AGENTS](None, 1, news.AGENTS, "")
     assert await heard
+    await hints.close()
+
+
+async def test_a_listening_connection_that_no_longer_answers_counts_as_deaf(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(news, "LISTEN_AGAIN_MS", 60_000.0)
+    monkeypatch.setattr(news, "LISTEN_CHECK_MS", 100.0)
+    monkeypatch.setattr(news, "LISTEN_ANSWER_MS", 20.0)
+    database: Any = FakeDatabase(MetadataUnavailableError("away"))
+    database.refused.add("siltstone-listen")
+    hints = News(database)
+    hints.start()
+    async with asyncio.timeout(20):
+        while not hints.hears_news:
+            await asyncio.sleep(0)
+        await hints.wait_for_news(60_000)  # the hint with which listening begins
+        connection = database.connections["siltstone-listen"]
+        while not connection.executed:
+            await asyncio.sleep(0.001)
+        assert hints.hears_news, "it answered"
+        connection.is_mute = True
+        # the wait ends, so that the follower polls at its shorter interval
+        await hints.wait_for_news(60_000)
+        assert not hints.hears_news
     await hints.close()
