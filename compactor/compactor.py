@@ -124,7 +124,7 @@ class Compactor:
             ),
             before_deleting=None if self._backup is None else self._backup.flush,
         )
-        self.retention = Retention(metadata=metadata.deletion, metrics=runtime.metrics)
+        self.retention = Retention(metadata=metadata.deletion, metrics=runtime.metrics, clock=runtime.clock)
         self._erasures = ErasureDuty(
             store=store,
             metadata=metadata,

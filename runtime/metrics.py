@@ -324,8 +324,14 @@ class Metrics:
             "expired_producers_total", "Silent producers whose state was deleted."
         )
         self.dead_bytes = self._gauge("dead_bytes", "Bytes of live files that no live extent needs.")
-        self.dead_files_waiting = self._gauge("dead_files_waiting", "Dead files not deleted yet (in grace, pinned).")
-        self.dead_bytes_waiting = self._gauge("dead_bytes_waiting", "Bytes of dead files not deleted yet.")
+        self.dead_files_waiting = self._gauge(
+            "dead_files_waiting",
+            "Dead files not deleted yet (in grace, pinned, read by a merge); it counts up to 100,000.",
+        )
+        self.dead_bytes_waiting = self._gauge(
+            "dead_bytes_waiting",
+            "Bytes of the dead files that siltstone_dead_files_waiting counts: those that died first.",
+        )
         self.deleted_files_total = self._counter("deleted_files_total", "Dead files whose deletion was confirmed.")
         self.deleted_bytes_total = self._counter(
             "deleted_bytes_total", "Bytes of dead files whose deletion was confirmed."

@@ -17,7 +17,8 @@ Before a dead file goes, the metadata backup in the bucket records that it is de
 2. Abort uploads that were begun and never ended.
 3. Delete plans, manifests and other objects of heavy merges that are over, and replaced parts of the metadata backup.
    Steps 2 and 3 list the bucket, so they run once in `leftovers_ms`: what they find costs storage and nothing else.
-4. Delete rows of deleted and aborted files that are older than any commit that may still come.
+4. Delete rows of deleted and aborted files that are older than any commit that may still come, in as many small
+   transactions as it takes: a janitor that was halted for days catches up.
 
 If step 1 fails (for example because the backup cannot be written), the other steps run before its error is raised. The
 gauges of waiting files are set in any case.
@@ -258,9 +259,9 @@ class Janitor:
         return uploads
 
     async def _measure(self) -> None:
-        waiting = await self._metadata.deletion.dead_files(grace_ms=0, limit=100 * BATCH)
-        self._metrics.dead_files_waiting.set(len(waiting))
-        self._metrics.dead_bytes_waiting.set(sum(each.size_bytes for each in waiting))
+        waiting = await self._metadata.deletion.dead_waiting()
+        self._metrics.dead_files_waiting.set(waiting.files)
+        self._metrics.dead_bytes_waiting.set(waiting.bytes)
 
     # ---- orphans
     async def sweep_orphans(self) -> SweptOrphans:

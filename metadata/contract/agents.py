@@ -125,6 +125,7 @@ class AgentMetadata(Protocol):
         """Give offsets to the batches of one L0 file. Idempotent by key. See `metadata/contract/l0_commit.py`.
 
         A repeat gives the same answer, even if meanwhile the writer was fenced, or the file was merged and deleted.
+        Only the index may be empty by then, if the writer committed a newer file under the same lease.
 
         The error of each batch: 0; OUT_OF_ORDER_SEQUENCE_NUMBER(45); INVALID_PRODUCER_EPOCH(47);
         UNKNOWN_TOPIC_OR_PARTITION(3) when the partition is gone. If the database definitely refuses the commit

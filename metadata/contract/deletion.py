@@ -1,6 +1,7 @@
 """The calls of retention and of the janitor: expiring data, and deciding which objects may be deleted.
 
-Each call is one transaction. All times are those of the store's clock.
+Each call is one transaction, but `forget_rows` and `files_deleted` are many short ones. All times are those of the
+store's clock.
 """
 
 from __future__ import annotations
@@ -18,6 +19,28 @@ class DeadFile:
     key: str
     size_bytes: int
     dead_ms: int
+
+
+DEAD_COUNTED_MAX = 100_000
+"""`dead_waiting` counts no further."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadWaiting:
+    """The dead files whose objects exist still. With more than DEAD_COUNTED_MAX of them: the ones that died first."""
+
+    files: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpiredProducers:
+    """The result of one look at a slice of all producer states."""
+
+    producers: int
+    """How many were dropped."""
+    after: tuple[int, int] | None
+    """The (partition id, producer id) behind which the next look begins; None: this was the last slice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +70,9 @@ class DeletionMetadata(Protocol):
         """
         ...
 
-    async def expire_producers(self) -> int:
-        """Drop the state of producers silent for longer than `producer.id.expiration.ms`. Returns how many."""
+    async def expire_producers(self, *, after: tuple[int, int] | None = None, limit: int = 10_000) -> ExpiredProducers:
+        """Look at the next `limit` producer states behind the (partition id, producer id) `after`, by these ids (None:
+        from the first on), and drop those that were silent for longer than `producer.id.expiration.ms`."""
         ...
 
     async def forget_rows(self, *, before_ms: int) -> int:
@@ -57,10 +81,12 @@ class DeletionMetadata(Protocol):
         many.
 
         A job whose result names records that it could not read (`metadata.rules.jobs.UNREADABLE`) stays while a file
-        that it wrote lives. The newest file row always stays, because it shows whether the database went back.
-        Followers with an older cursor start cold. From now on the store refuses keys as old as a forgotten key
-        (`metadata/rules/object_keys.py`). The time of a topic's deletion stays at least until all older producer ids
-        have expired.
+        that it wrote lives. Followers with an older cursor start cold. From now on the store refuses keys as old as a
+        forgotten key (`metadata/rules/object_keys.py`). The time of a topic's deletion stays at least until all older
+        producer ids have expired.
+
+        Rows go in batches, each in a transaction of its own, however many there are. After an error some are forgotten:
+        these marks are visible together with the rows' absence, batch by batch.
         """
         ...
 
@@ -69,9 +95,18 @@ class DeletionMetadata(Protocol):
         the first to die come first."""
         ...
 
+    async def dead_waiting(self) -> DeadWaiting:
+        """How many dead files wait for their deletion, whatever they wait for."""
+        ...
+
     async def files_deleted(self, file_ids: Sequence[int]) -> None:
         """Mark files as deleted (dead -> deleted) after the object store confirmed that their objects are gone. The
-        rows of their extents are removed."""
+        rows of their extents are removed.
+
+        An L0 file gives its index back, and followers that have not come as far as this file start cold. It keeps the
+        index as long as it is the newest of its writer's epoch, because its commit may be in doubt. It keeps the
+        results of its batches in any case, for a repeat of its commit.
+        """
         ...
 
     async def known_keys(self, keys: Sequence[str]) -> frozenset[str]:

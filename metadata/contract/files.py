@@ -28,7 +28,8 @@ class FileInfo:
     crc32c: int
     created_ms: int
     index: bytes
-    """The packed index; it has no rows from L1 up."""
+    """The packed index; it has no rows from L1 up, and none once the file is deleted (but see
+    `DeletionMetadata.files_deleted`)."""
     file_class: str | None = None
     """A `metadata.contract.leveled.FileClass` from L1 up."""
     dead_ms: int | None = None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from metadata.configs.broker import retention_check_ms
-from metadata.contract.deletion import DeadFile, Expired
+from metadata.contract.deletion import DEAD_COUNTED_MAX, DeadFile, DeadWaiting, Expired, ExpiredProducers
 from metadata.contract.files import FileInfo, FileState
 from metadata.contract.jobs import (
     JobState,
@@ -67,19 +68,20 @@ class MemoryDeletion:
         timestamp_ms = row.max_timestamp_ms if row.max_timestamp_ms >= 0 else created_ms
         return AgedExtent(row.extent_id, row.base_offset, row.last_offset, row.length, timestamp_ms)
 
-    async def expire_producers(self) -> int:
+    async def expire_producers(self, *, after: tuple[int, int] | None = None, limit: int = 10_000) -> ExpiredProducers:
         db = self.database
         silent_since_ms = self._clock.wall_ms() - self._expiration_ms
-        silent = [where for where, seen_ms in db.producers_seen_ms.items() if seen_ms < silent_since_ms]
+        looked = sorted(where for where in db.producers_seen_ms if after is None or where > after)[:limit]
+        silent = [where for where in looked if db.producers_seen_ms[where] < silent_since_ms]
         for where in silent:
             del db.producers_seen_ms[where]
             db.producers.pop(where, None)
-        return len(silent)
+        return ExpiredProducers(producers=len(silent), after=looked[-1] if len(looked) == limit else None)
 
     async def forget_rows(self, *, before_ms: int) -> int:
         db = self.database
         old = [change.change_id for change, made_ms in db.changes if made_ms < before_ms]
-        db.changes = db.changes[len(old) :]
+        db.changes = [(change, made_ms) for change, made_ms in db.changes if made_ms >= before_ms]
         db.forgotten_change_id = max([db.forgotten_change_id, *old])
         # A key of a later hour keeps its row: `forgotten_key_hour` must not refuse keys of writers with a right clock.
         gone = [
@@ -154,14 +156,32 @@ class MemoryDeletion:
         ]
         return sorted(waiting, key=lambda file: (file.dead_ms, file.file_id))[:limit]
 
+    async def dead_waiting(self) -> DeadWaiting:
+        dead = [file.info for file in self.database.files.values() if file.info.state is FileState.DEAD]
+        oldest = sorted(dead, key=lambda info: (info.dead_ms or 0, info.file_id))[:DEAD_COUNTED_MAX]
+        return DeadWaiting(files=len(oldest), bytes=sum(info.size_bytes for info in oldest))
+
     async def files_deleted(self, file_ids: Sequence[int]) -> None:
         for file_id in file_ids:
             file = self.database.files.get(file_id)
             if file is not None and file.info.state is FileState.DEAD:
                 file.deleted()
+                self._take_index(file)
                 for extent_id in file.extents:
                     del self.database.extents[extent_id]
                 file.extents.clear()
+
+    def _take_index(self, file: File) -> None:
+        """Followers that have not come as far as this file start cold, because it no longer moves the ends of their
+        partitions."""
+        db, info = self.database, file.info
+        if info.writer_id is None or info.epoch is None or info.seq is None or info.index == encode_index(()):
+            return
+        writer = db.writers[info.writer_id]
+        newest = max(other.seq or 0 for id_ in writer.files if (other := db.files[id_].info).epoch == info.epoch)
+        if info.seq < newest:  # else its commit may be in doubt, and its answer must bring the index
+            file.info = replace(info, index=encode_index(()))
+            writer.forgotten = max(writer.forgotten, (info.epoch, info.seq))
 
     async def known_keys(self, keys: Sequence[str]) -> frozenset[str]:
         db = self.database

@@ -34,7 +34,7 @@ class Writer:
     """None: the lease was ended."""
     draining: bool = False
     forgotten: tuple[int, int] = (-1, -1)
-    """The highest (epoch, seq) whose row was forgotten."""
+    """The highest (epoch, seq) whose row was forgotten, or whose index was given back."""
     files: list[int] = field(default_factory=list[int])
 
 

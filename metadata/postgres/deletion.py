@@ -9,17 +9,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from metadata.configs.broker import retention_check_ms
-from metadata.contract.deletion import DeadFile, Expired
+from metadata.contract.deletion import DEAD_COUNTED_MAX, DeadFile, DeadWaiting, Expired, ExpiredProducers
 from metadata.contract.tail import ChangeKind
-from metadata.erasures.stages import KEPT_MS
 from metadata.postgres import history as postgres_history
 from metadata.postgres.connection import Database
+from metadata.postgres.forgetting import RAISE_MARKS, Forgetting
 from metadata.postgres.log.broker_configs import BROKER_CONFIGS_SET, CONFIGS_IN_FORCE
 from metadata.postgres.rows import (
     INTS,
@@ -39,8 +40,8 @@ from metadata.postgres.tables import (
     TOPICS,
 )
 from metadata.rules.history import History
-from metadata.rules.jobs import UNREADABLE
-from metadata.rules.object_keys import hour_at, key_level
+from metadata.rules.object_keys import key_level
+from metadata.rules.packed_index import ROW_BYTES
 from metadata.rules.retention import (
     AgedExtent,
     RetentionPolicy,
@@ -53,8 +54,8 @@ NOW_MS = sa.text("clock_ms()")
 PARTITIONS_MAX = 1_000
 """Partitions that one round of retention takes on."""
 
-PRODUCERS_MAX = 10_000
-"""Producer states that one transaction drops."""
+MARKED_MAX = 100
+"""Files that one transaction marks as deleted: a merged file may have many extents."""
 
 # Judged by the first extent alone: retention takes a prefix, so a partition whose first extent stays loses nothing.
 _EXPIRING = statement(
@@ -86,63 +87,34 @@ _AGED = statement(
     partition_ids=INTS,
 )
 
+# A slice of the table by its key: an index over `last_seen_ms` would make every commit write it.
 # SKIP LOCKED: a row that a commit holds was used a moment ago, and the commit must not wait for us.
 _EXPIRE_PRODUCERS = statement(
-    """WITH silent AS (
-        SELECT partition_id, producer_id FROM producers WHERE last_seen_ms < clock_ms() - :expiration_ms
-        ORDER BY partition_id, producer_id LIMIT :limit FOR UPDATE SKIP LOCKED
+    """WITH looked AS MATERIALIZED (
+        SELECT partition_id, producer_id, last_seen_ms FROM producer_states
+        WHERE (partition_id, producer_id) > (:partition_id, :producer_id)
+        ORDER BY partition_id, producer_id LIMIT :limit
+    ), silent AS (
+        SELECT p.partition_id, p.producer_id
+        FROM looked l JOIN producer_states p ON p.partition_id = l.partition_id AND p.producer_id = l.producer_id
+        WHERE l.last_seen_ms < :silent_since_ms AND p.last_seen_ms < :silent_since_ms
+        ORDER BY p.partition_id, p.producer_id FOR UPDATE OF p SKIP LOCKED
+    ), dropped AS (
+        DELETE FROM producer_states p USING silent s
+        WHERE p.partition_id = s.partition_id AND p.producer_id = s.producer_id RETURNING p.producer_id
     )
-    DELETE FROM producers p USING silent s
-    WHERE p.partition_id = s.partition_id AND p.producer_id = s.producer_id""",
-    expiration_ms=sa.BigInteger,
+    SELECT (SELECT count(*) FROM looked) AS looked, (SELECT count(*) FROM dropped) AS dropped,
+        l.partition_id, l.producer_id
+    FROM looked l ORDER BY l.partition_id DESC, l.producer_id DESC LIMIT 1""",
+    partition_id=sa.Integer,
+    producer_id=sa.BigInteger,
+    silent_since_ms=sa.BigInteger,
     limit=sa.BigInteger,
 )
 
-# One statement, so that the marks of what was forgotten become visible together with its absence: a cursor, a key
-# or a writer that is older than a mark is refused or starts cold.
-_FORGET = """
-WITH old_files AS (
-    DELETE FROM files WHERE state IN ('deleted', 'aborted') AND created_ms < :before_ms
-        AND coalesce((regexp_match(key, '/([0-9]{10})/'))[1]::bigint, 0) <= :key_hour
-    RETURNING file_id, key, writer_id, epoch, seq
-), old_changes AS (
-    DELETE FROM changes WHERE created_ms < :before_ms RETURNING change_id
-), old_names AS (
-    DELETE FROM deleted_topics WHERE deleted_ms < least(:before_ms, clock_ms() - :expiration_ms) RETURNING name
-), old_jobs AS (
-    DELETE FROM merge_jobs j WHERE state IN ('done', 'failed') AND finished_ms < :before_ms AND NOT (
-        jsonb_exists(j.result, :unreadable)
-        AND EXISTS (SELECT FROM files f WHERE f.job_id = j.job_id AND f.state = 'live')
-    ) RETURNING job_id
-), old_compactors AS (
-    DELETE FROM compactors WHERE lease_until_ms < least(:before_ms, clock_ms()) RETURNING node_id
-), old_duties AS (
-    DELETE FROM duties WHERE until_ms < least(:before_ms, clock_ms()) RETURNING name
-), old_pins AS (
-    DELETE FROM pins WHERE expires_ms < least(:before_ms, clock_ms()) RETURNING pin_id
-), old_erasures AS (
-    DELETE FROM erasures WHERE done_ms < least(:before_ms, clock_ms() - :kept_ms) RETURNING erasure_id
-), per_writer AS (
-    SELECT DISTINCT ON (writer_id) writer_id, epoch, seq FROM old_files WHERE writer_id IS NOT NULL
-    ORDER BY writer_id, epoch DESC, seq DESC
-), writers_moved AS (
-    UPDATE writers w SET forgotten_epoch = p.epoch, forgotten_seq = p.seq
-    FROM per_writer p
-    WHERE w.writer_id = p.writer_id AND (w.forgotten_epoch, w.forgotten_seq) < (p.epoch, p.seq)
-), cluster_moved AS (
-    UPDATE cluster SET
-        forgotten_key_hour = greatest(forgotten_key_hour,
-            (SELECT max((regexp_match(key, '/([0-9]{10})/'))[1]::bigint) FROM old_files)),
-        forgotten_file_id = greatest(forgotten_file_id, (SELECT max(file_id) FROM old_files)),
-        forgotten_change_id = greatest(forgotten_change_id, (SELECT max(change_id) FROM old_changes))
-)
-SELECT (SELECT count(*) FROM old_files) + (SELECT count(*) FROM old_changes) + (SELECT count(*) FROM old_names)
-    + (SELECT count(*) FROM old_jobs) + (SELECT count(*) FROM old_compactors) + (SELECT count(*) FROM old_duties)
-    + (SELECT count(*) FROM old_pins) + (SELECT count(*) FROM old_erasures)
-"""
-
 # A file that died at or after the creation of a running pin may be in that reader's snapshot. The inputs of a live job
-# stay too: its compactor may be reading them.
+# stay too: its compactor may be reading them. Their files are looked up once, extent by extent (OFFSET), because the
+# inputs of live jobs are few and the extents of a thousand dead files may be a million.
 _DEAD_FILES = statement(
     """SELECT f.file_id, f.key, f.size_bytes, f.dead_ms FROM files f
     WHERE f.state = 'dead' AND f.dead_ms <= clock_ms() - :grace_ms
@@ -150,23 +122,51 @@ _DEAD_FILES = statement(
             (SELECT min(p.created_ms) FROM pins p WHERE p.expires_ms > clock_ms()), 9223372036854775807
         )
         AND NOT EXISTS (SELECT FROM merge_inputs i WHERE i.file_id = f.file_id)
-        AND NOT EXISTS (
-            SELECT FROM merge_inputs i JOIN extents e ON e.extent_id = i.extent_id WHERE e.file_id = f.file_id
+        AND f.file_id NOT IN (
+            SELECT DISTINCT x.file_id FROM merge_inputs i CROSS JOIN LATERAL (
+                SELECT e.file_id FROM extents e WHERE e.extent_id = i.extent_id OFFSET 0
+            ) AS x WHERE i.extent_id IS NOT NULL
         )
     ORDER BY f.dead_ms, f.file_id LIMIT :limit""",
     grace_ms=sa.BigInteger,
     limit=sa.BigInteger,
 )
 
-# The row of a deleted file stays until it is forgotten: it refuses its key, and answers a repeat of its commit.
+# The row of a deleted file stays until it is forgotten: it refuses its key, and answers a repeat of its commit. Its
+# index would be most of the row, and only followers read it; those that have not come so far start cold.
+# The newest file of an epoch keeps its index: its commit may be in doubt. Its writer commits nothing newer before it
+# has the answer, and an answer without the index would let it pass over offsets that its own follower never saw.
+# Answers that lie in the index alone (empty results) are kept as format 3: the base offset of each row. There, the
+# inner OFFSET unpacks a stored index once and not for each row; the outer one keeps it out of the sort.
 _FILES_DELETED = statement(
-    """WITH gone AS (
-        SELECT file_id FROM files WHERE file_id = ANY (:file_ids) AND state = 'dead' ORDER BY file_id FOR UPDATE
+    rf"""WITH gone AS MATERIALIZED (
+        SELECT f.file_id, f.writer_id, f.epoch, f.seq, length(f.index) > 1 AND EXISTS (
+            SELECT FROM files n
+            WHERE n.level = 0 AND n.writer_id = f.writer_id AND n.epoch = f.epoch AND n.seq > f.seq
+        ) AS gives_index
+        FROM files f WHERE f.file_id = ANY (:file_ids) AND f.state = 'dead' ORDER BY f.file_id FOR UPDATE OF f
     ), marked AS (
-        UPDATE files f SET state = 'deleted' FROM gone g WHERE f.file_id = g.file_id
-    )
-    DELETE FROM extents e USING gone g WHERE e.file_id = g.file_id""",
+        UPDATE files f SET state = 'deleted', index = CASE WHEN g.gives_index THEN '\x01' ELSE f.index END,
+            results = CASE WHEN g.gives_index AND f.results = '' THEN '\x03' || (
+                SELECT string_agg(row.base, ''::bytea ORDER BY row.at) FROM (
+                    SELECT at, substring(plain.index FROM {1 + 1 + 4} + at * {ROW_BYTES} FOR 8) AS base
+                    FROM (SELECT f.index || ''::bytea AS index OFFSET 0) AS plain,
+                        generate_series(0, length(f.index) / {ROW_BYTES} - 1) AS at OFFSET 0
+                ) AS row
+            ) ELSE f.results END
+        FROM gone g WHERE f.file_id = g.file_id
+    ), written AS (
+        SELECT writer_id, epoch, seq FROM gone WHERE gives_index
+    ), {RAISE_MARKS}
+    DELETE FROM extents e USING gone g WHERE e.file_id = g.file_id""",  # noqa: S608 - our own text
     file_ids=LONGS,
+)
+
+_DEAD_WAITING = statement(
+    """SELECT count(*) AS files, coalesce(sum(size_bytes), 0)::bigint AS bytes FROM (
+        SELECT size_bytes FROM files WHERE state = 'dead' ORDER BY dead_ms, file_id LIMIT :limit
+    ) AS oldest""",
+    limit=sa.BigInteger,
 )
 
 
@@ -176,6 +176,7 @@ class PostgresDeletion:
     def __init__(self, database: Database, *, producer_id_expiration_ms: int) -> None:
         self._database = database
         self._expiration_ms = producer_id_expiration_ms
+        self._forgetting = Forgetting(database, producer_id_expiration_ms=producer_id_expiration_ms)
 
     # -- retention
 
@@ -203,30 +204,29 @@ class PostgresDeletion:
 
         return await self._database.write(work)
 
-    async def expire_producers(self) -> int:
-        async def work(connection: AsyncConnection) -> int:
-            bounds = {"expiration_ms": self._expiration_ms, "limit": PRODUCERS_MAX}
-            return (await connection.execute(_EXPIRE_PRODUCERS, bounds)).rowcount
+    async def expire_producers(self, *, after: tuple[int, int] | None = None, limit: int = 10_000) -> ExpiredProducers:
+        place = (-1, -1) if after is None else after
 
-        dropped = 0
-        # Many short transactions: commits wait for the rows that one of them holds.
-        while done := await self._database.write(work):
-            dropped += done
-        return dropped
-
-    async def forget_rows(self, *, before_ms: int) -> int:
-        async def work(connection: AsyncConnection) -> int:
+        async def work(connection: AsyncConnection) -> ExpiredProducers:
+            # The time as a value: a row is then judged alike at its look and under its lock.
             bounds = {
-                "before_ms": before_ms,
-                "key_hour": hour_at(before_ms),
-                "expiration_ms": self._expiration_ms,
-                "unreadable": UNREADABLE,
-                "kept_ms": KEPT_MS,
+                "partition_id": place[0],
+                "producer_id": place[1],
+                "silent_since_ms": await now_ms(connection) - self._expiration_ms,
+                "limit": limit,
             }
-            done = await connection.execute(sa.text(_FORGET), bounds)
-            return done.scalar_one()
+            row = (await connection.execute(_EXPIRE_PRODUCERS, bounds)).one_or_none()
+            if row is None:
+                return ExpiredProducers(producers=0, after=None)
+            is_last = row.looked < limit
+            return ExpiredProducers(
+                producers=row.dropped, after=None if is_last else (row.partition_id, row.producer_id)
+            )
 
         return await self._database.write(work)
+
+    async def forget_rows(self, *, before_ms: int) -> int:
+        return await self._forgetting.forget_rows(before_ms=before_ms)
 
     # -- deletion
 
@@ -237,11 +237,21 @@ class PostgresDeletion:
 
         return await self._database.read(work)
 
-    async def files_deleted(self, file_ids: Sequence[int]) -> None:
-        async def work(connection: AsyncConnection) -> None:
-            await connection.execute(_FILES_DELETED, {"file_ids": list(file_ids)})
+    async def dead_waiting(self) -> DeadWaiting:
+        async def work(connection: AsyncConnection) -> DeadWaiting:
+            row = (await connection.execute(_DEAD_WAITING, {"limit": DEAD_COUNTED_MAX})).one()
+            return DeadWaiting(files=row.files, bytes=row.bytes)
 
-        await self._database.write(work)
+        return await self._database.read(work)
+
+    async def files_deleted(self, file_ids: Sequence[int]) -> None:
+        for start in range(0, len(file_ids), MARKED_MAX):
+            values = {"file_ids": list(file_ids[start : start + MARKED_MAX])}
+
+            async def work(connection: AsyncConnection, values: Mapping[str, Any] = values) -> None:
+                await connection.execute(_FILES_DELETED, dict(values))
+
+            await self._database.write(work)
 
     async def known_keys(self, keys: Sequence[str]) -> frozenset[str]:
         async def work(connection: AsyncConnection) -> frozenset[str]:

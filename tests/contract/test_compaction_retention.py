@@ -10,6 +10,7 @@ from metadata.contract.files import FileState
 from metadata.contract.tail import Change, ChangeKind, Cursor
 from metadata.postgres import deletion as postgres_deletion
 from metadata.rules.refusals import offset_outside, unknown_partition
+from runtime.clock import SystemClock
 from runtime.metrics import Metrics
 from tests.contract.merges import broken, claim, commit_of, extents_of, job, merge, output_extent, output_file, spans
 from tests.contract.metadata_worlds import DAY_MS, World, Writer, batch, new_topic, raises_exactly, sent
@@ -168,7 +169,7 @@ async def test_retention_goes_on_until_nothing_is_left_that_expires_however_many
     file = await writer.commit(*(batch(id_, 10) for id_ in topic.partition_ids))
     await merge(world.service, l0=[file.file_id])
 
-    applied = await Retention(metadata=world.service.deletion, metrics=Metrics()).apply()
+    applied = await Retention(metadata=world.service.deletion, metrics=Metrics(), clock=SystemClock()).apply()
 
     assert (applied.extents, applied.partitions) == (7, 7)
     assert [await log_start(world, id_) for id_ in topic.partition_ids] == [10] * 7
@@ -186,7 +187,9 @@ async def test_retention_takes_the_oldest_first_when_one_call_is_not_enough(worl
     async def log_starts() -> list[int]:
         return [await log_start(world, id_) for id_ in topic.partition_ids]
 
-    retention = Retention(metadata=world.service.deletion, metrics=Metrics(), round_extents=1, rounds_max=2)
+    retention = Retention(
+        metadata=world.service.deletion, metrics=Metrics(), clock=SystemClock(), round_extents=1, rounds_max=2
+    )
     assert (await retention.apply()).extents == 2
     assert await log_starts() == [0, 10, 10]
     assert (await retention.apply()).extents == 1
@@ -382,7 +385,7 @@ async def test_producers_silent_for_longer_than_the_expiration_are_dropped(
     await writer.commit(sent(one, 2, 1))
     # when the other has been silent for as long as the expiration, or for a millisecond more
     await world.set_clock(began_ms + silent_ms)
-    assert await world.service.deletion.expire_producers() == dropped
+    assert (await world.service.deletion.expire_producers()).producers == dropped
     # then only in the second case it is gone: its next batch is out of order
     kept = [state.producer_id for state in await world.service.agents.producer_states()]
     assert kept == ([2] if dropped else [1, 2])

@@ -15,6 +15,7 @@ from tests.mutants.planted_in_drains import DRAINS
 from tests.mutants.planted_in_erase_command import ASKED
 from tests.mutants.planted_in_erasures import ERASING
 from tests.mutants.planted_in_survivors import SURVIVORS
+from tests.mutants.planted_in_sweeps import SWEEPS
 
 ORACLES = "tests/property/test_messages_against_oracles.py"
 BATCHES = "tests/property/test_record_batches.py"
@@ -373,6 +374,7 @@ MUTANTS = (
     *READING,
     *ZONES,
     *GONE,
+    *SWEEPS,
     *CLOCKWORK,
     *ERASING,
     *ASKED,

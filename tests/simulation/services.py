@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from metadata.configs.changes import Changes, TopicDecision
-from metadata.contract.deletion import DeadFile
+from metadata.contract.deletion import DeadFile, DeadWaiting
 from metadata.contract.errors import MetadataUnavailableError
 from metadata.contract.files import FileInfo
 from metadata.contract.groups import ExpiredGroups, GroupLease
@@ -361,6 +361,9 @@ class SimulatedMetadata(FarSide):
 
     async def dead_files(self, *, grace_ms: int, limit: int = 1000) -> Sequence[DeadFile]:
         return await self._ask(lambda: self.server.deletion.dead_files(grace_ms=grace_ms, limit=limit))
+
+    async def dead_waiting(self) -> DeadWaiting:
+        return await self._ask(self.server.deletion.dead_waiting)
 
     async def files_deleted(self, file_ids: Sequence[int]) -> None:
         await self._ask(lambda: self.server.deletion.files_deleted(file_ids))

@@ -17,7 +17,6 @@ def upgrade() -> None:
     run_script("commit_l0_v1_packed.sql")
     run_script("commit_l0_v3.sql")
     run_script("0006_sums.sql")
-    run_script("0006_sweeps.sql")
 
 
 def downgrade() -> None:

@@ -123,10 +123,8 @@ BEGIN
         END IF;
     END IF;
 
-    -- 3. The id after the locks, so that ids ascend with offsets. A key that is known, aborted or too old is no usual one.
-    IF (regexp_match(p_key, '/([0-9]{10})/'))[1]::bigint <= (SELECT c.forgotten_key_hour FROM cluster c) THEN
-        RAISE EXCEPTION 'key % is too old', p_key USING ERRCODE = 'SL010';
-    END IF;
+    -- 3. The id after the locks, so that ids ascend with offsets, and so that the transaction has its own id before:
+    --    `metadata/postgres/log/tail.py` relies on both. A key that is known, aborted or too old is no usual one.
     v_file_id := nextval('file_ids');
     v_index := '\x01'::bytea || v_index;
     -- `results` stays empty: the answers follow from the index (`metadata/rules/results.py`).
@@ -139,6 +137,10 @@ BEGIN
     ) ON CONFLICT DO NOTHING;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'key % is known', p_key USING ERRCODE = 'SL010';
+    END IF;
+    --    After the INSERT: it may have waited for a janitor that forgot the row of an aborted key and raised this mark.
+    IF (regexp_match(p_key, '/([0-9]{10})/'))[1]::bigint <= (SELECT c.forgotten_key_hour FROM cluster c) THEN
+        RAISE EXCEPTION 'key % is too old', p_key USING ERRCODE = 'SL010';
     END IF;
     RETURN QUERY SELECT v_file_id, v_index, v_now;
 END

@@ -33,8 +33,9 @@ Fetch: TypeAlias = Callable[..., Awaitable[Sequence[Any]]]
 
 AHEAD_FILES_MAX = 1_000
 
-# Dead files too: a follower that never saw one alive must still move the end of its partitions. Only writers that are
-# ahead of the cursor are looked at, so a caught-up follower reads no row of `files`.
+# Dead files too: a follower that never saw one alive must still move the end of its partitions. A deleted file can no
+# longer move it (`DeletionMetadata.files_deleted`): the writer's mark makes a follower behind it start cold. Only
+# writers that are ahead of the cursor are looked at, so a caught-up follower reads no row of `files`.
 _TAIL_FORM = """
 WITH seen AS (SELECT * FROM unnest($1::integer[], $2::integer[], $3::bigint[]) AS s (writer_id, epoch, seq)),
 behind AS (

@@ -14,7 +14,7 @@ from tests.fixtures.twin_metadata import Twins
 STEPS = 700
 MUST_HAPPEN = frozenset(
     {"commit_merge", "trimmed", "expired", "silent", "kept", "duplicate", "error 45", "error 3", "delete_topic"}
-    | {"JobLostError", "CommitRefusedError", "AddressTakenError"}
+    | {"JobLostError", "CommitRefusedError", "AddressTakenError", "gave index", "cold", "warm"}
 )
 """In each history. `kept`: a dead file that a reader's pin may protect."""
 SEEDS, SOAK_SEEDS = range(4), range(1_000, 1_040)

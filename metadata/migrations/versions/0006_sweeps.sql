@@ -1,2 +1,0 @@
--- Migration 0006, part sweeps.
-SELECT 1;
