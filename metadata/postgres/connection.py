@@ -28,7 +28,13 @@ from sqlalchemy.pool import PoolProxiedConnection, QueuePool
 
 from metadata.contract.errors import MetadataInDoubtError, MetadataUnavailableError, RightsMissingError, WentBackError
 from metadata.migrations.schema_versions import check_takes, read_state
-from metadata.postgres.driver import DRIVER_ERRORS, Connection, is_refused_by_driver, open_connection
+from metadata.postgres.driver import (
+    DRIVER_ERRORS,
+    Connection,
+    is_lost_connection,
+    is_refused_by_driver,
+    open_connection,
+)
 from metadata.postgres.history import SYSTEM_IDENTIFIER, TIMELINE
 from metadata.postgres.pooler import find_pooler
 from metadata.postgres.tables import SCHEMA_REVISION
@@ -62,6 +68,9 @@ CONNECTION_ERRORS: tuple[type[Exception], ...] = (DBAPIError, PoolTimeoutError, 
 """Every error that the drivers raise when a statement or a connection fails."""
 
 _USED_MS = "used_ms"
+_PING = sa.text("SELECT 1")
+_ENDED = frozenset({"57P01", "57P02", "25P03"})
+"""SQLSTATEs of a session that was ended: by an administrator, by a crash, or because it stood still."""
 
 T = TypeVar("T")
 
@@ -249,14 +258,22 @@ class Database:
         options: dict[str, Any] = {"isolation_level": "AUTOCOMMIT"}
         if repeatable:
             options = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
-        try:
-            async with self._pooled() as connection:
-                return await work(await connection.execution_options(**options))
-        except CONNECTION_ERRORS as error:
-            raise _meaning(error) from error
+        for attempt in range(ATTEMPTS):
+            is_working = False
+            try:
+                async with self._pooled() as connection:
+                    await connection.execution_options(**options)
+                    if repeatable:
+                        await connection.scalar(_PING)
+                        is_working = True  # it may have given rows away
+                    return await work(connection)
+            except CONNECTION_ERRORS as error:
+                if is_working or not _is_lost(error) or attempt + 1 == ATTEMPTS:
+                    raise _meaning(error) from error
+        raise BugError("unreachable: the last attempt returns or raises")
 
     async def write(self, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
-        """Run one transaction, and run it again when it loses a deadlock.
+        """Run one transaction, and run it again when it loses a deadlock, or its connection before the COMMIT.
 
         Raises MetadataUnavailableError and RightsMissingError (nothing happened), MetadataInDoubtError (the connection
         was lost during COMMIT), and our own errors that `work` raises (rolled back).
@@ -274,13 +291,15 @@ class Database:
                 if sqlstate_of(error) in RETRIABLE_SQLSTATES and attempt + 1 < ATTEMPTS:
                     await self.back_off(attempt)
                     continue
+                if not committing and _is_lost(error) and attempt + 1 < ATTEMPTS:
+                    continue
                 # Only during COMMIT can an error leave doubt. Before it, Postgres rolls the transaction back.
                 if committing and not _is_definite(error):
                     raise MetadataInDoubtError(
                         f"the answer to a COMMIT was lost, so it may have happened: {_reason(error)}"
                     ) from error
                 raise _meaning(error) from error
-        raise MetadataUnavailableError(f"a transaction lost {ATTEMPTS} deadlocks in a row")
+        raise MetadataUnavailableError(f"a transaction lost {ATTEMPTS} deadlocks or connections in a row")
 
     async def write_one(self, statement: sa.Executable) -> sa.Row[Any] | None:
         """Run one statement that returns at most one row, as a transaction of its own: one round trip, not three.
@@ -374,6 +393,13 @@ def _meaning(error: Exception) -> Exception:
 
 def _is_definite(error: Exception) -> bool:
     return sqlstate_of(error)[:2] in DEFINITE_CLASSES or is_refused_by_driver(error)
+
+
+def _is_lost(error: Exception) -> bool:
+    """Whether the server ended the connection, perhaps long ago: another one may do. A time-out is no such error."""
+    state = sqlstate_of(error)
+    cause = getattr(error, "orig", error)
+    return state[:2] == "08" or state in _ENDED or (not state and is_lost_connection(cause))
 
 
 def went_back(before: Seen, now: Seen, seen_file_id: int) -> str:

@@ -81,6 +81,18 @@ async def open_connection(
     return connection
 
 
+def is_lost_connection(error: BaseException) -> bool:
+    """Whether the driver found the connection ended. `error` may be SQLAlchemy's copy of the driver's error."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, (asyncpg.InternalClientError, ConnectionError)):
+            return True
+        if isinstance(cause, asyncpg.InterfaceError) and "connection is closed" in str(cause):
+            return True
+        cause = cause.__cause__
+    return False
+
+
 _NOT_SENT = ("query arguments cannot exceed", "the server expects")
 """Texts by which the driver refuses the number of a statement's arguments. The texts are needed because its
 InterfaceError may also mean a lost connection."""
