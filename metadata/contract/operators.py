@@ -94,6 +94,9 @@ class SystemView:
     """The inputs of live jobs: (job id, file id, extent id); extent id None = a whole L0 file."""
     pins: Sequence[int]
     """Creation times of live pins, by pin id."""
+    wrong_sums: Sequence[str] = ()
+    """A line for each sum that the store keeps and that is not the sum of its live extents; not all, if they are
+    many. Always empty for a store that keeps none."""
 
 
 class HeldBytes(NamedTuple):

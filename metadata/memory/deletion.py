@@ -47,7 +47,8 @@ class MemoryDeletion:
             for partition_id in topic.partition_ids:
                 aged = [self._aged(row) for row in db.leveled(partition_id)]
                 log_start = db.partitions[partition_id].log_start_offset
-                if taken := expired_extents(aged, policy, log_start_offset=log_start, now_ms=now_ms):
+                held = sum(extent.length for extent in aged)
+                if taken := expired_extents(aged, policy, held_bytes=held, log_start_offset=log_start, now_ms=now_ms):
                     due.append((partition_id, taken))
         # Partitions with the oldest extents first; equally old ones by id, as in Postgres.
         for partition_id, taken in sorted(due, key=lambda each: (each[1][0].max_timestamp_ms, each[0])):

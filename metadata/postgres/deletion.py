@@ -57,19 +57,20 @@ PARTITIONS_MAX = 1_000
 MARKED_MAX = 100
 """Files that one transaction marks as deleted: a merged file may have many extents."""
 
+EXTENTS_LOOKED_AT = 100_000
+"""Extents that one round of retention reads, of all its partitions together."""
+
 # Judged by the first extent alone: retention takes a prefix, so a partition whose first extent stays loses nothing.
 _EXPIRING = statement(
     """SELECT p.partition_id, p.topic_id FROM (
-        SELECT e.partition_id, min(e.base_offset) AS base_offset, sum(e.length) AS bytes,
-            (array_agg(e.length ORDER BY e.base_offset))[1] AS first_bytes,
-            (array_agg(CASE WHEN e.max_ts_ms >= 0 THEN e.max_ts_ms ELSE f.created_ms END ORDER BY e.base_offset))[1]
-                AS first_ms
-        FROM extents e JOIN files f ON f.file_id = e.file_id WHERE e.state = 'live' GROUP BY e.partition_id
+        SELECT s.partition_id, s.first_base_offset, s.live_bytes - s.first_bytes AS others_bytes,
+            CASE WHEN s.first_ts_ms >= 0 THEN s.first_ts_ms ELSE f.created_ms END AS first_ms
+        FROM partition_sums s LEFT JOIN files f ON s.first_ts_ms < 0 AND f.file_id = s.first_file_id
     ) AS x JOIN partitions p ON p.partition_id = x.partition_id
     JOIN log_starts l ON l.partition_id = x.partition_id
     JOIN unnest(:topic_ids, :retention_ms, :retention_bytes) AS r (topic_id, ms, bytes) ON r.topic_id = p.topic_id
-    WHERE x.base_offset <= l.log_start_offset AND (
-        (r.ms >= 0 AND x.first_ms < :now_ms - r.ms) OR (r.bytes >= 0 AND x.bytes - x.first_bytes >= r.bytes)
+    WHERE x.first_base_offset <= l.log_start_offset AND (
+        (r.ms >= 0 AND x.first_ms < :now_ms - r.ms) OR (r.bytes >= 0 AND x.others_bytes >= r.bytes)
     )
     ORDER BY x.first_ms, p.partition_id LIMIT :limit""",
     topic_ids=UUIDS,
@@ -79,12 +80,17 @@ _EXPIRING = statement(
     limit=sa.BigInteger,
 ).columns(topic_id=sa.Uuid)
 
+# The first extents of each partition. Live extents are disjoint, so the order of their ends is that of their bases.
 _AGED = statement(
-    """SELECT e.partition_id, e.extent_id, e.base_offset, e.last_offset, e.length,
+    """SELECT s.partition_id, s.live_bytes, e.extent_id, e.base_offset, e.last_offset, e.length,
         CASE WHEN e.max_ts_ms >= 0 THEN e.max_ts_ms ELSE f.created_ms END AS max_ts_ms
-    FROM extents e JOIN files f ON f.file_id = e.file_id
-    WHERE e.state = 'live' AND e.partition_id = ANY (:partition_ids) ORDER BY e.partition_id, e.base_offset""",
+    FROM partition_sums s CROSS JOIN LATERAL (
+        SELECT * FROM extents e WHERE e.partition_id = s.partition_id AND e.state = 'live'
+        ORDER BY e.last_offset LIMIT :each
+    ) AS e JOIN files f ON f.file_id = e.file_id
+    WHERE s.partition_id = ANY (:partition_ids) ORDER BY s.partition_id, e.base_offset""",
     partition_ids=INTS,
+    each=sa.BigInteger,
 )
 
 # A slice of the table by its key: an index over `last_seen_ms` would make every commit write it.
@@ -310,16 +316,23 @@ async def _expired(
 ) -> tuple[list[int], dict[int, int]]:
     """(extents to kill, new log start by partition id). The caller has locked the partitions."""
     extents: dict[int, list[AgedExtent]] = defaultdict(list)
-    for row in await connection.execute(_AGED, {"partition_ids": list(starts)}):
-        extents[row.partition_id].append(AgedExtent._make(row[1:]))
+    held: dict[int, int] = {}
+    each = max(1, min(limit, EXTENTS_LOOKED_AT // max(1, len(starts))))
+    for row in await connection.execute(_AGED, {"partition_ids": list(starts), "each": each}):
+        extents[row.partition_id].append(AgedExtent._make(row[2:]))
+        held[row.partition_id] = row.live_bytes
     killed: list[int] = []
     moved: dict[int, int] = {}
     for partition_id, policy in policies.items():
-        if partition_id not in starts:  # its topic was deleted before we got the lock
+        if partition_id not in extents:  # its topic was deleted before we got the lock
             continue
-        taken = expired_extents(extents[partition_id], policy, log_start_offset=starts[partition_id], now_ms=at_ms)[
-            : limit - len(killed)
-        ]
+        taken = expired_extents(
+            extents[partition_id],
+            policy,
+            held_bytes=held[partition_id],
+            log_start_offset=starts[partition_id],
+            now_ms=at_ms,
+        )[: limit - len(killed)]
         if taken:
             killed += [extent.extent_id for extent in taken]
             moved[partition_id] = taken[-1].last_offset + 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -32,7 +33,9 @@ from metadata.postgres.groups.groups import SUMMARY, record_of, summary_of
 from metadata.postgres.log.broker_configs import TOPICS_IN_FORCE
 from metadata.postgres.log.log import WATERMARKS_QUERY, l0_file_of, watermarks_of
 from metadata.postgres.merges.jobs import job_of
-from metadata.postgres.merges.views import BUSY_INPUTS, PartitionRows, extent_rows, partition_rows, partition_views_of
+from metadata.postgres.merges.known_extents import extent_rows
+from metadata.postgres.merges.sums import wrong_sums
+from metadata.postgres.merges.views import BUSY_INPUTS, PartitionRows, partition_rows, partition_views_of
 from metadata.postgres.observation import observe
 from metadata.postgres.rows import (
     INTS,
@@ -139,10 +142,11 @@ class PostgresOperators:
         return await self._database.read(work)
 
     async def partition_views(self, topic_id: uuid.UUID) -> Sequence[PartitionView]:
-        async def work(connection: AsyncConnection) -> PartitionRows:
-            return await partition_rows(connection, [await _topic(connection, topic_id)])
+        async def work(connection: AsyncConnection) -> tuple[PartitionRows, Sequence[Any]]:
+            rows = await partition_rows(connection, [await _topic(connection, topic_id)])
+            return rows, await extent_rows(connection, [row.partition_id for row in rows.partitions])
 
-        return await asyncio.to_thread(partition_views_of, await self._database.read(work, repeatable=True))
+        return await asyncio.to_thread(_views_of, *await self._database.read(work, repeatable=True))
 
     async def held_bytes(self, partition_ids: Sequence[int]) -> Sequence[HeldBytes]:
         wanted = frozenset(partition_ids)
@@ -211,6 +215,7 @@ class PostgresOperators:
                     if row.file_id is not None or row.of_file is not None
                 ],
                 pins=list((await connection.execute(pins)).scalars()),
+                wrong_sums=await wrong_sums(connection),
             )
 
         return await self._database.read(work, repeatable=True)
@@ -249,6 +254,13 @@ class PostgresOperators:
             await postgres_history.adopt_history(connection, present)
 
         await self._database.write(work)
+
+
+def _views_of(rows: PartitionRows, extents: Sequence[Any]) -> list[PartitionView]:
+    by_partition: dict[int, list[LeveledExtent]] = defaultdict(list)
+    for extent in map(LeveledExtent._make, extents):
+        by_partition[extent.partition_id].append(extent)
+    return partition_views_of(rows, by_partition)
 
 
 def _file_info(row: Mapping[Any, Any]) -> FileInfo:

@@ -195,6 +195,39 @@ EXTENTS = sa.Table(
     sa.Index("extents_erased", "erased_through", postgresql_where=sa.text("erased_through > 0")),
 )
 
+FILE_SUMS = sa.Table(
+    "file_sums",
+    METADATA,
+    sa.Column("file_id", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("live_extents", sa.Integer, nullable=False),
+    sa.Column("live_bytes", sa.BigInteger, nullable=False),
+    sa.Column("uncompressed_bytes", sa.BigInteger, nullable=False),
+    sa.Column("oldest_dead_ms", sa.BigInteger),
+)
+
+FILE_TOPIC_SUMS = sa.Table(
+    "file_topic_sums",
+    METADATA,
+    sa.Column("file_id", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("topic_id", sa.Uuid, primary_key=True),
+    sa.Column("live_extents", sa.Integer, nullable=False),
+    sa.Column("untimed_extents", sa.Integer, nullable=False),
+    sa.Column("max_ts_ms", sa.BigInteger),
+)
+
+PARTITION_SUMS = sa.Table(
+    "partition_sums",
+    METADATA,
+    sa.Column("partition_id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("live_extents", sa.Integer, nullable=False),
+    sa.Column("live_bytes", sa.BigInteger, nullable=False),
+    sa.Column("changed", sa.BigInteger, nullable=False),
+    sa.Column("first_base_offset", sa.BigInteger),
+    sa.Column("first_bytes", sa.BigInteger),
+    sa.Column("first_ts_ms", sa.BigInteger),
+    sa.Column("first_file_id", sa.BigInteger),
+)
+
 ERASURES = sa.Table(
     "erasures",
     METADATA,

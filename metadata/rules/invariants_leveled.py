@@ -4,6 +4,7 @@
           holds a producer's sequences once (PROD-1);
 - FILE-2  every object is live, in its grace period, pinned, in flight, or an orphan younger than the sweep's limit;
 - FILE-3  a file of L1 or above states its number of live extents correctly, and dies with the last one;
+- SUM-1   the sums by which compaction is planned and retention decides are those of the live extents;
 - MERGE-1 no extent and no L0 file is input of two live jobs.
 
 The checks read bytes chunk by chunk as they arrive, so that a file of any size needs the memory of one batch.
@@ -60,6 +61,12 @@ def check_file_3(view: SystemView) -> list[Violation]:
         for file_id, number in counted.items()
         if file_id not in view.live_extents
     ]
+
+
+def check_sum_1(view: SystemView) -> list[Violation]:
+    """Sums go wrong only if somebody changed rows of `extents` with its triggers off."""
+    again = "`SELECT make_sums_v1()` in the database makes all sums anew; merges and retention wait meanwhile"
+    return [Violation(id="SUM-1", message=f"{line} ({again})") for line in view.wrong_sums]
 
 
 def check_file_2(

@@ -59,16 +59,17 @@ def retention_policy(configs: Mapping[str, str]) -> RetentionPolicy:
 
 
 def expired_extents(
-    extents: Sequence[AgedExtent], policy: RetentionPolicy, *, log_start_offset: int, now_ms: int
+    extents: Sequence[AgedExtent], policy: RetentionPolicy, *, held_bytes: int, log_start_offset: int, now_ms: int
 ) -> Sequence[AgedExtent]:
-    """The extents that retention deletes now: a prefix of `extents` (live, L1+, of one partition, by offset).
+    """The extents that retention deletes now: a prefix of `extents`, which are the first live ones of L1 and up of one
+    partition, by offset. `held_bytes`: of all live ones.
 
     By time: an extent goes if now - largest timestamp > retention.ms. By size: an extent goes if the extents after it
     still have at least retention.bytes.
     """
     if not policy.is_limited:
         return ()
-    remaining = sum(extent.length for extent in extents)
+    remaining = held_bytes
     taken = 0
     end = log_start_offset
     for extent in extents:

@@ -44,6 +44,7 @@ from metadata.rules.invariants_leveled import (
     check_flagged,
     check_leveled_bytes,
     check_merge_1,
+    check_sum_1,
 )
 from storage.keys import LEVEL_PREFIXES, BadKeyError, parse_file_key
 from storage.objects import ObjectNotFoundError, ObjectStat, ObjectStore
@@ -59,6 +60,7 @@ INVARIANTS = {
     "FILE-1": "a live file's object exists, with its length and CRC",
     "FILE-2": "every object is live, in grace, pinned, in flight or a young orphan",
     "FILE-3": "a merged file counts its live extents right",
+    "SUM-1": "the sums for planning and retention are those of the live extents",
     "MERGE-1": "nothing is input of two live merges",
     "PROD-1": "a retried batch is stored once",
     "GRP-1": "no group has an epoch that another was given",
@@ -113,6 +115,7 @@ async def check_system(
         *check_flagged(view.extents),
         *check_log_3(extents, marks),
         *check_file_3(view),
+        *check_sum_1(view),
         *check_merge_1(view),
         *check_prod_1(states, marks),
         *check_grp_1(groups),
@@ -128,6 +131,7 @@ async def check_system(
         "FILE-1": (len(live), "files"),
         "FILE-2": (len(objects), "objects"),
         "FILE-3": (len(view.live_extents), "files"),
+        "SUM-1": (len(view.extents), "extents"),
         "MERGE-1": (len(view.job_inputs), "inputs"),
         "PROD-1": (len(states), "producers"),
         "GRP-1": (len(groups.groups), "groups"),

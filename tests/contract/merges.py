@@ -19,7 +19,7 @@ from metadata.contract.leases import WriterLease
 from metadata.contract.leveled import FileClass, LeveledExtent
 from metadata.contract.store import MetadataStore
 from metadata.rules.invariants import check_log_1, check_log_2, check_log_3, live_extents
-from metadata.rules.invariants_leveled import check_file_3, check_merge_1
+from metadata.rules.invariants_leveled import check_file_3, check_merge_1, check_sum_1
 from metadata.rules.packed_index import iter_index
 from tests.contract.metadata_worlds import World, Writer, batch
 
@@ -147,6 +147,7 @@ async def broken(service: MetadataStore) -> list[str]:
         *check_log_2(extents, marks),
         *check_log_3(extents, marks),
         *check_file_3(view),
+        *check_sum_1(view),
         *check_merge_1(view),
     ]
     return [f"{violation.id}: {violation.message}" for violation in violations]

@@ -13,10 +13,11 @@ oldest_program = "0001"
 
 
 def upgrade() -> None:
+    # First: while it sums the extents, commits of files go on. The next part makes them wait, from then to the end.
+    run_script("0006_sums.sql")
     run_script("0006_log.sql")
     run_script("commit_l0_v1_packed.sql")
     run_script("commit_l0_v3.sql")
-    run_script("0006_sums.sql")
 
 
 def downgrade() -> None:

@@ -35,8 +35,7 @@ FROM watermarks w JOIN log_starts l ON l.partition_id = w.partition_id
 """
 
 _LEVELED_BYTES = statement(
-    """SELECT partition_id, sum(length)::bigint AS bytes FROM extents
-    WHERE partition_id = ANY (:partition_ids) AND state = 'live' GROUP BY partition_id""",
+    "SELECT partition_id, live_bytes AS bytes FROM partition_sums WHERE partition_id = ANY (:partition_ids)",
     partition_ids=INTS,
 )
 

@@ -1,5 +1,8 @@
 """The planner's view of L1 and above, from Postgres, at one instant.
 
+What it says of files comes from the sums that the database keeps (`0006_sums.sql`), so a view reads no extent for
+them. The extents of compacted partitions are kept from one view to the next (`known_extents.py`).
+
 The objects of a view with hundreds of thousands of extents take seconds to make. So `compaction_view` reads all rows
 first and makes the objects after the transaction, because an open transaction slows the commits of L0 files. It makes
 them on a thread, because the caller's leases need heartbeats meanwhile.
@@ -22,35 +25,28 @@ from metadata.postgres.connection import Database
 from metadata.postgres.driver import driver_of
 from metadata.postgres.erasures.pending import erasing_files
 from metadata.postgres.log.broker_configs import BROKER_CONFIGS_SET, TOPICS_IN_FORCE
-from metadata.postgres.rows import LEVELED_FOR_MERGES, LONGS, UUIDS, any_of, now_ms, statement
-from metadata.postgres.tables import LOG_STARTS, PARTITIONS, TOPICS, WATERMARKS
+from metadata.postgres.merges.known_extents import ExtentRows, KnownExtents, learnt, read_extents
+from metadata.postgres.rows import any_of, now_ms
+from metadata.postgres.tables import LOG_STARTS, PARTITION_SUMS, PARTITIONS, TOPICS, WATERMARKS
 from metadata.rules.retention import TIMESTAMP_MS_MAX, retention_policy
 
 # A file expires when the last of its live extents does, and never if one of them never does.
-_FILES = statement(
-    f"""SELECT f.file_id, f.level, f.class, f.lo, f.hi, f.job_id, f.size_bytes, f.created_ms, f.max_ts_ms,
-        f.trouble_until_ms, f.trouble, x.live_bytes, x.cap_bytes, x.oldest_dead_ms, x.expires_ms
-    FROM files f LEFT JOIN (
-        SELECT e.file_id, (sum(e.length) FILTER (WHERE e.state = 'live'))::bigint AS live_bytes,
-            (sum(coalesce(e.uncompressed_bytes, e.length)) FILTER (WHERE e.state = 'live'))::bigint AS cap_bytes,
-            min(e.dead_ms) AS oldest_dead_ms,
-            CASE WHEN bool_and(r.expires_after_ms IS NOT NULL) FILTER (WHERE e.state = 'live') THEN max(
-                least(CASE WHEN e.max_ts_ms >= 0 THEN e.max_ts_ms ELSE l.created_ms END, {TIMESTAMP_MS_MAX})
-                + least(r.expires_after_ms, {TIMESTAMP_MS_MAX - 1})
-            ) FILTER (WHERE e.state = 'live') END AS expires_ms
-        FROM files l JOIN extents e ON e.file_id = l.file_id
-        LEFT JOIN partitions p ON p.partition_id = e.partition_id
-        LEFT JOIN unnest(:topic_ids, :expires_after_ms) AS r (topic_id, expires_after_ms) ON r.topic_id = p.topic_id
-        WHERE l.state = 'live' AND l.level > 0
-        GROUP BY e.file_id
+_FILES = f"""SELECT f.file_id, f.level, f.class, f.lo, f.hi, f.job_id, f.size_bytes, f.created_ms, f.max_ts_ms,
+        f.trouble_until_ms, f.trouble, s.live_bytes, s.uncompressed_bytes AS cap_bytes, s.oldest_dead_ms,
+        CASE WHEN x.all_expire THEN greatest(
+            x.timed_ms, least(f.created_ms, {TIMESTAMP_MS_MAX}) + x.untimed_after_ms
+        ) END AS expires_ms
+    FROM files f LEFT JOIN file_sums s ON s.file_id = f.file_id LEFT JOIN (
+        SELECT t.file_id, bool_and(r.after_ms IS NOT NULL) AS all_expire,
+            max(least(t.max_ts_ms, {TIMESTAMP_MS_MAX}) + r.after_ms) FILTER (WHERE t.max_ts_ms >= 0) AS timed_ms,
+            max(r.after_ms) FILTER (WHERE t.untimed_extents > 0) AS untimed_after_ms
+        FROM file_topic_sums t LEFT JOIN (
+            SELECT topic_id, least(after_ms, {TIMESTAMP_MS_MAX - 1}) AS after_ms
+            FROM unnest($1::uuid[], $2::bigint[]) AS r (topic_id, after_ms) WHERE after_ms IS NOT NULL
+        ) AS r ON r.topic_id = t.topic_id
+        GROUP BY t.file_id
     ) AS x ON x.file_id = f.file_id
-    WHERE f.state = 'live' ORDER BY f.file_id""",  # noqa: S608 - our own numbers
-    topic_ids=UUIDS,
-    expires_after_ms=LONGS,
-)
-
-_OF_PARTITIONS = f"""{LEVELED_FOR_MERGES} WHERE e.partition_id = ANY ($1::integer[]) AND e.state = 'live'
-    ORDER BY e.partition_id, e.base_offset"""
+    WHERE f.state = 'live' ORDER BY f.file_id"""  # noqa: S608 - our own numbers
 
 BUSY_INPUTS = sa.text(
     """SELECT i.job_id, i.file_id, i.extent_id, e.file_id AS of_file FROM merge_inputs i
@@ -70,30 +66,20 @@ class PlannerViews:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._known: Mapping[int, KnownExtents] = {}
+        """By id of a compacted partition, as the last view left it."""
 
     async def compaction_view(self) -> CompactionView:
-        async def work(connection: AsyncConnection) -> _ViewRows:
-            at_ms = await now_ms(connection)
-            topics = (await connection.execute(TOPICS_IN_FORCE.order_by(TOPICS.c.created_ms, TOPICS.c.name))).all()
-            policies = {topic.topic_id: retention_policy(topic.configs) for topic in topics}
-            expiries = {
-                "topic_ids": list(policies),
-                "expires_after_ms": [policy.expires_after_ms for policy in policies.values()],
-            }
-            files = (await connection.execute(_FILES, expiries)).all()
-            compacted = [topic for topic in topics if policies[topic.topic_id].compacts]
-            return _ViewRows(
-                now_ms=at_ms,
-                files=files,
-                partitions=await partition_rows(connection, compacted),
-                busy=(await connection.execute(BUSY_INPUTS)).all(),
-                live_jobs=(await connection.execute(_LIVE_JOBS)).all(),
-                retention_check_ms=retention_check_ms((await connection.execute(BROKER_CONFIGS_SET)).scalar_one()),
-                last_daily_ms=await connection.scalar(_LAST_DAILY),
-                erasing_files=await erasing_files(connection),
-            )
+        while True:
+            known = self._known
 
-        return await asyncio.to_thread(_view, await self._database.read(work, repeatable=True))
+            async def work(connection: AsyncConnection, known: Mapping[int, KnownExtents] = known) -> _ViewRows | _Part:
+                return await _read_view(connection, known, timeline=self._database.seen.timeline)
+
+            rows = await self._database.read(work, repeatable=True)
+            view, self._known = await asyncio.to_thread(_view, rows, known)
+            if view is not None:
+                return view
 
 
 class PartitionRows(NamedTuple):
@@ -101,14 +87,20 @@ class PartitionRows(NamedTuple):
     """Rows of topics by topic id."""
     partitions: Sequence[Any]
     """Rows of these topics' partitions, ordered by topic and partition number."""
-    extents: Sequence[Any]
-    """Rows of these partitions' live extents, ordered by partition and offset."""
+
+
+class _Part(NamedTuple):
+    """An attempt that read a part of the extents."""
+
+    partitions: PartitionRows
+    extents: ExtentRows
 
 
 class _ViewRows(NamedTuple):
+    partitions: PartitionRows
+    extents: ExtentRows
     now_ms: int
     files: Sequence[Any]
-    partitions: PartitionRows
     busy: Sequence[Any]
     live_jobs: Sequence[Any]
     retention_check_ms: int | None
@@ -116,11 +108,44 @@ class _ViewRows(NamedTuple):
     erasing_files: Mapping[int, int]
 
 
-def _view(rows: _ViewRows) -> CompactionView:
-    return CompactionView(
+async def _read_view(
+    connection: AsyncConnection, known: Mapping[int, KnownExtents], *, timeline: int
+) -> _ViewRows | _Part:
+    at_ms = await now_ms(connection)
+    topics = (await connection.execute(TOPICS_IN_FORCE.order_by(TOPICS.c.created_ms, TOPICS.c.name))).all()
+    policies = {topic.topic_id: retention_policy(topic.configs) for topic in topics}
+    partitions = await partition_rows(connection, [each for each in topics if policies[each.topic_id].compacts])
+    extents = await read_extents(connection, partitions.partitions, known, timeline=timeline)
+    if extents.is_part:
+        return _Part(partitions, extents)
+    after_ms = [policy.expires_after_ms for policy in policies.values()]
+    return _ViewRows(
+        partitions=partitions,
+        extents=extents,
+        now_ms=at_ms,
+        files=await (await driver_of(connection)).fetch(_FILES, list(policies), after_ms),
+        busy=(await connection.execute(BUSY_INPUTS)).all(),
+        live_jobs=(await connection.execute(_LIVE_JOBS)).all(),
+        retention_check_ms=retention_check_ms((await connection.execute(BROKER_CONFIGS_SET)).scalar_one()),
+        last_daily_ms=await connection.scalar(_LAST_DAILY),
+        erasing_files=await erasing_files(connection),
+    )
+
+
+def _view(
+    rows: _ViewRows | _Part, known: Mapping[int, KnownExtents]
+) -> tuple[CompactionView | None, Mapping[int, KnownExtents]]:
+    """The view, or None if the attempt does not suffice for one, and what is known now."""
+    partitions = rows.partitions.partitions
+    known = learnt(partitions, rows.extents, known)
+    if isinstance(rows, _Part) or any(
+        each.changed is not None and each.partition_id not in known for each in partitions
+    ):
+        return None, known
+    view = CompactionView(
         now_ms=rows.now_ms,
         files=[_file_view(row) for row in rows.files],
-        partitions=partition_views_of(rows.partitions),
+        partitions=partition_views_of(rows.partitions, {id_: each.extents for id_, each in known.items()}),
         busy_files=frozenset(
             row.of_file if row.file_id is None else row.file_id
             for row in rows.busy
@@ -132,33 +157,30 @@ def _view(rows: _ViewRows) -> CompactionView:
         last_daily_ms=rows.last_daily_ms,
         erasing_files=rows.erasing_files,
     )
+    return view, known
 
 
 async def partition_rows(connection: AsyncConnection, topics: Iterable[Any]) -> PartitionRows:
     by_id = {topic.topic_id: topic for topic in topics}
     if not by_id:
-        return PartitionRows({}, (), ())
+        return PartitionRows({}, ())
+    sums = (PARTITION_SUMS.c.changed, PARTITION_SUMS.c.live_extents, PARTITION_SUMS.c.live_bytes)
     query = (
-        sa.select(PARTITIONS.c.topic_id, PARTITIONS.c.partition, LOG_STARTS, WATERMARKS.c.next_offset)
+        sa.select(PARTITIONS.c.topic_id, PARTITIONS.c.partition, LOG_STARTS, WATERMARKS.c.next_offset, *sums)
         .join(LOG_STARTS, LOG_STARTS.c.partition_id == PARTITIONS.c.partition_id)
         .join(WATERMARKS, WATERMARKS.c.partition_id == PARTITIONS.c.partition_id)
+        .join(PARTITION_SUMS, PARTITION_SUMS.c.partition_id == PARTITIONS.c.partition_id, isouter=True)
         .where(any_of(PARTITIONS.c.topic_id, by_id))
         .order_by(PARTITIONS.c.topic_id, PARTITIONS.c.partition)
     )
-    rows = (await connection.execute(query)).all()
-    return PartitionRows(by_id, rows, await extent_rows(connection, [row.partition_id for row in rows]))
+    return PartitionRows(by_id, (await connection.execute(query)).all())
 
 
-async def extent_rows(connection: AsyncConnection, partition_ids: Sequence[int]) -> Sequence[Any]:
-    """The live extents of these partitions: rows with the columns of `LeveledExtent`."""
-    return await (await driver_of(connection)).fetch(_OF_PARTITIONS, partition_ids)
-
-
-def partition_views_of(rows: PartitionRows) -> list[PartitionView]:
-    extents: dict[int, list[LeveledExtent]] = {row.partition_id: [] for row in rows.partitions}
-    for extent in map(LeveledExtent._make, rows.extents):
-        extents[extent.partition_id].append(extent)
-    return [_partition_view(row, rows.topics[row.topic_id], extents[row.partition_id]) for row in rows.partitions]
+def partition_views_of(rows: PartitionRows, extents: Mapping[int, Sequence[LeveledExtent]]) -> list[PartitionView]:
+    """`extents` by partition id; the others have none."""
+    return [
+        _partition_view(row, rows.topics[row.topic_id], extents.get(row.partition_id, ())) for row in rows.partitions
+    ]
 
 
 def _partition_view(row: Any, topic: Any, extents: Sequence[LeveledExtent]) -> PartitionView:
@@ -183,21 +205,23 @@ def _partition_view(row: Any, topic: Any, extents: Sequence[LeveledExtent]) -> P
     )
 
 
-def _file_view(row: Any) -> FileView:
+def _file_view(row: Mapping[str, Any]) -> FileView:
+    (file_id, level, file_class, lo, hi, job_id, size_bytes, created_ms, max_timestamp_ms, *rest) = row.values()
+    trouble_until_ms, trouble, live_bytes, cap_bytes, oldest_dead_ms, expires_ms = rest
     return FileView(
-        file_id=row.file_id,
-        level=row.level,
-        file_class=None if row[2] is None else FileClass(row[2]),
-        lo=row.lo,
-        hi=row.hi,
-        run_id=row.file_id if row.job_id is None else row.job_id,
-        size_bytes=row.size_bytes,
-        live_bytes=(row.live_bytes or 0) if row.level else row.size_bytes,
-        oldest_dead_ms=row.oldest_dead_ms,
-        max_timestamp_ms=-1 if row.max_ts_ms is None else row.max_ts_ms,
-        expires_ms=row.expires_ms,
-        created_ms=row.created_ms,
-        trouble_until_ms=row.trouble_until_ms or 0,
-        trouble=row.trouble or "",
-        uncompressed_bytes=row.cap_bytes or 0,
+        file_id=file_id,
+        level=level,
+        file_class=None if file_class is None else FileClass(file_class),
+        lo=lo,
+        hi=hi,
+        run_id=file_id if job_id is None else job_id,
+        size_bytes=size_bytes,
+        live_bytes=(live_bytes or 0) if level else size_bytes,
+        oldest_dead_ms=oldest_dead_ms,
+        max_timestamp_ms=-1 if max_timestamp_ms is None else max_timestamp_ms,
+        expires_ms=expires_ms,
+        created_ms=created_ms,
+        trouble_until_ms=trouble_until_ms or 0,
+        trouble=trouble or "",
+        uncompressed_bytes=cap_bytes or 0,
     )

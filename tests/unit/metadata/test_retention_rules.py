@@ -22,7 +22,7 @@ def test_retention_begins_at_the_extent_that_holds_the_log_start(log_start: int,
     extents = [AgedExtent(number + 1, number * 10, number * 10 + 9, 100, 0) for number in range(2)]
     extents = [each for each in extents if each.last_offset >= log_start]
     policy = retention_policy({"retention.ms": "1"})
-    expired = expired_extents(extents, policy, log_start_offset=log_start, now_ms=NOW_MS)
+    expired = expired_extents(extents, policy, held_bytes=200, log_start_offset=log_start, now_ms=NOW_MS)
     assert [each.extent_id for each in expired] == taken
 
 
@@ -30,7 +30,7 @@ def test_retention_begins_at_the_extent_that_holds_the_log_start(log_start: int,
 def test_records_as_old_as_the_retention_stay_and_older_ones_go(age_ms: int, taken: list[int]) -> None:
     extents = [AgedExtent(1, 0, 9, 100, NOW_MS - age_ms)]
     policy = retention_policy({"retention.ms": str(LAG_MS)})
-    expired = expired_extents(extents, policy, log_start_offset=0, now_ms=NOW_MS)
+    expired = expired_extents(extents, policy, held_bytes=100, log_start_offset=0, now_ms=NOW_MS)
     assert [each.extent_id for each in expired] == taken
 
 
