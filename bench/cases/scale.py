@@ -1,4 +1,4 @@
-"""What grows with partitions and connections: the start of an agent, its stalls, its memory, and what clients ask.
+"""The growth with partitions and connections: the start of an agent, its stalls, its memory, and what clients ask.
 
 The partitions are made through the metadata store. The agent runs in a process of its own, which watches its event
 loop: a stall is the CPU time between two turns of another task. On a machine of its own, every connection of this agent
@@ -49,7 +49,7 @@ GROUP = "bench"
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What an agent did since its last reading."""
+    """The work of an agent since its last reading."""
 
     seconds: float
     cpu_s: float
@@ -244,7 +244,7 @@ class Watch:
         self._task = asyncio.create_task(self._run())
 
     def read(self) -> Reading:
-        """What happened since the last call."""
+        """The reading since the last call."""
         at = (time.perf_counter(), time.process_time())
         seconds, cpu_s = at[0] - self._at[0], at[1] - self._at[1]
         reading = Reading(seconds, cpu_s, self._longest_s, resident_bytes(os.getpid()))

@@ -65,7 +65,7 @@ class Counted(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What a load asked of the object store and of Postgres."""
+    """The requests of a load to the object store and to Postgres."""
 
     puts: float = 0
     """Requests billed as PUT: also LIST, and each part of an upload."""
@@ -84,7 +84,7 @@ class Asked:
         )
 
     def for_each(self, amount: float) -> Asked:
-        """What one unit of `amount` asked."""
+        """The requests of one unit of `amount`."""
         return Asked(
             puts=self.puts / amount,
             gets=self.gets / amount,
@@ -109,7 +109,7 @@ class Floor:
 
 
 def asked_of(counters: Counted, wal_bytes: float) -> Asked:
-    """What the processes asked, by their own counters."""
+    """The requests of the processes, by their own counters."""
 
     def total(name: str, ops: Sequence[str]) -> float:
         return sum(counters.sum(name, op=op) for op in ops)

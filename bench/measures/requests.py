@@ -31,7 +31,7 @@ def parse_requests(log: str) -> list[Request]:
 
 
 def asked(requests: Iterable[Request]) -> Asked:
-    """What S3 bills: a failed request like a good one."""
+    """The requests that S3 bills: a failed request like a good one."""
     puts = gets = written = read = 0
     for each in requests:
         puts += each.kind in PUT_KINDS

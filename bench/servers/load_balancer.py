@@ -102,7 +102,7 @@ class LoadBalancer:
         target = random.choice(sorted(self._ready, key=lambda each: each.port))
         from_target, to_target = await asyncio.open_connection("127.0.0.1", target.port)
         try:
-            await _first_to_end(_copy(reader, to_target), _copy(from_target, writer))
+            await first_to_end(copy(reader, to_target), copy(from_target, writer))
         finally:
             to_target.transport.abort()
 
@@ -120,13 +120,15 @@ async def _is_ready(target: Target) -> bool:
         return False
 
 
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Pass bytes on until their end."""
     while data := await reader.read(CHUNK_BYTES):
         writer.write(data)
         await writer.drain()
 
 
-async def _first_to_end(*work: Coroutine[Any, Any, None]) -> None:
+async def first_to_end(*work: Coroutine[Any, Any, None]) -> None:
+    """Run all until the first ends, then cancel the others."""
     tasks = [asyncio.ensure_future(each) for each in work]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""What a steady client has said so far, and what that means. Pure; times are the caller's, on one clock.
+"""The lines of a steady client so far, and their meaning. Pure; times are the caller's, on one clock.
 
 The lines are those of `bench/steady/programs/protocol.py`.
 """

@@ -22,7 +22,7 @@ CATCH_UP_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of one client's records, held against the log."""
+    """One client's records, held against the log."""
 
     client: Steady
     lost: int

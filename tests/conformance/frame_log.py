@@ -8,7 +8,8 @@ import math
 import time
 from dataclasses import dataclass
 
-from tests.fixtures.faulty_proxies import ThreadedProxy, first_to_end
+from bench.servers.load_balancer import first_to_end
+from tests.fixtures.faulty_proxies import ThreadedProxy
 from wire.api import APIS, decode_response, read_request_header
 from wire.schema import Message
 

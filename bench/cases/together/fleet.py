@@ -92,7 +92,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one system's clients went through, in the order of the clients."""
+    """The clients of one system, in order, and their pauses and losses."""
 
     outcomes: Sequence[Outcome]
     spans: Sequence[Span]

@@ -1,4 +1,4 @@
-"""What agents cost Postgres by following it: idle ones with their heart-beats, and ones that hear of commits.
+"""The cost to Postgres of agents that follow it: idle ones with their heart-beats, and ones that hear of commits.
 
 Embedded Postgres with its production settings, a new database per row. The agents run in PROCESSES processes of their
 own, each agent with its own connections, lease, heart-beats and follower, and none with clients. In a row with former

@@ -98,7 +98,7 @@ def failed(error: object) -> None:
 
 
 class Orders:
-    """What was said on stdin so far; a thread reads it."""
+    """The orders read from stdin so far; a thread reads them."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

@@ -1,4 +1,4 @@
-"""What steady clients say, and what is made of it: lines, pauses, losses, the tables of `bench fleet`."""
+"""The account of steady clients: lines, pauses, losses, the tables of `bench fleet`."""
 
 from __future__ import annotations
 
