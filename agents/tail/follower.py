@@ -26,13 +26,14 @@ import asyncio
 from collections.abc import Callable, Collection, Coroutine, Iterable
 from contextvars import Context
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 from agents.tail.log_index import FileRef, LogIndex
 from agents.tail.waiters import ParkedReaders
 from agents.topics.topic_cache import TopicCache
-from agents.yielding import Slices
-from metadata.contract.agents import AgentMetadata
+from agents.yielding import LOAD_SLICE, Slices
+from metadata.contract.agents import AgentMetadata, each_live_file
 from metadata.contract.errors import SchemaMismatchError, WentBackError
 from metadata.contract.files import L0File
 from metadata.contract.l0_commit import Committed
@@ -237,9 +238,11 @@ class Follower:
                 watermarks.partition_id, start=watermarks.log_start_offset, end=watermarks.high_watermark
             )
             await slices.took(1)
-        for file in snapshot.files:
-            index.load_file(file.file_id, _ref(file), iter_index(file.index))
-            await slices.took(len(file.index) // ROW_BYTES)
+        async for file in each_live_file(self._metadata, snapshot):
+            ref, rows = _ref(file), iter_index(file.index)
+            for _ in range(0, len(file.index), LOAD_SLICE * ROW_BYTES):
+                index.load_file(file.file_id, ref, islice(rows, LOAD_SLICE))
+                await slices.took(min(len(file.index) // ROW_BYTES, LOAD_SLICE))
         # Nothing may yield from here on. An own commit of meanwhile is only in the old index; it is behind the
         # snapshot's cursor, so the tail brings it again.
         self._topic_cache.become(topic_cache)

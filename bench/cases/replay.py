@@ -38,6 +38,7 @@ from bench.table import Cell, Column, Table
 from compactor.merging.execute import MergeEngine
 from compactor.planning.plan import new_job
 from compactor.planning.spec import GIB, MIB, MergeKind, MergeSpec
+from metadata.contract.agents import each_live_file
 from metadata.contract.leveled import LeveledExtent
 from metadata.contract.store import MetadataStore
 from metadata.urls import open_metadata
@@ -290,7 +291,7 @@ async def merge(what: str, metadata_url: str, store_url: str) -> None:
         engine = MergeEngine(store=store, runtime=Runtime(), lease=lease)
         while True:
             if what == "level":
-                files = [file.file_id for file in (await metadata.agents.snapshot()).files]
+                files = [file.file_id async for file in each_live_file(metadata.agents)]
                 for some in batched(files, -(-len(files) // L1_FILES)):
                     await _merge_job(metadata, engine, _spec(await metadata.now_ms(), level=1, l0_file_ids=some))
             else:

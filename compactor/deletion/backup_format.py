@@ -157,14 +157,19 @@ class TableFile:
         self.digest = self.steady_digest = 0
         self._table = table
         self._steady = [at for at, name in enumerate(table.columns) if name != REFRESHED.get(table.name)]
+        # Numbers are stored as they are, and most columns are numbers.
+        self._is_plain = [table.kind(name) not in ("binary", "text") for name in table.columns]
         self._schema = pa.schema([(name, _arrow_type(table.kind(name))) for name in table.columns])
         self._writer = _arrow("pyarrow.parquet").ParquetWriter(str(path), self._schema, compression="zstd")
 
     def add(self, rows: Sequence[Sequence[Any]]) -> None:
         pa = _arrow()
         columns = [
-            pa.array([self._table.stored(name, row[at]) for row in rows], type=self._schema.field(at).type)
-            for at, name in enumerate(self._table.columns)
+            pa.array(
+                [row[at] for row in rows] if is_plain else [self._table.stored(name, row[at]) for row in rows],
+                type=self._schema.field(at).type,
+            )
+            for at, (name, is_plain) in enumerate(zip(self._table.columns, self._is_plain, strict=True))
         ]
         self._writer.write_table(pa.Table.from_arrays(columns, schema=self._schema))
         self.rows += len(rows)

@@ -13,10 +13,11 @@ hands configs to compactors and when it applies retention itself. Agents do the 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Protocol
 
 from metadata.configs.changes import Changes, ClusterDecision, TopicDecision
+from metadata.contract.files import L0File
 from metadata.contract.l0_commit import CommitL0, Committed, ProducerState
 from metadata.contract.leases import AgentAddress, AgentInfo, WriterLease
 from metadata.contract.tail import Cursor, Snapshot, Tail
@@ -152,7 +153,14 @@ class AgentMetadata(Protocol):
 
     # -- the tail
 
-    async def snapshot(self) -> Snapshot: ...
+    async def snapshot(self) -> Snapshot:
+        """The state that an agent needs to start, without the files. `live_files` gives these."""
+        ...
+
+    async def live_files(self, snapshot: Snapshot, after: int) -> Sequence[L0File]:
+        """The next live L0 files of a snapshot: those with ids above `after`, by id, at most LIVE_FILES_MAX. () = no
+        more. Reads the present; `Snapshot` says what that means."""
+        ...
 
     async def tail(self, cursor: Cursor) -> Tail:
         """The L0 rows and the changes that are newer than the cursor, all read in one statement that begins after this
@@ -178,3 +186,12 @@ class AgentMetadata(Protocol):
     async def notify(self) -> None:
         """Hint to other followers that there is news. Uses a connection of its own, at most 20 times a second."""
         ...
+
+
+async def each_live_file(agents: AgentMetadata, snapshot: Snapshot | None = None) -> AsyncIterator[L0File]:
+    """The live L0 files of a snapshot, or of a new one, by id. Raises MetadataUnavailableError."""
+    snapshot, after = snapshot or await agents.snapshot(), 0
+    while files := await agents.live_files(snapshot, after):
+        for file in files:
+            yield file
+        after = files[-1].file_id

@@ -104,9 +104,8 @@ class BackupMetadata(Protocol):
     """Implemented by the metadata stores that outlive their process."""
 
     async def rows(self, take: TakeRows) -> BackupInstant:
-        """Pass all rows of the copied tables at one instant to `take`, some at a time. No commit waits for this, but
-        Postgres keeps dead versions of hot rows until it ends: `take` must wait for nothing outside this machine.
-        Raises MetadataUnavailableError."""
+        """Pass all rows of the copied tables at one instant to `take`, some at a time. No transaction is open any more
+        when the first of them comes. Raises MetadataUnavailableError."""
         ...
 
     async def done_jobs(self, cursor: JobCursor | None) -> tuple[Sequence[DoneJob], JobCursor]:

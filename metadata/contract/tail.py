@@ -13,6 +13,8 @@ from metadata.contract.topics import Topic, Watermarks
 
 TAIL_FILES_MAX = 1_000
 """Files per writer that one call of `tail` gives. A follower that is further behind calls again."""
+LIVE_FILES_MAX = 1_000
+"""Files that one call of `live_files` gives."""
 
 
 class ChangeKind(StrEnum):
@@ -67,12 +69,21 @@ class Tail:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """The state that an agent needs to start, read at one instant."""
+    """The state that an agent needs to start, read at one instant, but for the files.
+
+    The live L0 files are too many to be held at once, or to be read in one transaction: `live_files` gives them in
+    slices, each as it is at its call. A follower may take that, because nothing of an L0 file changes while it lives:
+
+    - A file that a merge replaced since is missing. The tail from `cursor` tells of the merge; until then the offsets
+      are looked up like those of every merged file.
+    - A file that was committed since, with an id below `last_file_id`, may be among them. All its offsets lie at or
+      above these `watermarks`, and the tail brings it again.
+    """
 
     topics: Sequence[Topic]
     watermarks: Sequence[Watermarks]
-    files: Sequence[L0File]
-    """Live L0 files in file id order."""
+    last_file_id: int
+    """The highest id of a live L0 file; 0 if there is none."""
     cursor: Cursor
     broker_configs: Mapping[str, str] = field(default_factory=dict[str, str])
     """The cluster-wide ones that are set, by Kafka's names."""

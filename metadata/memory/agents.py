@@ -7,7 +7,7 @@ Because calls run one after another, no locks are needed, unlike in Postgres. Th
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from metadata.configs.changes import Changes, ClusterDecision, TopicDecision, ch
 from metadata.contract.files import FileInfo, FileState, L0File
 from metadata.contract.l0_commit import BatchResult, CommitL0, Committed, ProducerState
 from metadata.contract.leases import LEASE_MS, AgentAddress, AgentInfo, WriterLease
-from metadata.contract.tail import ChangeKind, Cursor, Snapshot, Tail
+from metadata.contract.tail import LIVE_FILES_MAX, ChangeKind, Cursor, Snapshot, Tail
 from metadata.contract.topics import (
     Topic,
     Watermarks,
@@ -286,17 +286,22 @@ class MemoryAgents:
         return Snapshot(
             topics=await self.list_topics(),
             watermarks=[watermarks_of(id_, partition) for id_, partition in sorted(db.partitions.items())],
-            files=[
-                l0_file(file.info)
-                for _, file in sorted(db.files.items())
-                if file.info.level == 0 and file.info.state is FileState.LIVE
-            ],
+            last_file_id=max(self._live_l0(), default=0),
             cursor=Cursor(
                 writers={id_: (writer.epoch, writer.last_seq) for id_, writer in db.writers.items()},
                 change_id=db.next_change_id - 1,
             ),
             broker_configs=dict(db.broker_configs),
         )
+
+    async def live_files(self, snapshot: Snapshot, after: int) -> Sequence[L0File]:
+        ids = sorted(file_id for file_id in self._live_l0() if after < file_id <= snapshot.last_file_id)
+        return [l0_file(self.database.files[file_id].info) for file_id in ids[:LIVE_FILES_MAX]]
+
+    def _live_l0(self) -> Iterator[int]:
+        for file_id, file in self.database.files.items():
+            if file.info.level == 0 and file.info.state is FileState.LIVE:
+                yield file_id
 
     async def tail(self, cursor: Cursor) -> Tail:
         db = self.database

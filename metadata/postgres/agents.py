@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 
 from metadata.configs.changes import Changes, ClusterDecision, TopicDecision
+from metadata.contract.files import L0File
 from metadata.contract.l0_commit import CommitL0, Committed, ProducerState
 from metadata.contract.leases import AgentAddress, AgentInfo, WriterLease
 from metadata.contract.tail import Cursor, Snapshot, Tail
@@ -114,6 +115,9 @@ class PostgresAgents:
 
     async def snapshot(self) -> Snapshot:
         return await self._log.snapshot()
+
+    async def live_files(self, snapshot: Snapshot, after: int) -> Sequence[L0File]:
+        return await self._log.live_files(snapshot, after)
 
     async def tail(self, cursor: Cursor) -> Tail:
         return await self._log.tail(cursor)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 import asyncpg  # pyright: ignore[reportMissingTypeStubs] - it has none
@@ -32,6 +32,12 @@ class Connection(Protocol):
     async def fetchval(self, query: str, *arguments: Any) -> Any: ...
 
     async def execute(self, query: str, *arguments: Any) -> str: ...
+
+    async def copy_from_query(
+        self, query: str, *, output: Callable[[bytes], Awaitable[None]], format: str, timeout: float
+    ) -> str:
+        """Gives the result of COPY to `output` in pieces, each after the last was taken. `timeout` is in seconds."""
+        ...
 
     async def add_listener(self, channel: str, callback: Callable[..., None]) -> None: ...
 

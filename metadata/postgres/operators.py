@@ -31,7 +31,7 @@ from metadata.postgres import history as postgres_history
 from metadata.postgres.connection import Database
 from metadata.postgres.groups.groups import SUMMARY, record_of, summary_of
 from metadata.postgres.log.broker_configs import TOPICS_IN_FORCE
-from metadata.postgres.log.log import WATERMARKS_QUERY, l0_file_of, watermarks_of
+from metadata.postgres.log.snapshot import WATERMARKS_QUERY, live_file_of, watermarks_of
 from metadata.postgres.merges.jobs import job_of
 from metadata.postgres.merges.known_extents import extent_rows
 from metadata.postgres.merges.sums import wrong_sums
@@ -206,7 +206,7 @@ class PostgresOperators:
             return SystemView(
                 now_ms=at_ms,
                 watermarks=[watermarks_of(row) for row in marks],
-                l0_files=[l0_file_of(row, row["file_id"], row["key"]) for row in l0],
+                l0_files=[live_file_of(row) for row in l0],
                 extents=await leveled(connection, _ALL_LIVE, {}),
                 live_extents={row.file_id: row.live_extents for row in await connection.execute(counts)},
                 job_inputs=[

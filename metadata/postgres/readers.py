@@ -22,7 +22,7 @@ from metadata.contract.topics import (
     Watermarks,
 )
 from metadata.postgres.connection import Database
-from metadata.postgres.log.log import WATERMARKS_QUERY, watermarks_of
+from metadata.postgres.log.snapshot import WATERMARKS_QUERY, watermarks_of
 from metadata.postgres.log.topics import TOPICS_BEFORE_REPLICAS, read_topics
 from metadata.postgres.rows import (
     INTS,

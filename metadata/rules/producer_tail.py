@@ -32,13 +32,18 @@ def encode_tail(batches: Sequence[StoredBatch]) -> tuple[bytes, bytes | None]:
     return tail, b"".join(map(_TIME.pack, times_ms)) if any(time_ms != -1 for time_ms in times_ms) else None
 
 
-def decode_tail(tail: bytes, append_times: bytes | None) -> tuple[StoredBatch, ...]:
-    """Raises ProducerTailError."""
+def unpack_tail(tail: bytes, append_times: bytes | None) -> tuple[list[tuple[int, int, int]], list[int]]:
+    """Per batch its base offset, first sequence and records; and its append time. Raises ProducerTailError."""
     count, rest = divmod(len(tail), _BATCH.size)
     if rest or (append_times is not None and len(append_times) != count * _TIME.size):
         times = 0 if append_times is None else len(append_times)
         raise ProducerTailError(f"{len(tail)} bytes and {times} bytes of append times are no tail of a producer")
     times_ms = [-1] * count if append_times is None else [time_ms for (time_ms,) in _TIME.iter_unpack(append_times)]
+    return [*_BATCH.iter_unpack(tail)], times_ms
+
+
+def decode_tail(tail: bytes, append_times: bytes | None) -> tuple[StoredBatch, ...]:
+    """Raises ProducerTailError."""
     return tuple(
         StoredBatch(
             first_sequence=first,
@@ -46,5 +51,5 @@ def decode_tail(tail: bytes, append_times: bytes | None) -> tuple[StoredBatch, .
             base_offset=base,
             log_append_time_ms=time_ms,
         )
-        for (base, first, records), time_ms in zip(_BATCH.iter_unpack(tail), times_ms, strict=True)
+        for (base, first, records), time_ms in zip(*unpack_tail(tail, append_times), strict=True)
     )

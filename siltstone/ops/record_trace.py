@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from compactor.planning.spec import PlanOptions
+from metadata.contract.agents import each_live_file
 from metadata.contract.compactors import PartitionView
 from metadata.contract.files import FileInfo, FileState
 from metadata.contract.leveled import LeveledExtent
@@ -180,7 +181,7 @@ class _Trace:
                 length=row.length,
                 committed_ms=file.created_ms,
             )
-            for file in (await self._metadata.agents.snapshot()).files
+            async for file in each_live_file(self._metadata.agents)
             for row in iter_index(file.index)
             if row.partition_id == partition_id and row.last_offset >= offset
         ]

@@ -19,6 +19,7 @@ from compactor.planning.options import MergeMemory
 from compactor.planning.plan import new_job, plan_merges
 from compactor.planning.spec import MergeKind, MergeSpec
 from compactor.worker import Engine, commit_until_answered
+from metadata.contract.agents import each_live_file
 from metadata.contract.jobs import ClaimedJob, CommitMerge, InputsBusyError, JobLostError, MergeRefusedError
 from metadata.contract.l0_commit import BatchResult, CommitL0, Committed
 from metadata.contract.leases import AgentAddress, WriterLease
@@ -408,7 +409,7 @@ class World:
         marks = (await self.metadata.agents.watermarks([partition_id]))[partition_id]
         stretches: list[tuple[int, int, list[Rec]]] = []
         snapshot = await self.metadata.agents.snapshot()
-        for file in snapshot.files:
+        async for file in each_live_file(self.metadata.agents, snapshot):
             for row in iter_index(file.index):
                 if row.partition_id == partition_id and row.last_offset >= marks.log_start_offset:
                     body = await self.objects.get_range(file.key, row.position, row.length)

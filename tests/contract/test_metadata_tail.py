@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from metadata.contract.agents import each_live_file
 from metadata.contract.files import FileState
 from metadata.contract.store import MetadataStore
 from metadata.contract.tail import ChangeKind, Cursor
@@ -77,12 +78,33 @@ async def test_a_snapshot_and_the_tail_after_it_lose_nothing_and_repeat_nothing(
 
     seen = await world.service.agents.tail(snapshot.cursor)
 
-    assert [file.file_id for file in snapshot.files] == [files[0].file_id, files[2].file_id]
+    live = [file async for file in each_live_file(world.service.agents, snapshot)]
+    assert [file.file_id for file in live] == [files[0].file_id, files[2].file_id]
     assert list(snapshot.topics) == [topic]
     assert [mark.high_watermark for mark in snapshot.watermarks] == [3]
     assert [file.file_id for file in seen.files] == [later.file_id]
     assert [change.kind for change in seen.changes] == [ChangeKind.PARTITIONS_ADDED]
     assert seen.changes[0].detail["partition_ids"] == list(grown.partition_ids)
+
+
+async def test_the_files_of_a_snapshot_come_in_slices_by_id_and_none_that_lie_behind_it(world: World) -> None:
+    writer = await Writer.register(world.service)
+    (one,) = (await new_topic(world.service)).partition_ids
+    files = [await writer.commit(batch(one)) for _ in range(5)]
+    snapshot = await world.service.agents.snapshot()
+    later = await writer.commit(batch(one))
+
+    first = await world.service.agents.live_files(snapshot, 0)
+    await world.set_state(files[3].file_id, FileState.DEAD)
+    rest = await world.service.agents.live_files(snapshot, files[1].file_id)
+    none = await world.service.agents.live_files(snapshot, files[4].file_id)
+
+    assert snapshot.last_file_id == files[4].file_id < later.file_id
+    assert [(file.file_id, file.index, file.live) for file in first] == [
+        (file.file_id, file.index, True) for file in files
+    ]
+    assert [file.file_id for file in rest] == [files[2].file_id, files[4].file_id]
+    assert list(none) == []
 
 
 async def test_a_cursor_older_than_the_changes_kept_starts_cold(world: World) -> None:

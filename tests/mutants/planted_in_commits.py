@@ -61,8 +61,8 @@ COMMITS = (
     Mutant(
         name="a-tail-is-unpacked-from-its-end",
         file="metadata/rules/producer_tail.py",
-        text="zip(_BATCH.iter_unpack(tail), times_ms, strict=True)",
-        replacement="zip(reversed(list(_BATCH.iter_unpack(tail))), times_ms, strict=True)",
+        text="return [*_BATCH.iter_unpack(tail)], times_ms",
+        replacement="return [*_BATCH.iter_unpack(tail)][::-1], times_ms",
         tests=(f"{USUAL}::test_what_the_rules_store_as_a_whole_is_usual_and_its_arguments_say_all", USUAL_HISTORY),
     ),
     Mutant(

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from metadata.contract.agents import each_live_file
 from metadata.memory.store import MemoryMetadata
 from metadata.rules import invariants
 from storage.objects import ObjectNotFoundError, ObjectStat
@@ -56,7 +57,8 @@ async def check_invariants(server: MemoryMetadata, store: Stores) -> list[str]:
     states = await server.agents.producer_states()
     snapshot = await server.agents.snapshot()
     marks = {mark.partition_id: mark for mark in snapshot.watermarks}
-    extents = invariants.live_extents(snapshot.files, marks)
+    live = [file async for file in each_live_file(server.agents, snapshot)]
+    extents = invariants.live_extents(live, marks)
     found = [
         *invariants.check_log_1(files, marks),
         *invariants.check_log_2(extents, marks),
@@ -86,7 +88,8 @@ async def read_truth(server: MemoryMetadata, store: Stores) -> Truth:
         id_: (topic.name, number) for topic in snapshot.topics for number, id_ in enumerate(topic.partition_ids)
     }
     truth: dict[TopicPartition, list[StoredBatch]] = {place: [] for place in names.values()}
-    for extent in invariants.live_extents(snapshot.files, marks):
+    live = [file async for file in each_live_file(server.agents, snapshot)]
+    for extent in invariants.live_extents(live, marks):
         row = extent.row
         data = memoryview(await store.get(extent.key))[row.position : row.position + row.length]
         position = 0

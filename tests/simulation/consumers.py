@@ -212,6 +212,9 @@ class Browser(Client):
         except LineLostError:
             return False
         part = answer.responses[0].partitions[0]
+        if part.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER and self.world.was_told_to_stop(line.address):
+            self.world.faults.count(Path.READER_SENT_AWAY)
+            return False
         self._judge(place, part.error_code, {ErrorCode.OFFSET_OUT_OF_RANGE, ErrorCode.KAFKA_STORAGE_ERROR})
         if ErrorCode(part.error_code) is ErrorCode.OFFSET_OUT_OF_RANGE:
             self.world.faults.count(Path.OUT_OF_RANGE)

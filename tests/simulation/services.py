@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from metadata.configs.changes import Changes, TopicDecision
 from metadata.contract.deletion import DeadFile, DeadWaiting
 from metadata.contract.errors import MetadataUnavailableError
-from metadata.contract.files import FileInfo
+from metadata.contract.files import FileInfo, L0File
 from metadata.contract.groups import ExpiredGroups, GroupLease
 from metadata.contract.l0_commit import CommitInDoubtError, CommitL0, CommitRefusedError, Committed, ProducerState
 from metadata.contract.leases import AgentAddress, AgentInfo, WriterFencedError, WriterLease
@@ -243,6 +243,9 @@ class SimulatedMetadata(FarSide):
 
     async def snapshot(self) -> Snapshot:
         return await self._ask(self.server.agents.snapshot)
+
+    async def live_files(self, snapshot: Snapshot, after: int) -> Sequence[L0File]:
+        return await self._ask(lambda: self.server.agents.live_files(snapshot, after))
 
     async def tail(self, cursor: Cursor) -> Tail:
         tail = await self._ask(lambda: self.server.agents.tail(cursor))

@@ -18,11 +18,10 @@ from sqlalchemy.pool import NullPool
 
 from metadata.contract.backup import REBUILT_HOST, Row
 from metadata.migrations.migrate import STATEMENT_TIMEOUT_MS
+from metadata.postgres.backup.producers import restored
 from metadata.postgres.backup.tables import PRODUCERS, TABLES
 from metadata.postgres.connection import CONNECTION_ERRORS, connect, unavailable
 from metadata.postgres.tables import CLUSTER, FILES, PRODUCER_STATES, TOPICS, WRITERS
-from metadata.rules.producer_state import SEQUENCES, StoredBatch
-from metadata.rules.producer_tail import encode_tail
 from runtime.errors import BadInputError, BugError
 
 ROWS_AT_A_TIME = 2_000
@@ -149,7 +148,7 @@ async def restore_backup(url: str, tables: Mapping[str, Sequence[Row]], sequence
             for name, rows in tables.items():
                 table = TABLES[name].table
                 if table is PRODUCERS:
-                    table, rows = PRODUCER_STATES, list(map(_packed_producer, rows))
+                    table, rows = PRODUCER_STATES, list(map(restored, rows))
                 for alike in _alike(table, rows):
                     for start in range(0, len(alike), ROWS_AT_A_TIME):
                         await connection.execute(sa.insert(table), alike[start : start + ROWS_AT_A_TIME])
@@ -165,21 +164,6 @@ async def restore_backup(url: str, tables: Mapping[str, Sequence[Row]], sequence
         raise unavailable(error) from error
     finally:
         await engine.dispose()
-
-
-def _packed_producer(row: Row) -> Row:
-    columns = ("first_sequences", "last_sequences", "base_offsets", "log_append_times_ms")
-    batches = [
-        StoredBatch(first_sequence=first, last_sequence=last, base_offset=base, log_append_time_ms=time_ms)
-        for first, last, base, time_ms in zip(*(row[column] for column in columns), strict=True)
-    ]
-    tail, append_times = encode_tail(batches)
-    return {
-        **{name: row[name] for name in ("partition_id", "producer_id", "epoch", "last_seen_ms")},
-        "next_sequence": (batches[-1].last_sequence + 1) % SEQUENCES,
-        "tail": tail,
-        "append_times": append_times,
-    }
 
 
 def _alike(table: sa.Table, rows: Sequence[Row]) -> Iterable[list[dict[str, Any]]]:

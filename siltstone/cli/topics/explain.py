@@ -14,6 +14,7 @@ from compactor.planning.dirtiness import config_int
 from compactor.planning.options import plan_options
 from compactor.planning.plan import explain_plan
 from metadata.configs.topic import InvalidConfigError
+from metadata.contract.agents import each_live_file
 from metadata.contract.compactors import CompactionView, PartitionView
 from metadata.contract.files import L0File
 from metadata.contract.jobs import JobState
@@ -164,7 +165,7 @@ async def _l0_files(metadata: MetadataStore, views: Sequence[PartitionView], vie
     # Reading all L0 files is dear in a large cluster, and most topics need none of them.
     if not has_lag and not in_trouble:
         return ()
-    return [file for file in (await metadata.agents.snapshot()).files if has_lag or file.file_id in in_trouble]
+    return [file async for file in each_live_file(metadata.agents) if has_lag or file.file_id in in_trouble]
 
 
 def _min_lags_ms(views: Sequence[PartitionView]) -> Mapping[int, int]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from compactor.planning.dirtiness import config_int, measure, stretch_end, unbroken_stretch
+from metadata.contract.agents import each_live_file
 from metadata.contract.compactors import PartitionView
 from metadata.contract.jobs import JobState, MergeJob
 from metadata.contract.store import MetadataStore
@@ -390,7 +391,7 @@ async def _size(metadata: MetadataStore, views: Sequence[PartitionView], ends: M
                 records += min(extent.record_count, below)
                 size_bytes += extent.length * below // offsets
     if any(l0_from[each] < until[each] for each in until):
-        for file in (await metadata.agents.snapshot()).files:
+        async for file in each_live_file(metadata.agents):
             for row in iter_index(file.index):
                 if l0_from.get(row.partition_id, row.last_offset + 1) <= row.last_offset and (
                     row.base_offset < until[row.partition_id]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from metadata.contract.agents import each_live_file
 from metadata.contract.errors import MetadataUnavailableError
 from metadata.memory.store import MemoryMetadata
 from siltstone.kafka.client import KafkaClient, KafkaError
@@ -442,7 +443,7 @@ async def test_every_partition_is_listed_by_one_agent_with_the_bytes_that_live(
 
         # and when its L0 files were merged, the bytes of merged extents count
         metadata = agents[0].metadata
-        files = [file.file_id for file in (await metadata.agents.snapshot()).files]
+        files = [file.file_id async for file in each_live_file(metadata.agents)]
         await merge(metadata, l0=files)  # type: ignore[arg-type]
         extents = {
             ("t", number): sum(

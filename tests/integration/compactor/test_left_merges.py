@@ -13,6 +13,7 @@ import compactor.deletion.janitor
 from compactor.deletion.janitor import Janitor, JanitorLimits, TooManyOrphansError
 from compactor.merging.execute import MergeEngine
 from compactor.worker import Engine
+from metadata.contract.agents import each_live_file
 from metadata.contract.jobs import ClaimedJob, CommitMerge, JobState, NewJob
 from metadata.contract.leases import WriterLease
 from runtime.clock import SystemClock
@@ -92,7 +93,7 @@ class Left:
     async def job(self) -> ClaimedJob:
         """A claimed merge over a new file."""
         await self.system.write("t", 1)
-        file = (await self.system.metadata.agents.snapshot()).files[-1]
+        *_, file = [each async for each in each_live_file(self.system.metadata.agents)]
         lease = await self.system.metadata.compactors.register_compactor("test")
         await self.system.metadata.compactors.create_job(
             NewJob(kind="level", spec={}, l0_file_ids=[file.file_id], limit_ms=60_000)

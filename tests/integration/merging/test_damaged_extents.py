@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import pytest
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
+from metadata.contract.agents import each_live_file
 from metadata.contract.leveled import LeveledExtent
 from metadata.contract.store import MetadataStore
 from metadata.rules.packed_index import iter_index
@@ -125,7 +126,7 @@ async def test_of_a_damaged_file_of_an_agent_consumers_get_what_is_before_the_da
     await clients[0].produce("t", 0, batch(100))
     bases = await asyncio.gather(*(each.produce("t", 0, batch(number)) for number, each in enumerate(clients)))
     written = [values_of([number]) for _, number in sorted(zip(bases, range(BATCHES), strict=True))]
-    file = (await metadata.agents.snapshot()).files[-1]
+    *_, file = [each async for each in each_live_file(metadata.agents)]
     (row,) = iter_index(file.index)
     assert (row.base_offset, row.last_offset) == (RECORDS, RECORDS * (BATCHES + 1) - 1), "all in one file"
     await damage(agent.store, file.key, row.position, row.length, number=BAD, byte=70)

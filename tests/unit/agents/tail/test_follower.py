@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -16,6 +17,8 @@ from agents.tail.waiters import ParkedReaders
 from agents.topics.topic_cache import TopicCache
 from agents.yielding import LOAD_SLICE
 from metadata.contract.agents import AgentMetadata
+from metadata.contract.errors import MetadataUnavailableError
+from metadata.contract.files import L0File
 from metadata.contract.jobs import CommitMerge, NewJob, OutputExtent, OutputFile
 from metadata.contract.l0_commit import CommitL0, Committed, L0Batch
 from metadata.contract.leases import AgentAddress, WriterLease
@@ -41,6 +44,8 @@ class Gated(Part):
         super().__init__(inner)
         self.gate = asyncio.Event()
         self.gate.set()
+        self.files_gate = asyncio.Event()
+        self.files_gate.set()
         self.cold = False
         self.tails = 0
 
@@ -48,6 +53,11 @@ class Gated(Part):
         answer = await self.inner.snapshot()
         await self.gate.wait()
         return answer
+
+    async def live_files(self, snapshot: Snapshot, after: int) -> Sequence[L0File]:
+        files = await self.inner.live_files(snapshot, after)
+        await self.files_gate.wait()
+        return files
 
     async def tail(self, cursor: Cursor) -> Tail:
         self.tails += 1
@@ -394,21 +404,66 @@ async def test_an_own_answer_that_comes_while_the_files_of_a_merge_are_dropped_d
 
 
 async def test_a_snapshot_holds_live_files_only_and_a_merge_after_it_is_heard_of() -> None:
+    for is_before_its_files in (True, False):
+        agent = await following()
+        for _ in range(4):
+            await agent.commit()
+        await merge(agent, 1, 2)
+        agent.metadata.cold = True
+        gate = agent.metadata.gate if is_before_its_files else agent.metadata.files_gate
+        gate.clear()
+        # given: a merge after the snapshot, before or after its files are read, and a commit that it does not cover
+        polling = asyncio.create_task(agent.follower.catch_up())
+        await asyncio.sleep(0.01)
+        await merge(agent, 3)
+        _, later = await agent.commit(seen=False)
+        gate.set()
+        await polling
+        assert (held(agent), agent.end) == ([4] if is_before_its_files else [3, 4], 4)
+        await agent.follower.catch_up()
+        assert (held(agent), agent.end, agent.index.gaps) == ([4, later.file_id], 5, 0)
+        await agent.follower.stop()
+
+
+async def test_a_file_committed_since_the_snapshot_with_a_lower_id_is_brought_by_the_tail() -> None:
     agent = await following()
-    for _ in range(4):
-        await agent.commit()
-    await merge(agent, 1, 2)
-    agent.metadata.cold = True
-    agent.metadata.gate.clear()
-    # given: a snapshot read between two merges
-    polling = asyncio.create_task(agent.follower.catch_up())
-    await asyncio.sleep(0.01)
-    await merge(agent, 3)
-    agent.metadata.gate.set()
-    await polling
-    assert (held(agent), agent.end) == ([3, 4], 4)
+    await agent.commit()
+    snapshot = await agent.metadata.snapshot()
+    await agent.commit(seen=False)
+    # given: a file that drew its id before the snapshot and was committed after it
+    (late,) = (await agent.metadata.tail(snapshot.cursor)).files
+    await agent.follower._load(replace(snapshot, last_file_id=late.file_id))
+    assert (held(agent), agent.end) == ([1], 1)
     await agent.follower.catch_up()
-    assert (held(agent), agent.end) == ([4], 4)
+    assert (held(agent), agent.end, agent.index.gaps) == ([1, late.file_id], 2, 0)
+    await agent.follower.stop()
+
+
+async def test_a_load_that_fails_between_two_slices_of_files_leaves_what_was_known_and_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("metadata.memory.agents.LIVE_FILES_MAX", 2)
+    agent = await following()
+    for _ in range(5):
+        await agent.commit()
+    await agent.follower.catch_up()
+    # given: a store that goes away after the first slice
+    agent.metadata.cold = True
+    ask = agent.metadata.live_files
+
+    async def live_files(snapshot: Snapshot, after: int) -> Sequence[L0File]:
+        if after:
+            raise MetadataUnavailableError("away")
+        return await ask(snapshot, after)
+
+    agent.metadata.live_files = live_files  # type: ignore[method-assign]
+    with pytest.raises(MetadataUnavailableError):
+        await agent.follower.catch_up()
+    assert held(agent) == [1, 2, 3, 4, 5]
+    # when it is back
+    agent.metadata.live_files, agent.metadata.cold = ask, True  # type: ignore[method-assign]
+    await agent.follower.catch_up()
+    assert (held(agent), agent.end) == ([1, 2, 3, 4, 5], 5)
     await agent.follower.stop()
 
 
