@@ -33,6 +33,8 @@ PARTITIONS_AT_ONCE = 1_000
 async def handle(broker: Broker, header: RequestHeader, request: DescribeLogDirsRequest) -> DescribeLogDirsResponse:
     result = DescribeLogDirsResult(log_dir=LOG_DIR, total_bytes=-1, usable_bytes=-1)
     try:
+        # Files that other agents have just committed count too: who asks may have written through one of those.
+        await broker.follower.catch_up()
         listed = await _listed(broker, request)
         leveled = await broker.metadata.agents.leveled_bytes([_id(topic, number) for topic, number in listed])
         result.topics = await _described(broker, listed, leveled)

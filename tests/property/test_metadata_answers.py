@@ -92,6 +92,9 @@ class Parts:
         self.topic_entries_lock = asyncio.Lock()
         self.see([agent(1)])
 
+    async def hint_others(self) -> None:
+        """There are none."""
+
     def see(self, agents: Sequence[AgentInfo]) -> None:
         """Act as a heartbeat does."""
         self.membership.agents = tuple(agents)

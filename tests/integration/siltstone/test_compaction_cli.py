@@ -175,7 +175,9 @@ def test_describe_says_nothing_of_compaction_for_a_plain_topic(stack: Stack) -> 
 
 def test_explain_tells_what_waits_and_what_is_done(stack: Stack, balances: str) -> None:
     reasons = run_json("topics", "explain", balances, "--data", str(stack.data))["reasons"]
-    assert {reason["code"] for reason in reasons} == {"tombstones", "remains"}
+    # The janitor deletes the old values after the grace of 4 s, which may have passed.
+    codes = {reason["code"] for reason in reasons}
+    assert codes - {"remains", "gone"} == {"tombstones"} and len(codes) == 2
     write(stack.bootstrap, "fresh", BALANCES[:3])
     reasons = run_json("topics", "explain", "fresh", "--data", str(stack.data))["reasons"]
     told = {reason["code"]: reason for reason in reasons}
