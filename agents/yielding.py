@@ -9,8 +9,8 @@ from typing import TypeVar
 PARTS_PER_TURN = 2_000
 """Takes some milliseconds. Nearly every request has fewer parts and is answered without yielding."""
 
-LOAD_SLICE = 10_000
-"""Partitions that a follower takes in between two turns of the event loop: some 20 ms."""
+LOAD_SLICE = 5_000
+"""Partitions that a follower takes in between two turns of the event loop: some 10 ms."""
 
 T = TypeVar("T")
 

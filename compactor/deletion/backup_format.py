@@ -119,12 +119,6 @@ def _arrow(module: str = "pyarrow") -> Any:
     return importlib.import_module(module)
 
 
-def load_arrow() -> None:
-    """Takes a second, or ten on a busy machine: call it while no transaction is open."""
-    _arrow("pyarrow.parquet")
-    _arrow().array([1])  # the first call looks for pandas and loads it if it is installed
-
-
 def _arrow_type(kind: str) -> Any:
     pa = _arrow()
     item = kind.removesuffix("[]")

@@ -8,7 +8,7 @@ Where nothing changes, nothing is written, and the bucket is not listed: Postgre
 A snapshot that is due is read from Postgres and compared with the last one. It is left out if all kept snapshots hold
 the same rows (only then has a deleted topic left the bucket), and if the last one is still there and the newest.
 
-A snapshot is first spooled to the local disk, in one transaction, and uploaded after that transaction; its manifest is
+A snapshot is first copied to the local disk, in one transaction, and uploaded after that transaction; its manifest is
 written last, and only if absent. A crash before the manifest leaves objects without one. No reader uses them, and
 `keys_over` lists them later for deletion.
 
@@ -43,7 +43,6 @@ from compactor.deletion.backup_format import (
     encode_increment,
     encode_manifest,
     increment_key,
-    load_arrow,
     parse_backup_key,
     snapshot_id,
     snapshot_key,
@@ -322,8 +321,7 @@ class MetadataBackup:
         asked_ms = self._clock.monotonic_ms()
         # Before the rows: a merge that ends meanwhile is recorded twice, but never missed.
         _, jobs = await self._backup.done_jobs(None)
-        # To the local disk and not straight to the store: the transaction would stay open during the uploads, and an
-        # open transaction slows down the hot rows.
+        # To the local disk and not straight to the store: a table of any size takes the memory of one part.
         instant, tables = await self._spool(folder)
         content = _content(instant, tables)
         if unless_same and await self._is_kept(content, instant.taken_ms):
@@ -378,8 +376,6 @@ class MetadataBackup:
     async def _spool(self, folder: Path) -> tuple[BackupInstant, dict[str, TableFile]]:
         """Writes the tables to the local disk."""
         tables: dict[str, TableFile] = {}
-        # Before the transaction: loading takes seconds, and no transaction may wait for it.
-        await asyncio.to_thread(load_arrow)
 
         def add(table: BackupTable, rows: Sequence[Sequence[Any]]) -> None:
             if table.name not in tables:
