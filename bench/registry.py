@@ -41,6 +41,8 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     _module(
         "commit_sessions", "commits of 1 to 16 agents at once, of the same and of disjoint partitions", folder=POSTGRES
     ),
+    _module("large_metadata", "periodic calls on 10 M extents, 1 M producers and 10,000 writers", folder=POSTGRES),
+    _module("long_run", "twelve writers with merges and sweeps for long: what grows, what slows", folder=POSTGRES),
     _module("groups", "commits of consumer groups' offsets: rate, WAL, and how large the table becomes"),
     _module("followers", "what idle agents, and agents that hear of commits, cost Postgres", folder=TOGETHER),
     _module("metadata", "the Metadata answer for 50,000 partitions, fresh and repeated"),

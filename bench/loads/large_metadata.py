@@ -60,8 +60,9 @@ async def fill_producers(line: Connection, *, producers: int) -> None:
     )
 
 
-async def fill_merged(line: Connection, *, files: int, extents: int) -> None:
-    """Live L1 and L2 files with `extents` live extents, spread over all partitions in offset order.
+async def fill_merged(line: Connection, *, files: int, extents: int, apart_ms: int = 60_000) -> None:
+    """Live L1 and L2 files with `extents` live extents, spread over all partitions in offset order. The newest file is
+    of now, each file `apart_ms` older than the next.
 
     Triggers are off meanwhile; the sums are made at the end, as the migration makes them.
     """
@@ -70,12 +71,13 @@ async def fill_merged(line: Connection, *, files: int, extents: int) -> None:
             INSERT INTO files (key, level, state, class, lo, hi, size_bytes, crc32c, created_ms, max_ts_ms, job_id,
                 live_extents)
             SELECT 'merged/' || n, 1 + (n % 10 > 0)::integer, 'live', 'plain', n, n, $2 / $1 * $3::bigint, 0,
-                clock_ms() - ($1 - n) * 60000::bigint, clock_ms() - ($1 - n) * 60000::bigint, n / 10, $2 / $1
+                clock_ms() - ($1 - n) * $4::bigint, clock_ms() - ($1 - n) * $4::bigint, n / 10, $2 / $1
             FROM generate_series(0, $1::bigint - 1) n RETURNING file_id
         ) SELECT min(file_id) FROM made""",
         files,
         extents,
         BYTES,
+        apart_ms,
     )
     await line.execute("ALTER TABLE extents DISABLE TRIGGER USER")
     await line.execute(
@@ -85,12 +87,13 @@ async def fill_merged(line: Connection, *, files: int, extents: int) -> None:
             $3::bigint + n * $1::bigint / $2, 0, $5::bigint, 0, 100, $4, 0, t.ms - 60000, t.ms + n % 1000, 'live',
             2 * $5, t.ms
         FROM generate_series(0, $2::bigint - 1) n, (SELECT count(*) AS number FROM partitions) p
-        CROSS JOIN LATERAL (SELECT clock_ms() - ($1 - n * $1::bigint / $2) * 60000 AS ms) t""",
+        CROSS JOIN LATERAL (SELECT clock_ms() - ($1 - n * $1::bigint / $2) * $6::bigint AS ms) t""",
         files,
         extents,
         first,
         RECORDS,
         BYTES,
+        apart_ms,
     )
     await line.execute("ALTER TABLE extents ENABLE TRIGGER USER")
     await line.execute("SELECT make_sums_v1()")
@@ -133,6 +136,24 @@ async def fill_l0(line: Connection, *, files: int, partitions_each: int) -> None
         files,
         partitions_each,
         RECORDS,
+    )
+
+
+async def fill_gone(line: Connection, *, dead: int, deleted: int) -> None:
+    """L0 files of a former writer that were merged: `deleted` objects that went three days ago, whose rows may be
+    forgotten, and `dead` ones that died an hour ago."""
+    await line.execute(
+        """WITH writer AS (
+            INSERT INTO writers (host, port, epoch, last_seq) VALUES ('gone', 9092, 1, $1::bigint + $2 - 1)
+            RETURNING writer_id
+        )
+        INSERT INTO files (key, level, state, writer_id, epoch, seq, size_bytes, crc32c, created_ms, dead_ms)
+        SELECT 'gone/' || n, 0, CASE WHEN n < $1 THEN 'deleted' ELSE 'dead' END, w.writer_id, 1, n, 0, 0, t.ms, t.ms
+        FROM writer w, generate_series(0, $1::bigint + $2 - 1) n CROSS JOIN LATERAL (
+            SELECT clock_ms() - (CASE WHEN n < $1 THEN 72 ELSE 1 END) * 3600000 AS ms
+        ) AS t""",
+        deleted,
+        dead,
     )
 
 
