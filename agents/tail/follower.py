@@ -113,7 +113,7 @@ class Follower:
 
     @property
     def is_late(self) -> bool:
-        """What we know of the store is older than LATE_MS, or than two of our polls."""
+        """The last answer of the store is older than LATE_MS, or than two polls."""
         return self._clock.monotonic_ms() - self._seen_ms > max(LATE_MS, 2 * self._poll_ms)
 
     async def catch_up(self) -> None:

@@ -2,7 +2,7 @@
 
 An agent hears of topics by polling, so its memory proves that a topic was there, and never that there is none. Another
 agent may have created it a moment ago, for a client that created it by asking for it too. The follower may not have
-reached the store for a while: its connection is being made anew, its cursor fell behind and a snapshot is being read,
+reached the store for a while: its connection is being made again, its cursor fell behind and a snapshot is being read,
 or the store is busy. If the look fails, the answer is an error after which clients ask again.
 
 Requests share looks. One that comes during a look waits for the next, which begins later. A client that clings to a

@@ -32,7 +32,7 @@ class Watch:
         self._thread = threading.Thread(target=lambda: asyncio.run(self._look()), name="watch")
         self.statement_ms = self.transaction_ms = 0.0
         self.own_cpu_s = self.own_server_cpu_s = 0.0
-        """What the looking cost this process and the server, to be taken off a measurement."""
+        """The cost of the looking to this process and the server, to be taken off a measurement."""
 
     def __enter__(self) -> Self:
         self._thread.start()

@@ -39,7 +39,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decided:
-    """What is known of file ids that a cursor lies behind. It saves a store the look at each writer."""
+    """File ids up to which a cursor has everything. It saves a store the look at each writer."""
 
     file_id: int | None
     """Every L0 file up to this id lies within the cursor, or will never be committed. None: not known of any id."""

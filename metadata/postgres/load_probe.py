@@ -94,7 +94,7 @@ async def probe_load(url: str, clock: Clock) -> PostgresLoad:
 
 
 def files_per_s(files: int, span_ms: int) -> float:
-    """Of the newest files that are younger than a minute; `span_ms` is the age of the oldest of them."""
+    """The rate of the newest `files`, younger than a minute; `span_ms` is the age of the oldest of them."""
     # Fewer than were asked for: the whole minute was seen.
     return files / (WINDOW_MS if files < NEWEST_FILES_MAX else max(1, span_ms)) * 1000
 

@@ -1,4 +1,4 @@
-"""What the periodic statements take on a large database: 10 M extents, 1 M rows of L0, 1 M producers, 10,000 writers.
+"""The cost of the periodic statements on a large database: 10 M extents, 1 M rows of L0, 1 M producers, 10,000 writers.
 
 The database is filled by SQL (`bench/loads/large_metadata.py`); the calls are those of `PostgresMetadata`, as agents
 and compactors send them. No statement may take more than a second; the copy for a backup may hold its transaction for

@@ -65,7 +65,7 @@ MEASURES = (
 
 @dataclass(slots=True)
 class Progress:
-    """What the writers have done since the last row."""
+    """The commits of the writers since the last row."""
 
     latencies_ms: list[float] = field(default_factory=list[float])
     lag_s: float = 0.0

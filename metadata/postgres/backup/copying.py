@@ -55,7 +55,7 @@ class _Layout:
     row: struct.Struct
     """The number of fields; per field its length and its value."""
     decoders: Sequence[tuple[int, Decode]]
-    """Of the fields that are no numbers: their places, and what makes values of their bytes."""
+    """The places of the fields that are no numbers, and the functions that make values of their bytes."""
 
 
 def _rows(file: BinaryIO, types: Sequence[Any]) -> Iterator[Sequence[Any]]:

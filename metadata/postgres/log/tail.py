@@ -83,7 +83,7 @@ _ABOVE_ALL = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ahead:
-    """What one snapshot shows above a file id."""
+    """The state above a file id, as one snapshot shows it."""
 
     newest_id: int
     oldest_xid: int
@@ -93,7 +93,7 @@ class Ahead:
 
 
 def decided_by(before: Decided | None, ahead: Ahead) -> Decided:
-    """What is decided for a cursor that has taken in all that `ahead`'s snapshot shows. Pure."""
+    """The ids decided for a cursor that has taken in all that `ahead`'s snapshot shows. Pure."""
     if before is not None and ahead.oldest_xid < before.next_xid:
         return before  # of the commits that may lie below `next_file_id`, one may still run
     return Decided(

@@ -55,7 +55,7 @@ class KnownExtents(NamedTuple):
 
 
 class ExtentRows(NamedTuple):
-    """What one attempt read."""
+    """The rows that one attempt read."""
 
     timeline: int
     whole: Mapping[int, Sequence[Any]]
@@ -76,7 +76,7 @@ async def extent_rows(connection: AsyncConnection, partition_ids: Sequence[int])
 async def read_extents(
     connection: AsyncConnection, partitions: Sequence[Any], known: Mapping[int, KnownExtents], *, timeline: int
 ) -> ExtentRows:
-    """What changed since. `partitions` are rows with their sums, of the caller's snapshot."""
+    """Read the extents that changed since. `partitions` are rows with their sums, of the caller's snapshot."""
     driver = await driver_of(connection)
     changed = {row.partition_id: row for row in partitions if _is_changed(row, known, timeline)}
     newest_id = (await driver.fetchval("SELECT max(extent_id) FROM extents") or 0) if changed else 0
@@ -99,7 +99,7 @@ async def read_extents(
 def learnt(
     partitions: Sequence[Any], rows: ExtentRows, known: Mapping[int, KnownExtents]
 ) -> Mapping[int, KnownExtents]:
-    """What is known after the attempt. It lacks partitions that have live extents and must be read again."""
+    """The extents known after the attempt. It lacks partitions that have live extents and must be read again."""
     found: dict[int, KnownExtents] = {}
     for row in partitions:
         id_, before = row.partition_id, known.get(row.partition_id)

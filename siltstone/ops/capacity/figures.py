@@ -30,7 +30,7 @@ CEILINGS: Sequence[Ceiling] = (
 )
 
 BENCH_FLUSH_MS = 0.2
-"""What a flush of the write-ahead log took where the ceilings were measured."""
+"""Time of a flush of the write-ahead log where the ceilings were measured."""
 
 COMMIT_FIXED_MS = 0.5
 """Processor time of Postgres for a commit, without its partitions."""

@@ -23,7 +23,7 @@ from siltstone.ops.capacity.limits import (
 from siltstone.ops.doctor import Check, failure, passed, warning
 
 FREEZE_MAX_AGE = 500_000_000
-"""What the Terraform sets, and what leaves vacuum as many transactions again before the alert at a billion."""
+"""The value that Terraform sets. It leaves vacuum as many transactions again before the alert at a billion."""
 FREEZE_MAX_AGE_MAX = 1_000_000_000
 FREEZE_DAYS_MIN = 3
 UNFROZEN_FAIL = 1_500_000_000

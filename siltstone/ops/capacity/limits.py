@@ -1,4 +1,4 @@
-"""What a Postgres carries, by the measured figures. Pure.
+"""The load that a Postgres carries, by the measured figures. Pure.
 
 Commits of agents that write to the same partitions wait for each other, so their ceiling is that of one lock, and the
 flush of each commit counts inside it. Commits that share no partition run beside each other, until the processor is

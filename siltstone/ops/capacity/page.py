@@ -39,7 +39,7 @@ def ceilings_table() -> str:
 
 
 def classes_table() -> str:
-    """What each instance class carries with 12 agents and idempotent producers, flushing to a second zone."""
+    """The load that each instance class carries with 12 agents and idempotent producers, flushing to a second zone."""
     return _table(
         (
             "instance class",

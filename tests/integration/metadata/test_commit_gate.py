@@ -24,21 +24,6 @@ WHERE a.datname = current_database() AND a.application_name = 'siltstone-commit'
     AND a.query LIKE '%LOCK TABLE commit_gate%'"""
 
 
-@pytest.fixture
-async def service(postgres_url: str) -> AsyncIterator[PostgresMetadata]:
-    made = PostgresMetadata(postgres_url)
-    await made.open()
-    yield made
-    await made.close()
-
-
-@pytest.fixture
-async def session(postgres_url: str) -> AsyncIterator[Connection]:
-    made = await connect(postgres_url)
-    yield made
-    await made.close()
-
-
 @asynccontextmanager
 async def holding(url: str, lock: str) -> AsyncIterator[Connection]:
     """A session that holds a lock until the block ends."""

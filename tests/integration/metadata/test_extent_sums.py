@@ -271,7 +271,7 @@ class Reads:
         monkeypatch.setattr(views, "read_extents", watched)
 
     def take(self) -> list[tuple[list[int], dict[int, int], int]]:
-        """Of each attempt: the partitions read whole, how many extents were added by partition, how many died."""
+        """Per attempt: the partitions read whole, how many extents were added by partition, how many died."""
         taken, self._all = self._all, []
         return [
             (sorted(each.whole), {id_: len(rows) for id_, rows in sorted(each.added.items())}, len(each.dead))

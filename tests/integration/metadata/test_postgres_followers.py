@@ -1,9 +1,9 @@
-"""What followers and heart-beats ask of a real Postgres, and what they hear when its connections end."""
+"""The questions of followers and heart-beats to a real Postgres, and their hints when its connections end."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -21,21 +21,6 @@ from metadata.postgres.store import PostgresMetadata
 from runtime.clock import SystemClock
 from tests.contract.metadata_worlds import DAY_MS, Writer, batch, new_topic
 from tests.fixtures.waiting import until
-
-
-@pytest.fixture
-async def service(postgres_url: str) -> AsyncIterator[PostgresMetadata]:
-    made = PostgresMetadata(postgres_url)
-    await made.open()
-    yield made
-    await made.close()
-
-
-@pytest.fixture
-async def session(postgres_url: str) -> AsyncIterator[Connection]:
-    made = await connect(postgres_url)
-    yield made
-    await made.close()
 
 
 class Reading:

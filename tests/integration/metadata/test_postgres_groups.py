@@ -19,7 +19,6 @@ from metadata.contract.errors import MetadataInDoubtError, MetadataUnavailableEr
 from metadata.contract.groups import GroupFencedError, GroupLease, OffsetCommitBatch
 from metadata.contract.topics import UnknownTopicError
 from metadata.migrations.scripts import FOLDER
-from metadata.postgres.connection import connect
 from metadata.postgres.driver import Connection
 from metadata.postgres.groups import offsets as postgres_group_offsets
 from metadata.postgres.groups.groups import TAKE_LOCK_TIMEOUT_MS
@@ -37,26 +36,10 @@ SCRIPT = (FOLDER / "commit_offsets_v1.sql").read_text()
 
 
 @pytest.fixture
-async def service(postgres_url: str) -> AsyncIterator[PostgresMetadata]:
-    made = PostgresMetadata(postgres_url)
-    await made.open()
-    yield made
-    await made.close()
-
-
-@pytest.fixture
 async def other(postgres_url: str) -> AsyncIterator[PostgresMetadata]:
     """The same store, as the next agent sees it."""
     made = PostgresMetadata(postgres_url)
     await made.open()
-    yield made
-    await made.close()
-
-
-@pytest.fixture
-async def session(postgres_url: str) -> AsyncIterator[Connection]:
-    """A separate session for the test: it holds locks, watches and kills."""
-    made = await connect(postgres_url)
     yield made
     await made.close()
 

@@ -15,7 +15,7 @@ from metadata.contract.errors import MetadataInDoubtError, MetadataUnavailableEr
 from metadata.contract.l0_commit import CommitInDoubtError, CommitRefusedError
 from metadata.contract.leases import AgentAddress, WriterFencedError, WriterLease
 from metadata.contract.tail import Cursor
-from metadata.postgres.connection import Database, connect
+from metadata.postgres.connection import Database
 from metadata.postgres.driver import Connection
 from metadata.postgres.store import PostgresMetadata
 from runtime.clock import SystemClock
@@ -25,22 +25,6 @@ from tests.contract.metadata_worlds import Writer, batch, new_topic, refused, se
 
 COMMIT, POOL = "siltstone-commit", "siltstone-pool"
 T = TypeVar("T")
-
-
-@pytest.fixture
-async def service(postgres_url: str) -> AsyncIterator[PostgresMetadata]:
-    made = PostgresMetadata(postgres_url)
-    await made.open()
-    yield made
-    await made.close()
-
-
-@pytest.fixture
-async def session(postgres_url: str) -> AsyncIterator[Connection]:
-    """A separate session for the test: it holds locks, watches and kills."""
-    made = await connect(postgres_url)
-    yield made
-    await made.close()
 
 
 async def seen_waiting(session: Connection, application: str, *, count: int = 1) -> int:

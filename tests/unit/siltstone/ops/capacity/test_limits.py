@@ -1,4 +1,4 @@
-"""What Postgres carries, by the measured rows and between them."""
+"""The load that Postgres carries, by the measured rows and between them."""
 
 from __future__ import annotations
 
