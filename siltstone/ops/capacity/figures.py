@@ -21,23 +21,37 @@ class Ceiling(NamedTuple):
     p99_ms: float
 
 
-# PLACEHOLDERS: eight sessions of a prototype. The rows of `bench commit` (sessions 1, 4, 8 and 16) replace them.
+# `bench commit_sessions --full`, the column "now".
 CEILINGS: Sequence[Ceiling] = (
-    Ceiling(8, 100, False, 970, 13),
-    Ceiling(8, 1000, False, 136, 124),
-    Ceiling(8, 100, True, 659, 26),
-    Ceiling(8, 1000, True, 49, 255),
+    Ceiling(1, 100, False, 988, 2),
+    Ceiling(4, 100, False, 955, 7),
+    Ceiling(8, 100, False, 986, 12),
+    Ceiling(16, 100, False, 854, 28),
+    Ceiling(1, 1000, False, 213, 7),
+    Ceiling(4, 1000, False, 209, 28),
+    Ceiling(8, 1000, False, 184, 76),
+    Ceiling(16, 1000, False, 205, 94),
+    Ceiling(1, 100, True, 675, 2),
+    Ceiling(4, 100, True, 674, 10),
+    Ceiling(8, 100, True, 672, 17),
+    Ceiling(16, 100, True, 589, 35),
+    Ceiling(1, 1000, True, 121, 13),
+    Ceiling(4, 1000, True, 120, 45),
+    Ceiling(8, 1000, True, 106, 101),
+    Ceiling(16, 1000, True, 93, 239),
 )
 
 BENCH_FLUSH_MS = 0.2
 """Time of a flush of the write-ahead log where the ceilings were measured."""
 
-COMMIT_FIXED_MS = 0.5
+COMMIT_FIXED_MS = 0.56
 """Processor time of Postgres for a commit, without its partitions."""
-COMMIT_PARTITION_MS = 0.0155
+COMMIT_PARTITION_MS = 0.0074
 """The same for each partition of an idempotent producer in it."""
-POLL_MS = 0.75
-"""Processor time of Postgres for an agent's question for the tail."""
+POLL_MS = 0.5
+"""Processor time of Postgres for an agent's question for the tail, with the notification before it (`bench followers`)."""
+POLLS_PER_S_MAX = 20
+"""Of an agent that hears of files: 50 ms lie between two questions."""
 BUSY_SHARE = 0.4
 """Of its vCPUs, so that vacuum, merges and peaks have room."""
 

@@ -11,10 +11,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import log
+from math import inf, log
 
 from runtime.errors import BadInputError
-from runtime.settings.table import Settings
 from siltstone.ops.capacity.figures import (
     AGENT_IDLE,
     AGENT_IDLE_XIDS_PER_S,
@@ -31,6 +30,7 @@ from siltstone.ops.capacity.figures import (
     HINTS_PER_S_MAX,
     OFFSET_COMMITS_PER_S_MAX,
     POLL_MS,
+    POLLS_PER_S_MAX,
     RDS_BYTES_PER_CONNECTION,
     RDS_CONNECTIONS_MAX,
     RDS_MEMORY_SHARE,
@@ -79,9 +79,19 @@ def _lock(writers: Writers) -> Limit:
 
 
 def _processor(writers: Writers) -> Limit:
-    free_ms = writers.vcpus * BUSY_SHARE * 1000 - writers.agents * 1000 / Settings().tail_poll_ms * POLL_MS
+    free_ms = writers.vcpus * BUSY_SHARE * 1000
     commit_ms = COMMIT_FIXED_MS + writers.partitions * COMMIT_PARTITION_MS
-    return Limit(f"{BUSY_SHARE:.0%} of {writers.vcpus} vCPUs are busy", max(0.0, free_ms / commit_ms))
+    poll_ms = writers.agents * POLL_MS
+    # Each commit costs a poll of every agent too, up to the commits a second that they follow one by one.
+    slow = (free_ms - poll_ms) / (commit_ms + poll_ms)
+    fast = (free_ms - polls_per_s(inf) * poll_ms) / commit_ms
+    return Limit(f"{BUSY_SHARE:.0%} of {writers.vcpus} vCPUs are busy", max(0.0, slow, fast))
+
+
+def polls_per_s(commits_per_s: float) -> float:
+    """Questions of one agent for the tail: one a second at rest, and one for each commit that it hears of, up to
+    POLLS_PER_S_MAX."""
+    return 1 + min(commits_per_s, POLLS_PER_S_MAX)
 
 
 def measured_commits_per_s(sessions: int, partitions: float, *, idempotent: bool) -> float:

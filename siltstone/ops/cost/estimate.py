@@ -18,6 +18,7 @@ from runtime.errors import BadInputError
 from runtime.settings.table import Settings
 from runtime.text import plural
 from siltstone.ops.capacity import figures
+from siltstone.ops.capacity.limits import polls_per_s
 from siltstone.ops.cost import formulas
 from siltstone.ops.cost.l0_store import l0_store
 from siltstone.ops.cost.prices import PRICES
@@ -212,7 +213,7 @@ def flow_of(load: Load) -> Flow:
             fixed_ms=figures.COMMIT_FIXED_MS,
             partition_ms=figures.COMMIT_PARTITION_MS,
         ),
-        polls_per_second=agents * 1000 / DEFAULTS.tail_poll_ms,
+        polls_per_second=agents * polls_per_s(files),
         poll_ms=figures.POLL_MS,
     )
     return Flow(

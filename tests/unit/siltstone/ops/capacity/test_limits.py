@@ -69,9 +69,14 @@ def test_what_gives_first_comes_first() -> None:
     small, large = limits(WRITERS), limits(replace(WRITERS, vcpus=64))
     assert "vCPUs" in small[0].what and "wait for each other" in large[0].what
     assert small[0].commits_per_s < small[1].commits_per_s
-    # 0.8 core, less 8 agents that ask ten times a second
-    assert small[0].commits_per_s == pytest.approx((800 - 8 * 10 * 0.75) / (0.5 + 100 * 0.0155))
-    assert limits(replace(WRITERS, agents=1000))[0].commits_per_s == 0
+    # 0.8 core, less 8 agents that ask 21 times a second
+    commit_ms, poll_ms = module.COMMIT_FIXED_MS + 100 * module.COMMIT_PARTITION_MS, 8 * module.POLL_MS
+    assert small[0].commits_per_s == pytest.approx((800 - 21 * poll_ms) / commit_ms)
+    # files so large that fewer than 20 a second fit: each is a commit, and a poll of each agent
+    few = next(each for each in limits(replace(WRITERS, partitions=8_000)) if "vCPUs" in each.what)
+    commit_ms = module.COMMIT_FIXED_MS + 8_000 * module.COMMIT_PARTITION_MS
+    assert few.commits_per_s == pytest.approx((800 - poll_ms) / (commit_ms + poll_ms)) and few.commits_per_s < 20
+    assert limits(replace(WRITERS, agents=2000))[0].commits_per_s == 0
 
 
 def test_connections_are_those_of_the_pools_and_the_dedicated_ones() -> None:
