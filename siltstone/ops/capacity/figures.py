@@ -49,7 +49,7 @@ COMMIT_FIXED_MS = 0.56
 COMMIT_PARTITION_MS = 0.0074
 """The same for each partition of an idempotent producer in it."""
 POLL_MS = 0.5
-"""Processor time of Postgres for an agent's question for the tail, with the notification before it (`bench followers`)."""
+"""Processor time of Postgres for an agent's question for the tail, and for telling it (`bench followers`)."""
 POLLS_PER_S_MAX = 20
 """Of an agent that hears of files: 50 ms lie between two questions."""
 BUSY_SHARE = 0.4
