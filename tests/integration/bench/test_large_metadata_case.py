@@ -21,7 +21,7 @@ async def test_every_call_has_a_row_and_finds_its_rows(tmp_path: Path) -> None:
     titles = [column.name for column in COLUMNS]
     found = {str(row[0]): row[titles.index("rows")] for row in rows}
     assert set(found) == {call.name for call in CALLS} | {"the planner's view, again"}
-    assert found["an agent's cold start"] == 2
+    assert found["an agent's cold start"] == 2 * L0_ROWS_EACH
     assert found["the gauge of dead files"] == 7
     assert found["the janitor's next 1,000 files"] == 7
     assert found["expiry of producers, all slices"] == 5
