@@ -133,8 +133,8 @@ async def test_the_hot_tables_leave_room_for_updates_in_place(postgres_url: str)
     await line.close()
     options = {row["relname"]: row["options"] or "" for row in rows}
 
-    for table in ("watermarks", "writers", "producer_states", "agents"):
-        assert "fillfactor=50" in options[table], table
+    for table, fill in {"watermarks": 10, "writers": 50, "producer_states": 50, "agents": 50}.items():
+        assert f"fillfactor={fill}" in options[table], table
         assert "autovacuum_vacuum_threshold=1000" in options[table], table
 
 
