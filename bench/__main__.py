@@ -77,7 +77,8 @@ def _run(benchmark: Benchmark, size: Size, tables: list[Table], *, json: Path | 
 
 
 def _parser() -> argparse.ArgumentParser:
-    names = "\n".join(f"  {benchmark.name:<12} {benchmark.doc}" for benchmark in BENCHMARKS)
+    width = max(len(benchmark.name) for benchmark in BENCHMARKS)
+    names = "\n".join(f"  {benchmark.name:<{width}} {benchmark.doc}" for benchmark in BENCHMARKS)
     parser = argparse.ArgumentParser(
         prog="python -m bench",
         description="Benchmarks that print ratios to limits measured in the same run.",

@@ -419,7 +419,8 @@ class Metrics:
             "holder",
         )
         self.postgres_longest_transaction_seconds = self._gauge(
-            "postgres_longest_transaction_seconds", "Age of the oldest running transaction in this database."
+            "postgres_longest_transaction_seconds",
+            "Age of the oldest running transaction in this database; a VACUUM is none.",
         )
         self.postgres_connections = self._gauge(
             "postgres_connections",

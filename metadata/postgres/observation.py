@@ -43,7 +43,8 @@ _LIVE = statement(
         WHERE lease_until_ms > clock_ms() AND lease_until_ms <= clock_ms() + {LEASE_SLACK * JOB_LEASE_MS})
         AS compactors"""  # noqa: S608 - numbers of ours
 )
-# Sessions of other roles may be hidden from ours (`hidden`): they count, but say nothing of their state.
+# Sessions of other roles may be hidden from ours (`hidden`): they count, but say nothing of their state. A vacuum has a
+# snapshot that holds nothing back; a session that wrote and idles has none, but holds back by its transaction id.
 _FIGURES = statement(
     """WITH sessions AS (
         SELECT pid, datname, state, backend_xmin, xact_start,
@@ -53,12 +54,13 @@ _FIGURES = statement(
         WHERE pid <> pg_backend_pid() AND (backend_type = 'client backend' OR backend_type IS NULL)
     )
     SELECT
-    (SELECT max(age(backend_xmin)) FROM pg_stat_activity
-        WHERE pid <> pg_backend_pid() AND (datname = current_database() OR datname IS NULL)) AS session_xmin,
+    (SELECT max(greatest(age(backend_xmin), age(backend_xid))) FROM pg_stat_activity
+        WHERE pid <> pg_backend_pid() AND (datname = current_database() OR datname IS NULL)
+            AND coalesce(leader_pid, pid) NOT IN (SELECT pid FROM pg_stat_progress_vacuum)) AS session_xmin,
     (SELECT max(age(xmin)) FROM pg_replication_slots) AS slot_xmin,
     (SELECT max(age(transaction)) FROM pg_prepared_xacts WHERE database = current_database()) AS prepared_xmin,
-    (SELECT max(extract(epoch FROM clock_timestamp() - xact_start)) FROM sessions WHERE datname = current_database())
-        AS longest_s,
+    (SELECT max(extract(epoch FROM clock_timestamp() - xact_start)) FROM sessions
+        WHERE datname = current_database() AND pid NOT IN (SELECT pid FROM pg_stat_progress_vacuum)) AS longest_s,
     (SELECT jsonb_object_agg(shown, sessions) FROM (
         SELECT shown, count(*) AS sessions FROM sessions WHERE datname IS NOT NULL GROUP BY shown) AS counted)
         AS connections,

@@ -42,10 +42,20 @@ WHERE relnamespace = to_regnamespace(current_schema()) AND relkind IN ('r', 'p')
   AND NOT (has_table_privilege(oid, 'SELECT') AND has_table_privilege(oid, 'INSERT')
            AND has_table_privilege(oid, 'UPDATE') AND has_table_privilege(oid, 'DELETE'))
 """
+# A session that wrote and idles has no snapshot, but its transaction id holds vacuum back all the same. Vacuum itself,
+# and the sessions of other databases, hold nothing back here.
 _OLDEST_SNAPSHOT = """
-SELECT coalesce(max(extract(epoch FROM clock_timestamp() - xact_start) * 1000)::bigint, 0)
-FROM pg_stat_activity
-WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid()
+SELECT coalesce(max(extract(epoch FROM clock_timestamp() - since) * 1000)::bigint, 0)
+FROM (SELECT xact_start AS since FROM pg_stat_activity
+      WHERE coalesce(backend_xmin, backend_xid) IS NOT NULL AND pid <> pg_backend_pid()
+        AND (datname = current_database() OR datname IS NULL)
+        AND coalesce(leader_pid, pid) NOT IN (SELECT pid FROM pg_stat_progress_vacuum)
+      UNION ALL SELECT prepared FROM pg_prepared_xacts WHERE database = current_database()) AS holders
+"""
+# Postgres shows of other roles' sessions neither since when they run nor what, unless ours has pg_read_all_stats.
+_HIDDEN = """
+SELECT count(*) FROM pg_stat_activity
+WHERE datname = current_database() AND query = '<insufficient privilege>'
 """
 # Names of other roles' sessions are hidden, and count as those of strangers.
 _STRANGERS = """
@@ -89,7 +99,9 @@ class PostgresFacts:
     tables_lacking_rights: tuple[str, ...]
     """Tables of the schema that the role may not read and write."""
     oldest_snapshot_ms: int
-    """Age of the oldest transaction that holds a snapshot. Vacuum cannot remove the rows that it may still see."""
+    """Age of the oldest transaction, prepared ones too, that keeps vacuum from removing dead rows."""
+    sessions_hidden: int
+    """Sessions of other roles in this database whose age our role may not see."""
     schema: SchemaState
     revision_needed: str
     """The revision that this program was made for."""
@@ -110,6 +122,7 @@ async def probe_postgres(url: str) -> PostgresFacts:
         lacking: list[str] = await connection.fetchval(_LACKING)
         connections_of_others: int = await connection.fetchval(_STRANGERS)
         oldest_snapshot_ms: int = await connection.fetchval(_OLDEST_SNAPSHOT)
+        sessions_hidden: int = await connection.fetchval(_HIDDEN)
         clock_ms: int = await connection.fetchval(_CLOCK)
         return PostgresFacts(
             version_number=server["version_number"],
@@ -129,6 +142,7 @@ async def probe_postgres(url: str) -> PostgresFacts:
             may_create=bool(server["may_create"]),
             tables_lacking_rights=tuple(lacking),
             oldest_snapshot_ms=oldest_snapshot_ms,
+            sessions_hidden=sessions_hidden,
             schema=schema,
             revision_needed=SCHEMA_REVISION,
             clock_ms=clock_ms,

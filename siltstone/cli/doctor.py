@@ -65,7 +65,8 @@ _STYLES: Mapping[Verdict, str] = {Verdict.OK: "green", Verdict.WARN: "yellow", V
     metavar="CLASS",
     default=DEFAULT_CLASS,
     show_default=True,
-    help="What Postgres runs on, as RDS names it: its vCPUs bound the commits a second.",
+    help="What Postgres runs on, as RDS names it: its vCPUs bound the commits a second. For another machine: one with"
+    " as many vCPUs.",
 )
 @json_option
 def doctor(given: SystemOptions, instance_class: str, as_json: bool) -> None:

@@ -12,6 +12,7 @@ from enum import StrEnum
 
 from metadata.postgres.pooler import Pooler
 from metadata.postgres.probe import PostgresFacts
+from runtime.text import plural
 from siltstone.ops.producers import Producer, advice_for, round_text
 from storage.probe import REMEDY, ProbeResult
 from storage.s3.bucket import BucketFacts
@@ -217,10 +218,14 @@ def _snapshots(facts: PostgresFacts) -> Check:
     if facts.oldest_snapshot_ms > SNAPSHOT_WARN_MS:
         return warning(
             name,
-            f"a transaction has held a snapshot for {facts.oldest_snapshot_ms // 1000} s",
-            "end it (pg_stat_activity shows it): commits get slower and slower while it lasts",
+            f"a transaction of {facts.oldest_snapshot_ms // 1000:,} s keeps vacuum from removing dead rows, so"
+            " commits get slower and slower",
+            "end it: SiltstoneLongTransaction and SiltstoneOldestXmin in docs/operations/runbook.md say how to find it",
         )
-    return passed(name, "no old snapshot is held")
+    if facts.sessions_hidden:
+        hidden = plural(facts.sessions_hidden, "session")
+        return passed(name, f"none that this role sees; {hidden} of other roles are hidden (GRANT pg_read_all_stats)")
+    return passed(name, "no transaction of a minute or more holds vacuum back")
 
 
 def judge_producers(producers: Sequence[Producer]) -> Check:

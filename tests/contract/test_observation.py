@@ -134,6 +134,50 @@ async def test_a_long_transaction_and_the_snapshot_it_holds_are_told_until_it_en
     await world.close()
 
 
+async def test_a_transaction_that_wrote_and_idles_holds_back_vacuum_without_a_snapshot(postgres_url: str) -> None:
+    # given a session that wrote something and then left its transaction open
+    world = PostgresWorld(postgres_url)
+    await world.service.open()
+    writer = await open_connection(postgres_url, connect_timeout_s=10, command_timeout_s=60, settings={})
+    await writer.execute("BEGIN; CREATE TABLE forgotten (number int)")
+    try:
+        # when other sessions go on
+        for number in range(20):
+            await new_topic(world.service, f"topic-{number}")
+        # then its transaction id is older by as many transactions
+        seen = figures(await world.service.operators.observe(lags_max=0))
+        assert seen.oldest_xmin_transactions["session"] >= 20
+    finally:
+        with suppress(OSError):
+            await writer.close()
+        await world.close()
+
+
+async def test_a_vacuum_that_takes_long_is_no_long_transaction(postgres_url: str) -> None:
+    # given a vacuum that rests after each page
+    world = PostgresWorld(postgres_url)
+    await world.service.open()
+    await run_sql(postgres_url, "CREATE TABLE wide AS SELECT repeat('x', 5000) FROM generate_series(1, 2000)")
+    cleaner = await open_connection(postgres_url, connect_timeout_s=10, command_timeout_s=60, settings={})
+    await cleaner.execute("SET vacuum_cost_delay = 100; SET vacuum_cost_limit = 1")
+    vacuum = asyncio.create_task(cleaner.execute("VACUUM wide"))
+    try:
+        await asyncio.sleep(1)
+        # when other sessions go on
+        for number in range(20):
+            await new_topic(world.service, f"topic-{number}")
+        assert not vacuum.done()
+        # then neither its age nor its snapshot counts
+        seen = figures(await world.service.operators.observe(lags_max=0))
+        assert seen.oldest_xmin_transactions["session"] < 20
+        assert seen.longest_transaction_seconds < 1
+    finally:
+        vacuum.cancel()
+        await asyncio.gather(vacuum, return_exceptions=True)
+        await cleaner.close()
+        await world.close()
+
+
 async def test_a_replication_slot_tells_what_it_keeps(postgres_url: str) -> None:
     world = PostgresWorld(postgres_url)
     await world.service.open()

@@ -52,7 +52,7 @@ def _connections(facts: PostgresFacts, load: PostgresLoad) -> Check:
     room = agents_that_fit(ours, load.compactors) - load.agents
     detail = (
         f"{plural(load.agents, 'agent')} and {plural(load.compactors, 'compactor')} take"
-        f" {connections_idle(load.agents, load.compactors)} when idle and {peak} at most, of {ours} that"
+        f" {connections_idle(load.agents, load.compactors)} at the start and {peak} at most, of {ours} that"
         f" max_connections leaves them"
     )
     if room < 0:
@@ -145,10 +145,10 @@ def _commits(load: PostgresLoad, instance_class: str) -> Check:
     used = load.files_per_s / first.commits_per_s if first.commits_per_s else inf
     assumed = "" if load.partitions_per_file and load.agents else " (assumed: there is no load)"
     detail = (
-        f"{load.files_per_s:.1f}/s of about {first.commits_per_s:.0f}/s on {instance_class}, with"
+        f"{load.files_per_s:.1f}/s of about {first.commits_per_s:,.0f}/s on {instance_class}, with"
         f" {plural(writers.agents, 'agent')}, {plural(round(writers.partitions), 'partition')} in a file"
         f"{assumed} and a flush of {load.flush_ms:.1f} ms. First gives: {first.what}. Then, at"
-        f" {others[0].commits_per_s:.0f}/s: {others[0].what}"
+        f" {others[0].commits_per_s:,.0f}/s: {others[0].what}"
     )
     if used > USED_WARN:
         return warning(

@@ -168,7 +168,8 @@ def _parts(instance_class: str) -> tuple[str, int]:
     if match is None:
         raise BadInputError(
             f"{instance_class!r} is no instance class whose vCPUs are known",
-            remedy="give one of RDS's families m, r or t, such as db.m7g.large or db.r7g.2xlarge",
+            remedy="give one of RDS's families m, r or t, such as db.m7g.large or db.r7g.2xlarge; for another"
+            " machine, one with as many vCPUs",
         )
     if match[4]:
         return match[1], VCPUS_OF_SIZE[match[4]]

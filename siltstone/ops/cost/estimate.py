@@ -57,7 +57,8 @@ ASSUMPTIONS: Sequence[str] = (
     " batches)",
     "reads of the tail: what another zone wrote is fetched once a zone, in blocks of 1 MiB; the rest is in memory",
     "merges: topics of cleanup.policy=delete; parts of 8 MiB, each a PUT; compacted topics are rewritten once a day",
-    "Postgres: 0.5 ms and 0.0155 ms a partition for a commit, 40 % of its vCPUs busy, Multi-AZ",
+    f"Postgres: {figures.COMMIT_FIXED_MS} ms and {figures.COMMIT_PARTITION_MS} ms a partition for a commit,"
+    f" {figures.POLL_MS} ms each time an agent asks for the tail, {figures.BUSY_SHARE:.0%} of its vCPUs busy, Multi-AZ",
     "a second store: prices of S3 Express One Zone; traffic from other zones to it is not counted",
     "not counted: logs, metrics, VPN, backups beyond the free size, support, people",
     "Kafka: 3 replicas on gp3 filled to 70 %, 2.6 ms a MB and replica, consumers read from followers of their zone;"

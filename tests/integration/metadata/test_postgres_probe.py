@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+
+from metadata.postgres.driver import Connection, open_connection
 from metadata.postgres.pooler import Pooler
 from metadata.postgres.probe import probe_postgres
 from runtime.clock import SystemClock
@@ -32,15 +35,66 @@ async def test_a_role_without_rights_is_found(postgres_url: str) -> None:
         postgres_url, f"CREATE ROLE {role} LOGIN PASSWORD 'x'", f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO {role}"
     )
     place = postgres_url.rpartition("@")[2]
+    owner = await session_on(postgres_url)
     try:
         facts = await probe_postgres(f"postgresql://{role}:x@{place}")
     finally:
+        await owner.close()
         await run_sql(postgres_url, f"DROP OWNED BY {role}", f"DROP ROLE {role}")
     assert "files" in facts.tables_lacking_rights
     assert not facts.may_create
+    # and it does not see what the sessions of others do
+    assert facts.sessions_hidden >= 1
+    assert (await probe_postgres(postgres_url)).sessions_hidden == 0
 
 
 async def test_a_role_that_does_not_wait_for_its_commits_is_found(postgres_url: str) -> None:
     database = postgres_url.rpartition("/")[2]
     await run_sql(postgres_url, f'ALTER DATABASE "{database}" SET synchronous_commit = off')
     assert (await probe_postgres(postgres_url)).synchronous_commit == "off"
+
+
+async def session_on(url: str) -> Connection:
+    return await open_connection(url, connect_timeout_s=10, command_timeout_s=60, settings={})
+
+
+async def test_a_transaction_that_wrote_and_idles_is_told_although_it_has_no_snapshot(postgres_url: str) -> None:
+    # given a session that wrote something and then left its transaction open
+    writer = await session_on(postgres_url)
+    await writer.execute("BEGIN; CREATE TABLE forgotten (number int)")
+    await asyncio.sleep(0.2)
+    try:
+        # then its age is told, because vacuum spares what died since
+        assert (await probe_postgres(postgres_url)).oldest_snapshot_ms >= 200
+    finally:
+        await writer.close()
+
+
+async def test_a_snapshot_in_another_database_is_not_told(postgres_url: str) -> None:
+    # given a session of another database that holds a snapshot
+    stranger = await session_on(f"{postgres_url.rpartition('/')[0]}/postgres")
+    await stranger.execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1")
+    await asyncio.sleep(0.5)
+    try:
+        # then it does not count, because vacuum here need not spare what it sees
+        assert (await probe_postgres(postgres_url)).oldest_snapshot_ms < 500
+    finally:
+        await stranger.close()
+
+
+async def test_a_vacuum_that_takes_long_is_not_told(postgres_url: str) -> None:
+    # given a vacuum that rests after each page
+    await run_sql(postgres_url, "CREATE TABLE wide AS SELECT repeat('x', 5000) FROM generate_series(1, 2000)")
+    cleaner = await session_on(postgres_url)
+    await cleaner.execute("SET vacuum_cost_delay = 100; SET vacuum_cost_limit = 1")
+    vacuum = asyncio.create_task(cleaner.execute("VACUUM wide"))
+    try:
+        # when it has run for a while
+        await asyncio.sleep(1)
+        assert not vacuum.done()
+        # then its snapshot does not count
+        assert (await probe_postgres(postgres_url)).oldest_snapshot_ms < 1000
+    finally:
+        vacuum.cancel()
+        await asyncio.gather(vacuum, return_exceptions=True)
+        await cleaner.close()

@@ -31,6 +31,7 @@ HEALTHY = PostgresFacts(
     may_create=True,
     tables_lacking_rights=(),
     oldest_snapshot_ms=0,
+    sessions_hidden=0,
     schema=SchemaState("0003", 1),
     revision_needed="0003",
     clock_ms=NOW_MS,
@@ -87,3 +88,11 @@ def test_a_clock_told_in_whole_seconds_is_not_blamed_for_them() -> None:
 def test_old_pythons_are_refused() -> None:
     assert judge_python((3, 10, 14)).verdict is Verdict.FAIL
     assert judge_python((3, 13, 0)).verdict is Verdict.OK
+
+
+def test_sessions_that_the_role_does_not_see_are_told() -> None:
+    # given sessions of other roles in the database
+    checks = judge_postgres(replace(HEALTHY, sessions_hidden=2), NOW_MS)
+    # then the answer about snapshots does not speak for them
+    (snapshots,) = [check for check in checks if check.name == "postgres snapshots"]
+    assert "2 sessions of other roles are hidden" in snapshots.detail

@@ -36,7 +36,7 @@ def judged(facts: dict[str, object] | None = None, load: dict[str, object] | Non
 def test_a_usual_load_is_ok_in_everything_and_the_details_have_the_numbers() -> None:
     checks = judged()
     assert {check.verdict for check in checks.values()} == {Verdict.OK}
-    assert "take 17 when idle and 53 at most" in checks["postgres connections"].detail
+    assert "take 17 at the start and 53 at most" in checks["postgres connections"].detail
     assert "room for 30 agents more" in checks["postgres connections"].detail
     assert "lasts 193 days" in checks["postgres transaction ids"].detail
     assert checks["postgres commits"].detail.startswith("12.0/s of about 232/s on db.m7g.large, with 3 agents")
