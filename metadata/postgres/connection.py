@@ -457,4 +457,5 @@ async def _close(connection: Connection) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".strip().splitlines()[0]
+    # A time-out has no words of its own.
+    return f"{type(error).__name__}: {str(error) or 'no answer in time'}".strip().splitlines()[0]
