@@ -21,7 +21,7 @@ STATEMENT_TIMEOUT_MS = 5_000
 SAMPLE_MS = 1_000
 WINDOW_MS = 60_000
 NEWEST_FILES_MAX = 3_000
-FLUSHES = 9
+FLUSHES = 25
 
 _MARK = """
 SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS next_xid,

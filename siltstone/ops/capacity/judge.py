@@ -147,7 +147,7 @@ def _commits(load: PostgresLoad, instance_class: str) -> Check:
     detail = (
         f"{load.files_per_s:.1f}/s of about {first.commits_per_s:,.0f}/s on {instance_class}, with"
         f" {plural(writers.agents, 'agent')}, {plural(round(writers.partitions), 'partition')} in a file"
-        f"{assumed} and a flush of {load.flush_ms:.1f} ms. First gives: {first.what}. Then, at"
+        f"{assumed} and this server's flush of {load.flush_ms:.1f} ms. First gives: {first.what}. Then, at"
         f" {others[0].commits_per_s:,.0f}/s: {others[0].what}"
     )
     if used > USED_WARN:
