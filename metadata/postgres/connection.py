@@ -91,6 +91,8 @@ async def connect(
         "idle_in_transaction_session_timeout": str(IDLE_IN_TRANSACTION_TIMEOUT_MS),
         # The commit function depends on it, whatever the server's or the role's default is.
         "default_transaction_isolation": "read committed",
+        # Our functions and `commit_calls.py` write bytes as '\x...', which means something else if it is off.
+        "standard_conforming_strings": "on",
         "jit": "off",
         "timezone": "UTC",
     }

@@ -12,7 +12,7 @@ from metadata.contract.l0_commit import CommitInDoubtError, CommitRefusedError
 from metadata.contract.topics import Topic
 from metadata.postgres.connection import connect
 from metadata.postgres.driver import Connection
-from metadata.postgres.log import commit_calls
+from metadata.postgres.log import commit_calls, contention
 from metadata.postgres.store import PostgresMetadata
 from metadata.rules.invariants import check_log_1, check_prod_1
 from tests.contract.metadata_worlds import Writer, batch, duplicate, new_topic, sent, stored
@@ -212,3 +212,61 @@ async def test_a_commit_that_deadlocks_is_called_again(
             f"SET LOCAL deadlock_timeout = '60s'; SELECT FROM watermarks WHERE partition_id = {one} FOR UPDATE"
         )
     assert list((await commit).results) == [stored(0), stored(0)]
+
+
+async def test_the_short_wait_of_a_quick_call_ends_with_it(
+    service: PostgresMetadata, session: Connection, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commit_calls, "GATE_TIMEOUT_MS", 50)
+    (one,) = (await new_topic(service)).partition_ids
+    writer = await Writer.register(service)
+    # given: a session whose last call would have waited for 5 ms only
+    await writer.commit(batch(one))
+    # when: the next file finds its row locked and the gate taken
+    async with holding(postgres_url, "LOCK TABLE commit_gate IN EXCLUSIVE MODE"):
+        async with holding(postgres_url, f"SELECT FROM watermarks WHERE partition_id = {one} FOR UPDATE"):
+            commit = asyncio.ensure_future(writer.commit(batch(one)))
+            # then: the call that goes on without the gate waits for the row, however long
+            await patient(session, "SELECT * FROM commit_l0_v3%")
+        assert list((await commit).results) == [stored(1)]
+
+
+async def test_the_short_wait_for_the_gate_is_none_for_the_rows_behind_it(
+    service: PostgresMetadata, session: Connection, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commit_calls, "GATE_TIMEOUT_MS", 50)
+    (one,) = (await new_topic(service)).partition_ids
+    writer = await Writer.register(service)
+    async with holding(postgres_url, f"SELECT FROM watermarks WHERE partition_id = {one} FOR UPDATE"):
+        commit = asyncio.ensure_future(writer.commit(batch(one)))
+        await patient(session, "%LOCK TABLE commit_gate%")
+    assert list((await commit).results) == [stored(0)]
+
+
+async def patient(session: Connection, query: str) -> None:
+    """Return once a commit with this text has waited for a lock for longer than any of its short waits."""
+    waits = """SELECT FROM pg_stat_activity
+        WHERE datname = current_database() AND application_name = 'siltstone-commit' AND wait_event_type = 'Lock'
+            AND query LIKE $1 AND clock_timestamp() - query_start > interval '250 ms'"""
+    async with asyncio.timeout(5):
+        while not await session.fetch(waits, query):
+            await asyncio.sleep(0.01)
+
+
+async def test_commits_that_meet_nobody_any_more_leave_the_gate(
+    service: PostgresMetadata, session: Connection, postgres_url: str
+) -> None:
+    (one,) = (await new_topic(service)).partition_ids
+    writer = await Writer.register(service)
+    # given: a commit that met a lock, and the others that go to the gate because of it
+    await make_it_use_the_gate(service, writer, session, postgres_url, one)
+    for _ in range(contention.GATED_MIN - 1):
+        await writer.commit(batch(one))
+    # when: somebody holds the gate
+    async with holding(postgres_url, "LOCK TABLE commit_gate IN EXCLUSIVE MODE"):
+        commit = asyncio.ensure_future(writer.commit(batch(one)))
+        at_gate = asyncio.ensure_future(waiting(session, at="commit_gate"))
+        await asyncio.wait({commit, at_gate}, return_when=asyncio.FIRST_COMPLETED)
+        # then: the next one does not come to it
+        assert commit.done()
+        at_gate.cancel()

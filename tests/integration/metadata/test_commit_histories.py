@@ -21,7 +21,7 @@ from metadata.postgres.store import PostgresMetadata
 from metadata.rules.invariants import check_log_1, check_prod_1
 from metadata.rules.packed_index import decode_index
 from runtime.clock import SystemClock
-from tests.contract.metadata_worlds import BATCH_BYTES, Writer, batch, new_key, new_topic, sent
+from tests.contract.metadata_worlds import BATCH_BYTES, Writer, batch, new_key, new_topic, sent, stored
 from tests.fixtures.postgres import run_sql
 
 COMMITS, BATCHES_MAX = 40, 24
@@ -253,4 +253,21 @@ async def test_the_answers_do_not_depend_on_the_order_in_which_a_plan_returns_ro
     assert [row.base_offset for row in decode_index(committed.index)] == list(partition_ids)
     states = await service.agents.producer_states()
     assert [state.batches[0][2] for state in states] == list(partition_ids)
+    await service.close()
+
+
+async def test_a_producer_whose_sequences_begin_again_at_0_takes_the_quick_call(postgres_url: str) -> None:
+    service = PostgresMetadata(postgres_url)
+    await service.open()
+    writer = await Writer.register(service)
+    (one,) = (await new_topic(service)).partition_ids
+    # given: a producer that is 2 records short of the last sequence
+    await writer.commit(sent(one, 7, 0, SEQUENCES - 2))
+    # when: its next batch goes beyond
+    answers = [await writer.commit(sent(one, 7, *at)) for at in ((SEQUENCES - 2, 5), (3, 1))]
+    # then
+    assert [list(answer.results) for answer in answers] == [[stored(SEQUENCES - 2)], [stored(SEQUENCES + 3)]]
+    line = await connect(postgres_url)
+    assert await line.fetchval("SELECT count(*) FROM files WHERE results <> ''") == 0
+    await line.close()
     await service.close()

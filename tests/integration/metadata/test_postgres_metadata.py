@@ -21,7 +21,7 @@ from metadata.postgres.store import PostgresMetadata
 from runtime.clock import SystemClock
 from runtime.errors import Outcome
 from runtime.runtime import Runtime
-from tests.contract.metadata_worlds import Writer, batch, new_topic, refused, sent, stored
+from tests.contract.metadata_worlds import Writer, batch, duplicate, new_topic, refused, sent, stored
 
 COMMIT, POOL = "siltstone-commit", "siltstone-pool"
 T = TypeVar("T")
@@ -397,6 +397,23 @@ async def test_commits_are_durable_and_read_committed_whatever_the_databases_def
 
     assert settings is not None
     assert dict(settings) == {"durable": "on", "isolation": "read committed", "statement": "10s", "idle": "10s"}
+
+
+async def test_commits_know_their_bytes_whatever_a_backslash_means_to_the_database(
+    postgres_url: str, session: Connection
+) -> None:
+    # given: a database in which '\\x01' is one byte, as it was in old releases of Postgres
+    name = await session.fetchval("SELECT current_database()")
+    await session.execute(f"ALTER DATABASE {name} SET standard_conforming_strings = off")
+    service = PostgresMetadata(postgres_url)
+    await service.open()
+    writer = await Writer.register(service)
+    (one,) = (await new_topic(service)).partition_ids
+    # when: a usual file is committed, and one that goes to the gate
+    answers = [await writer.commit(sent(one, 0, 0)) for _ in range(2)]
+    # then
+    assert [list(answer.results) for answer in answers] == [[stored(0)], [duplicate(0)]]
+    await service.close()
 
 
 async def test_a_database_without_schema_or_with_another_one_is_refused(
