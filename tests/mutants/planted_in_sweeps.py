@@ -19,6 +19,13 @@ _ALONE = f"{_IN_POSTGRES}::test_answers_that_lie_in_the_index_alone_outlive_it"
 
 SWEEPS = (
     Mutant(
+        name="a-producer-that-went-on-expires",
+        file=_SQL,
+        text=" AND p.last_seen_ms < :silent_since_ms",
+        replacement="",
+        tests=(f"{_IN_POSTGRES}::test_a_producer_that_goes_on_while_silent_ones_expire_is_kept",),
+    ),
+    Mutant(
         name="an-index-goes-and-no-follower-hears-of-it-in-sql",
         file=_SQL,
         text="FROM gone WHERE gives_index",

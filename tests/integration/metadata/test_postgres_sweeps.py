@@ -18,10 +18,11 @@ from metadata.rules.object_keys import hour_at
 from metadata.rules.packed_index import decode_index
 from metadata.rules.results import ROW_BYTES, decode_results
 from tests.contract.merges import merge
-from tests.contract.metadata_worlds import Writer, batch, new_key, new_topic, sent
+from tests.contract.metadata_worlds import Writer, batch, new_key, new_topic, sent, stored
+from tests.fixtures.postgres import standing_clock
 from tests.fixtures.waiting import until
 
-HOUR_MS = 3_600_000
+HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 
 
 @pytest.fixture
@@ -191,3 +192,37 @@ async def test_a_commit_that_is_repeated_while_its_file_is_marked_as_deleted_get
         assert [list(each.results) for each in (again, at_last)] == [list(first.results)] * 2
         (row,) = await janitor.operators.files(after_file_id=first.file_id - 1, limit=1)
         assert row.state is FileState.DELETED
+
+
+PAUSE = """CREATE FUNCTION pause() RETURNS trigger LANGUAGE plpgsql AS
+    $$ BEGIN PERFORM pg_advisory_xact_lock(1); RETURN old; END $$;
+CREATE TRIGGER pause BEFORE DELETE ON producer_states FOR EACH ROW EXECUTE FUNCTION pause();
+ALTER DATABASE {database} SET enable_hashjoin = off; ALTER DATABASE {database} SET enable_mergejoin = off"""
+
+
+async def test_a_producer_that_goes_on_while_silent_ones_expire_is_kept(postgres_url: str, session: Connection) -> None:
+    # given two silent producers, and an expiry that pauses before it deletes the first
+    await session.execute(PAUSE.format(database=postgres_url.rpartition("/")[2]))
+    services = [PostgresMetadata(postgres_url) for _ in range(2)]
+    for service in services:
+        await service.open()
+    writer = await Writer.register(services[0])
+    (one,) = (await new_topic(services[0])).partition_ids
+    await writer.commit(sent(one, 1, 0), sent(one, 2, 0))
+    await session.execute(standing_clock(str(await services[0].now_ms() + DAY_MS + 1)))
+    await session.execute("SELECT pg_advisory_lock(1)")
+    expiry = asyncio.ensure_future(services[1].deletion.expire_producers())
+    await until(lambda: _waits_for_advice(session))
+    # when the second goes on
+    await writer.commit(sent(one, 2, 1))
+    await session.execute("SELECT pg_advisory_unlock(1)")
+    # then only the first is forgotten
+    assert (await expiry).producers == 1
+    assert [state.producer_id for state in await services[0].agents.producer_states()] == [2]
+    assert list((await writer.commit(sent(one, 2, 2))).results) == [stored(3)]
+    for service in services:
+        await service.close()
+
+
+async def _waits_for_advice(session: Connection) -> bool:
+    return bool(await session.fetchval("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"))
