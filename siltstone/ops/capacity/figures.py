@@ -23,30 +23,30 @@ class Ceiling(NamedTuple):
 
 # `bench commit_sessions --full`, the column "now".
 CEILINGS: Sequence[Ceiling] = (
-    Ceiling(1, 100, False, 988, 2),
-    Ceiling(4, 100, False, 955, 7),
-    Ceiling(8, 100, False, 986, 12),
-    Ceiling(16, 100, False, 854, 28),
-    Ceiling(1, 1000, False, 213, 7),
-    Ceiling(4, 1000, False, 209, 28),
-    Ceiling(8, 1000, False, 184, 76),
-    Ceiling(16, 1000, False, 205, 94),
-    Ceiling(1, 100, True, 675, 2),
-    Ceiling(4, 100, True, 674, 10),
-    Ceiling(8, 100, True, 672, 17),
-    Ceiling(16, 100, True, 589, 35),
-    Ceiling(1, 1000, True, 121, 13),
-    Ceiling(4, 1000, True, 120, 45),
-    Ceiling(8, 1000, True, 106, 101),
-    Ceiling(16, 1000, True, 93, 239),
+    Ceiling(1, 100, False, 1040, 1),
+    Ceiling(4, 100, False, 1076, 5),
+    Ceiling(8, 100, False, 942, 18),
+    Ceiling(16, 100, False, 914, 24),
+    Ceiling(1, 1000, False, 230, 6),
+    Ceiling(4, 1000, False, 238, 24),
+    Ceiling(8, 1000, False, 233, 40),
+    Ceiling(16, 1000, False, 207, 87),
+    Ceiling(1, 100, True, 632, 2),
+    Ceiling(4, 100, True, 680, 9),
+    Ceiling(8, 100, True, 656, 19),
+    Ceiling(16, 100, True, 613, 38),
+    Ceiling(1, 1000, True, 126, 10),
+    Ceiling(4, 1000, True, 123, 41),
+    Ceiling(8, 1000, True, 120, 93),
+    Ceiling(16, 1000, True, 116, 160),
 )
 
 BENCH_FLUSH_MS = 0.2
 """Time of a flush of the write-ahead log where the ceilings were measured."""
 
-COMMIT_FIXED_MS = 0.56
+COMMIT_FIXED_MS = 0.62
 """Processor time of Postgres for a commit, without its partitions."""
-COMMIT_PARTITION_MS = 0.0074
+COMMIT_PARTITION_MS = 0.0071
 """The same for each partition of an idempotent producer in it."""
 POLL_MS = 0.5
 """Processor time of Postgres for an agent's question for the tail, and for telling it (`bench followers`)."""
