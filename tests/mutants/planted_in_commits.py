@@ -16,6 +16,16 @@ USUAL_HISTORY = f"{HISTORIES}::test_usual_files_between_others_are_answered_as_t
 
 COMMITS = (
     Mutant(
+        name="watermarks-leave-little-room",
+        file="metadata/migrations/versions/0006_log.sql",
+        text="SET (fillfactor = 10)",
+        replacement="SET (fillfactor = 50)",
+        tests=(
+            "tests/integration/metadata/test_held_snapshot.py"
+            "::test_commits_beside_a_held_snapshot_are_stored_and_most_versions_stay_on_their_page",
+        ),
+    ),
+    Mutant(
         name="a-producer-of-usual-files-looks-silent",
         file=V3,
         text="            last_seen_ms = v_now,\n",
