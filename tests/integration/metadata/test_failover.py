@@ -27,7 +27,7 @@ _WAITING = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'silt
 async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
     tmp_path.chmod(0o711)  # Postgres may run as another user
     async with primary_and_standby(tmp_path) as made:
-        await migrate_async(made.primary_url)
+        await migrate_async(made.primary.url)
         yield made
 
 
@@ -77,10 +77,10 @@ async def test_a_commit_that_waits_for_a_row_when_the_primary_dies_is_stored_by_
     await service.open()
     writer, ids, request = await committed_before(pair, service)
     # given a commit that has locked half of its partitions
-    holder = await connect(pair.primary_url)
+    holder = await connect(pair.primary.url)
     await holder.execute(f"BEGIN; SELECT FROM watermarks WHERE partition_id = {ids[PARTITIONS // 2]} FOR UPDATE")
     commit = asyncio.ensure_future(service.agents.commit_l0(request))
-    await waits_for(pair.primary_url, "transactionid")
+    await waits_for(pair.primary.url, "transactionid")
     # when the primary dies
     await pair.fail_over()
     with pytest.raises(CommitInDoubtError):
@@ -98,7 +98,7 @@ async def test_a_commit_that_the_standby_never_got_is_stored_by_its_repeat(pair:
     # given a commit that the primary has flushed, and that waits for the standby
     await pair.cut_standby_off()
     commit = asyncio.ensure_future(service.agents.commit_l0(request))
-    await waits_for(pair.primary_url, "SyncRep")
+    await waits_for(pair.primary.url, "SyncRep")
     # when the primary dies
     await pair.fail_over()
     with pytest.raises(CommitInDoubtError):
