@@ -33,15 +33,16 @@ async def _upkeep(url: str, kept_ms: int, ended: Event) -> None:
     keys = (f"merged/long/{number}.silt" for number in itertools.count())
     try:
         while not ended.is_set():
-            await merge(metadata, keys)
+            while await merge(metadata, keys) == L0_FILES_MAX and not ended.is_set():
+                pass  # more are waiting
             await sweep(metadata, kept_ms)
             await asyncio.sleep(EVERY_S)
     finally:
         await metadata.close()
 
 
-async def merge(metadata: PostgresMetadata, keys: Iterator[str]) -> None:
-    """The oldest L0 files become one of L1; enough files of L1 become one of L2."""
+async def merge(metadata: PostgresMetadata, keys: Iterator[str]) -> int:
+    """The oldest L0 files become one of L1; enough files of L1 become one of L2. Returns how many they were of L0."""
     view = await metadata.compactors.compaction_view()
     l0 = [file.file_id for file in view.files if file.level == 0][:L0_FILES_MAX]
     l1 = [file.file_id for file in view.files if file.level == 1]
@@ -49,6 +50,7 @@ async def merge(metadata: PostgresMetadata, keys: Iterator[str]) -> None:
         await _run(metadata, NewJob(kind="level", spec={}, l0_file_ids=l0, limit_ms=LIMIT_MS), 1, next(keys))
     if len(l1) >= L1_FILES:
         await _run(metadata, NewJob(kind="merge", spec={}, file_ids=l1, limit_ms=LIMIT_MS), 2, next(keys))
+    return len(l0)
 
 
 async def sweep(metadata: PostgresMetadata, kept_ms: int) -> None:

@@ -16,6 +16,13 @@ USUAL_HISTORY = f"{HISTORIES}::test_usual_files_between_others_are_answered_as_t
 
 COMMITS = (
     Mutant(
+        name="a-brief-wait-that-looks-cancelled-is-in-doubt",
+        file="metadata/postgres/log/commit.py",
+        text="call, waits_briefly=True)",
+        replacement="call)",
+        tests=(f"{GATE}::test_a_brief_wait_that_ends_as_if_a_user_cancelled_it_goes_to_the_gate",),
+    ),
+    Mutant(
         name="watermarks-leave-little-room",
         file="metadata/migrations/versions/0006_log.sql",
         text="SET (fillfactor = 10)",

@@ -43,6 +43,7 @@ WRITER_FENCED = "SL001"
 REFUSED = frozenset({"SL002", "SL003", "SL004"})
 _UNUSUAL = "SL010"
 _LOCK_NOT_AVAILABLE = "55P03"
+_QUERY_CANCELED = "57014"
 
 
 class _UnusualFileError(Exception):
@@ -103,7 +104,7 @@ class Committer:
         if not self._contention.uses_gate:
             call = usual_call(request, usual, lock_timeout_ms=LOCK_TIMEOUT_MS)
             try:
-                return await self._call(connection, request, call)
+                return await self._call(connection, request, call, waits_briefly=True)
             except _LockedError:
                 self._contention.met_lock()
         return await self._call_in_turn(connection, request, usual_call(request, usual, lock_timeout_ms=None))
@@ -190,12 +191,22 @@ class Committer:
             return await self._call(connection, request, call)
 
     async def _call(
-        self, connection: Connection, request: CommitL0, call: CommitCall, *, behind_gate: bool = False
+        self,
+        connection: Connection,
+        request: CommitL0,
+        call: CommitCall,
+        *,
+        behind_gate: bool = False,
+        waits_briefly: bool = False,
     ) -> Mapping[str, Any]:
         for attempt in range(ATTEMPTS):
             try:
                 row = await _answer(connection, request.key, call, behind_gate=behind_gate)
             except CONNECTION_ERRORS as error:
+                if waits_briefly and sqlstate_of(error) == _QUERY_CANCELED:
+                    # A lock that is had in the moment in which the wait ends, and another wait at once: then Postgres
+                    # takes its own time-out for the wish of a user. Either way the statement left nothing.
+                    raise _LockedError(str(error)) from error
                 if sqlstate_of(error) not in RETRIABLE_SQLSTATES:
                     raise self._meaning(error, request) from error
                 # A trial cannot repeat the call alone, because the conflict has ended the trial's transaction.

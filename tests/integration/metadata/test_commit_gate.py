@@ -23,6 +23,9 @@ FROM pg_stat_activity a JOIN pg_locks l ON l.pid = a.pid AND NOT l.granted
 WHERE a.datname = current_database() AND a.application_name = 'siltstone-commit'
     AND a.query LIKE '%LOCK TABLE commit_gate%'"""
 
+_BRIEF_WAIT = """SELECT pid FROM pg_stat_activity WHERE datname = current_database()
+    AND application_name = 'siltstone-commit' AND wait_event_type = 'Lock' AND query NOT LIKE '%commit_gate%'"""
+
 
 @asynccontextmanager
 async def holding(url: str, lock: str) -> AsyncIterator[Connection]:
@@ -74,6 +77,24 @@ async def test_commits_that_meet_wait_at_the_gate_without_a_snapshot(
     assert sorted(bases) == [0, 1, 2]
     for other, _ in others:
         await other.close()
+
+
+async def test_a_brief_wait_that_ends_as_if_a_user_cancelled_it_goes_to_the_gate(
+    service: PostgresMetadata, session: Connection, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("metadata.postgres.log.commit.LOCK_TIMEOUT_MS", 60_000)
+    (one,) = (await new_topic(service)).partition_ids
+    writer = await Writer.register(service)
+    await writer.commit(batch(one))
+
+    async with holding(postgres_url, f"SELECT FROM watermarks WHERE partition_id = {one} FOR UPDATE"):
+        made = asyncio.ensure_future(writer.commit(batch(one)))
+        async with asyncio.timeout(30):
+            while (pid := await session.fetchval(_BRIEF_WAIT)) is None:
+                await asyncio.sleep(0.01)
+        await session.execute(f"SELECT pg_cancel_backend({pid})")
+        await waiting(session)
+    assert list((await made).results) == [stored(1)]
 
 
 async def test_commits_of_other_partitions_wait_for_nobody(
