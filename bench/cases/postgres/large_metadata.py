@@ -241,7 +241,7 @@ async def _observe(metadata: PostgresMetadata) -> tuple[int, Any]:
 
 
 async def _cold_start(metadata: PostgresMetadata) -> tuple[int, Any]:
-    """What the agent holds afterwards is all that it knows of the log."""
+    """The rows are batches of L0. The agent keeps its index of them, and its topics."""
     index, topics = LogIndex(), TopicCache()
     follower = Follower(
         metadata=metadata.agents,

@@ -1,4 +1,4 @@
-"""The start of an agent reads, from Postgres, first the state at one instant, then the live L0 files.
+"""An agent that starts reads from Postgres: first the state at one instant, then the live L0 files.
 
 While a transaction holds a snapshot, commits slow down, so the transaction at the beginning reads the small things
 only. The files have no transaction: each slice is a statement of its own and reads the present.

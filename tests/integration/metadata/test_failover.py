@@ -31,11 +31,19 @@ async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
         yield made
 
 
+@pytest.fixture
+async def service(pair: Pair) -> AsyncIterator[PostgresMetadata]:
+    made = PostgresMetadata(pair.url)
+    await made.open()
+    yield made
+    await made.close()
+
+
 def file_of(partition_ids: Sequence[int], number: int) -> list[L0Batch]:
     return [sent(each, producer, number) for each in partition_ids for producer in PRODUCERS]
 
 
-async def committed_before(pair: Pair, service: PostgresMetadata) -> tuple[Writer, Sequence[int], CommitL0]:
+async def committed_before(service: PostgresMetadata) -> tuple[Writer, Sequence[int], CommitL0]:
     """A file that was acknowledged, and the request of the next one, which the failover will meet."""
     partition_ids = (await new_topic(service, partitions=PARTITIONS)).partition_ids
     writer = await Writer.register(service)
@@ -60,6 +68,18 @@ async def knows(service: PostgresMetadata, request: CommitL0) -> bool:
     return request.key in [file.key for file in await service.operators.files()]
 
 
+async def is_stored_by_its_repeat_after_a_failover(
+    pair: Pair, service: PostgresMetadata, writer: Writer, request: CommitL0, ids: Sequence[int], *, waiting_for: str
+) -> None:
+    commit = asyncio.ensure_future(service.agents.commit_l0(request))
+    await waits_for(pair.primary.url, waiting_for)
+    await pair.fail_over()
+    with pytest.raises(CommitInDoubtError):
+        await commit
+    assert not await knows(service, request)
+    await is_stored_once(service, writer, request, ids)
+
+
 async def waits_for(url: str, event: str) -> None:
     line = await connect(url)
     try:
@@ -72,48 +92,30 @@ async def waits_for(url: str, event: str) -> None:
         await line.close()
 
 
-async def test_a_commit_that_waits_for_a_row_when_the_primary_dies_is_stored_by_its_repeat(pair: Pair) -> None:
-    service = PostgresMetadata(pair.url)
-    await service.open()
-    writer, ids, request = await committed_before(pair, service)
-    # given a commit that has locked half of its partitions
+async def test_a_commit_that_waits_for_a_row_when_the_primary_dies_is_stored_by_its_repeat(
+    pair: Pair, service: PostgresMetadata
+) -> None:
+    """The commit has locked half of its partitions."""
+    writer, ids, request = await committed_before(service)
     holder = await connect(pair.primary.url)
     await holder.execute(f"BEGIN; SELECT FROM watermarks WHERE partition_id = {ids[PARTITIONS // 2]} FOR UPDATE")
-    commit = asyncio.ensure_future(service.agents.commit_l0(request))
-    await waits_for(pair.primary.url, "transactionid")
-    # when the primary dies
-    await pair.fail_over()
-    with pytest.raises(CommitInDoubtError):
-        await commit
-    # then
-    assert not await knows(service, request)
-    await is_stored_once(service, writer, request, ids)
-    await service.close()
+    await is_stored_by_its_repeat_after_a_failover(pair, service, writer, request, ids, waiting_for="transactionid")
 
 
-async def test_a_commit_that_the_standby_never_got_is_stored_by_its_repeat(pair: Pair) -> None:
-    service = PostgresMetadata(pair.url)
-    await service.open()
-    writer, ids, request = await committed_before(pair, service)
-    # given a commit that the primary has flushed, and that waits for the standby
+async def test_a_commit_that_the_standby_never_got_is_stored_by_its_repeat(
+    pair: Pair, service: PostgresMetadata
+) -> None:
+    """The primary has flushed the commit, and waits for the standby."""
+    writer, ids, request = await committed_before(service)
     await pair.cut_standby_off()
-    commit = asyncio.ensure_future(service.agents.commit_l0(request))
-    await waits_for(pair.primary.url, "SyncRep")
-    # when the primary dies
-    await pair.fail_over()
-    with pytest.raises(CommitInDoubtError):
-        await commit
-    # then
-    assert not await knows(service, request)
-    await is_stored_once(service, writer, request, ids)
-    await service.close()
+    await is_stored_by_its_repeat_after_a_failover(pair, service, writer, request, ids, waiting_for="SyncRep")
 
 
 async def test_a_commit_whose_answer_died_with_the_primary_is_stored_once(pair: Pair) -> None:
     with CommitProxy("127.0.0.1", pair.address.port) as proxy:
         service = PostgresMetadata(at_port(pair.url, proxy.port))
         await service.open()
-        writer, ids, request = await committed_before(pair, service)
+        writer, ids, request = await committed_before(service)
         # given a commit that both servers have, and whose answer was lost
         proxy.lose_answers = 1
         with pytest.raises(CommitInDoubtError):
