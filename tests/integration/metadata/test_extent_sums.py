@@ -62,14 +62,6 @@ _KILL_EXTENTS = """WITH died AS (
 
 
 @pytest.fixture
-async def service(postgres_url: str) -> AsyncIterator[PostgresMetadata]:
-    service = PostgresMetadata(postgres_url)
-    await service.open()
-    yield service
-    await service.close()
-
-
-@pytest.fixture
 async def database(postgres_url: str) -> AsyncIterator[Database]:
     database = Database(postgres_url, runtime=Runtime())
     yield database
@@ -104,8 +96,12 @@ def shown(file: FileView) -> tuple[Any, ...]:
 # ---- whatever changes extents
 
 
+# these two histories meet files with and without dead extents, with and without an expiry; a random one need not
+VARIED = (11, 12)
+
+
 @pytest.mark.parametrize(
-    "seed", [11, 12, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2_000, 2_020))]
+    "seed", [*VARIED, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2_000, 2_020))]
 )
 async def test_after_every_call_of_a_history_the_sums_are_right_and_the_view_is_that_of_0005(
     seed: int, postgres_url: str, database: Database
@@ -125,8 +121,9 @@ async def test_after_every_call_of_a_history_the_sums_are_right_and_the_view_is_
             fresh = views.PlannerViews(database)
             assert (await fresh.compaction_view()).partitions == view.partitions
             seen += files
-    assert {oldest_dead_ms is None for _, _, _, oldest_dead_ms, _ in seen} == {True, False}
-    assert {expires_ms is None for *_, expires_ms in seen} == {True, False}
+    if seed in VARIED:
+        assert {oldest_dead_ms is None for _, _, _, oldest_dead_ms, _ in seen} == {True, False}
+        assert {expires_ms is None for *_, expires_ms in seen} == {True, False}
 
 
 _INSERT = """INSERT INTO extents (partition_id, base_offset, last_offset, file_id, position, length,
