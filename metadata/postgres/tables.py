@@ -115,8 +115,9 @@ PARTITIONS = sa.Table(
 WATERMARKS = sa.Table(
     "watermarks",
     METADATA,
-    sa.Column("partition_id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("partition_id", sa.Integer, nullable=False),
     sa.Column("next_offset", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Index("watermarks_partition", "partition_id"),
 )
 
 LOG_STARTS = sa.Table(
@@ -336,13 +337,14 @@ PINS = sa.Table(
 PRODUCER_STATES = sa.Table(
     "producer_states",
     METADATA,
-    sa.Column("partition_id", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("producer_id", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("partition_id", sa.Integer, nullable=False),
+    sa.Column("producer_id", sa.BigInteger, nullable=False),
     sa.Column("epoch", sa.SmallInteger, nullable=False),
     sa.Column("next_sequence", sa.Integer, nullable=False),
     sa.Column("last_seen_ms", sa.BigInteger, nullable=False),
     sa.Column("tail", sa.LargeBinary, nullable=False),
     sa.Column("append_times", sa.LargeBinary),
+    sa.Index("producer_states_producer", "partition_id", "producer_id"),
 )
 
 PRODUCER_ID_BLOCKS = sa.Table(

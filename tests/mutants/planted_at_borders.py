@@ -81,7 +81,7 @@ BORDERS = (
     Mutant(
         name="an-active-producer-looks-silent-in-sql",
         file="metadata/migrations/versions/commit_l0_v1_packed.sql",
-        text="            last_seen_ms = excluded.last_seen_ms,\n",
+        text="                last_seen_ms = v_now,\n",
         replacement="",
         tests=(_TWINS,),
     ),

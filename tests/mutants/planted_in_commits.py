@@ -11,6 +11,10 @@ PACKED = "tests/integration/metadata/test_packed_producers.py"
 USUAL = "tests/property/test_usual_commit.py"
 UNUSUAL = "tests/contract/test_unusual_files.py"
 JUDGED_ALONE = f"{UNUSUAL}::test_what_is_not_usual_is_judged_alone"
+HELD = (
+    "tests/integration/metadata/test_held_snapshot.py"
+    "::test_beside_a_held_snapshot_commits_look_at_the_newest_version_of_a_row_alone"
+)
 BORDERS = "tests/contract/test_borders.py"
 USUAL_HISTORY = f"{HISTORIES}::test_usual_files_between_others_are_answered_as_their_model_does"
 
@@ -27,10 +31,35 @@ COMMITS = (
         file="metadata/migrations/versions/0006_log.sql",
         text="SET (fillfactor = 10)",
         replacement="SET (fillfactor = 50)",
-        tests=(
-            "tests/integration/metadata/test_held_snapshot.py"
-            "::test_commits_beside_a_held_snapshot_are_stored_and_most_versions_stay_on_their_page",
-        ),
+        tests=(HELD,),
+    ),
+    Mutant(
+        name="a-deduplicated-index-gives-the-newest-version-last",
+        file="metadata/migrations/versions/0006_log.sql",
+        text="ON watermarks (partition_id) WITH (deduplicate_items = off)",
+        replacement="ON watermarks (partition_id)",
+        tests=(HELD,),
+    ),
+    Mutant(
+        name="a-commit-walks-over-dead-versions-of-producers",
+        file=V3,
+        text="AND x.producer_id BETWEEN b.producer_id AND b.producer_id ORDER BY x.producer_id DESC LIMIT 1)",
+        replacement="AND x.producer_id = b.producer_id ORDER BY x.producer_id DESC LIMIT 1)",
+        tests=(HELD,),
+    ),
+    Mutant(
+        name="a-commit-reads-dead-entries-in-a-bitmap",
+        file=V3,
+        text=" SET enable_bitmapscan = off",
+        replacement="",
+        tests=(HELD,),
+    ),
+    Mutant(
+        name="a-row-that-moved-is-no-matter",
+        file=V3,
+        text="CASE WHEN p_lock_timeout_ms IS NULL THEN 'SL010' ELSE '55P03' END",
+        replacement="'55P03'",
+        tests=(f"{GATE}::test_a_row_that_moved_during_the_wait_is_found_by_another_call",),
     ),
     Mutant(
         name="a-producer-of-usual-files-looks-silent",
@@ -106,8 +135,8 @@ COMMITS = (
     Mutant(
         name="a-new-producer-begins-anywhere",
         file=V3,
-        text="            WHERE b.sequence = 0\n",
-        replacement="",
+        text="            WHERE b.sequence = 0 AND NOT EXISTS",
+        replacement="            WHERE NOT EXISTS",
         tests=(USUAL_HISTORY,),
     ),
     Mutant(

@@ -227,33 +227,40 @@ BEGIN
 
     -- 6. Remember: the producers' last batches, the answer, the index, the writer's seq.
     IF v_idempotent THEN
-        INSERT INTO producer_states AS p (
-            partition_id, producer_id, epoch, next_sequence, last_seen_ms, tail, append_times
+        WITH gone_on AS (
+            SELECT a.partition_id, a.producer_id, a.epoch,
+                (array_agg(((a.sequence::bigint + a.records) % 2147483648)::integer ORDER BY a.ord DESC))[1]
+                    AS next_sequence,
+                string_agg(int8send(a.base) || int4send(a.sequence) || int4send(a.records), ''::bytea ORDER BY a.ord)
+                    AS tail,
+                CASE WHEN bool_or(a.append_time <> -1)
+                    THEN string_agg(int8send(a.append_time), ''::bytea ORDER BY a.ord) END AS append_times
+            FROM (
+                SELECT b.*, max(b.epoch) OVER who AS last_epoch,
+                    row_number() OVER (PARTITION BY b.partition_id, b.producer_id ORDER BY b.ord DESC) AS from_end
+                FROM unnest(p_partition, p_producer, p_producer_epoch, p_sequence, p_records, p_append_time, v_base)
+                    WITH ORDINALITY AS b(partition_id, producer_id, epoch, sequence, records, append_time, base, ord)
+                WHERE b.base >= 0 AND b.producer_id >= 0
+                WINDOW who AS (PARTITION BY b.partition_id, b.producer_id)
+            ) AS a
+            WHERE a.epoch = a.last_epoch AND a.from_end <= 5
+            GROUP BY a.partition_id, a.producer_id, a.epoch
+        ), moved AS (
+            UPDATE producer_states p SET
+                epoch = g.epoch,
+                next_sequence = g.next_sequence,
+                last_seen_ms = v_now,
+                tail = CASE WHEN p.epoch < g.epoch THEN g.tail ELSE
+                    substr(p.tail || g.tail, greatest(octet_length(p.tail) + octet_length(g.tail) - 79, 1)) END,
+                append_times = CASE WHEN p.epoch < g.epoch THEN g.append_times ELSE
+                    append_times_of(p.append_times, p.tail, g.append_times, g.tail) END
+            FROM gone_on g WHERE p.partition_id = g.partition_id AND p.producer_id = g.producer_id
+            RETURNING p.partition_id, p.producer_id
         )
-        SELECT a.partition_id, a.producer_id, a.epoch,
-            (array_agg(((a.sequence::bigint + a.records) % 2147483648)::integer ORDER BY a.ord DESC))[1], v_now,
-            string_agg(int8send(a.base) || int4send(a.sequence) || int4send(a.records), ''::bytea ORDER BY a.ord),
-            CASE WHEN bool_or(a.append_time <> -1)
-                THEN string_agg(int8send(a.append_time), ''::bytea ORDER BY a.ord) END
-        FROM (
-            SELECT b.*, max(b.epoch) OVER who AS last_epoch,
-                row_number() OVER (PARTITION BY b.partition_id, b.producer_id ORDER BY b.ord DESC) AS from_end
-            FROM unnest(p_partition, p_producer, p_producer_epoch, p_sequence, p_records, p_append_time, v_base)
-                WITH ORDINALITY AS b(partition_id, producer_id, epoch, sequence, records, append_time, base, ord)
-            WHERE b.base >= 0 AND b.producer_id >= 0
-            WINDOW who AS (PARTITION BY b.partition_id, b.producer_id)
-        ) AS a
-        WHERE a.epoch = a.last_epoch AND a.from_end <= 5
-        GROUP BY a.partition_id, a.producer_id, a.epoch
-        ON CONFLICT (partition_id, producer_id) DO UPDATE SET
-            epoch = excluded.epoch,
-            next_sequence = excluded.next_sequence,
-            last_seen_ms = excluded.last_seen_ms,
-            tail = CASE WHEN p.epoch < excluded.epoch THEN excluded.tail ELSE
-                substr(p.tail || excluded.tail,
-                    greatest(octet_length(p.tail) + octet_length(excluded.tail) - 79, 1)) END,
-            append_times = CASE WHEN p.epoch < excluded.epoch THEN excluded.append_times ELSE
-                append_times_of(p.append_times, p.tail, excluded.append_times, excluded.tail) END;
+        INSERT INTO producer_states (partition_id, producer_id, epoch, next_sequence, last_seen_ms, tail, append_times)
+        SELECT g.partition_id, g.producer_id, g.epoch, g.next_sequence, v_now, g.tail, g.append_times FROM gone_on g
+        WHERE NOT EXISTS (
+            SELECT FROM moved m WHERE m.partition_id = g.partition_id AND m.producer_id = g.producer_id);
     END IF;
 
     --    19 bytes a batch: error i16, duplicate u8, base offset i64, log append time i64.

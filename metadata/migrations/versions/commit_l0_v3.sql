@@ -8,12 +8,15 @@
 --
 -- VOLATILE at READ COMMITTED, for the reasons in `commit_l0_v1.sql`.
 --
--- The plan must be the same at all times: a nested loop over the arguments that finds each row by its key. It locks the
--- rows in order, and its cost does not depend on the tables. With a plain `=` of the partition ids, a plan that was made
--- while a table was empty would walk its whole index for each argument, since that order could serve a merge join.
+-- Each row is found by the newest entry of the index that can be seen: a backward scan that ends at its first row. While
+-- somebody holds an old snapshot, no version of a row goes away, and a forward scan would walk over all of them.
+--
+-- The plan must be the same at all times: a nested loop over the arguments and that scan. It locks the rows in order, and
+-- its cost does not depend on the tables. The bounds on both sides of a key say what `=` says; with `=` Postgres drops
+-- the ORDER BY as needless and scans forward.
 CREATE FUNCTION commit_l0_v3(
     p_writer_id integer, p_epoch integer, p_seq bigint, p_key text, p_size_bytes bigint, p_crc32c bigint,
-    p_lock_timeout_ms integer,  -- 55P03 when a row is locked for longer; NULL: as the session has it
+    p_lock_timeout_ms integer,  -- 55P03 when a row is locked for longer, or was moved meanwhile; NULL: wait, and SL010
     -- Per partition, ascending: its records, and the 24 bytes of its index row after the offsets.
     p_partition integer[], p_records bigint[], p_places bytea, p_max_ts bigint,
     -- Per run (the batches of one producer on one partition): its partition's number, from 1; the records of that
@@ -26,7 +29,8 @@ CREATE FUNCTION commit_l0_v3(
     p_append_time bigint[]  -- of the same batches; empty: -1 for all of them
 ) RETURNS TABLE (file_id bigint, index bytea, created_ms bigint)
 LANGUAGE plpgsql VOLATILE
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET enable_hashjoin = off
+SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -50,7 +54,9 @@ BEGIN
 
     -- 1. Locks. The row of the writer is moved at once: if it does not move, the file is a repeat or is refused.
     UPDATE writers w SET last_seq = p_seq
-    WHERE w.writer_id = p_writer_id AND w.epoch = p_epoch AND w.last_seq < p_seq;
+    WHERE w.ctid = (SELECT x.ctid FROM writers x WHERE x.writer_id BETWEEN p_writer_id AND p_writer_id
+            ORDER BY x.writer_id DESC LIMIT 1)
+        AND w.epoch = p_epoch AND w.last_seq < p_seq;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'writer % does not go on with seq %', p_writer_id, p_seq USING ERRCODE = 'SL010';
     END IF;
@@ -59,15 +65,18 @@ BEGIN
     WITH moved AS (
         UPDATE watermarks w SET next_offset = w.next_offset + b.records
         FROM unnest(p_partition, p_records) WITH ORDINALITY AS b(partition_id, records, ord)
-        WHERE w.partition_id >= b.partition_id AND w.partition_id <= b.partition_id
+        WHERE w.ctid = (SELECT x.ctid FROM watermarks x WHERE x.partition_id BETWEEN b.partition_id AND b.partition_id
+            ORDER BY x.partition_id DESC LIMIT 1)
         RETURNING w.partition_id, w.next_offset, b.records, b.ord::integer AS ord
     )
     SELECT count(*), array_agg(m.next_offset - m.records ORDER BY m.ord),
         string_agg(int4send(m.partition_id) || int8send(m.next_offset - m.records) || int8send(m.next_offset - 1)
             || substr(p_places, 24 * m.ord - 23, 24), ''::bytea ORDER BY m.ord)
     INTO v_moved, v_base, v_index FROM moved m;
+    --    A row that another commit moved while this one waited for it has another ctid, so it is not found.
     IF v_moved <> cardinality(p_partition) THEN
-        RAISE EXCEPTION '% of the partitions of % exist', v_moved, p_key USING ERRCODE = 'SL010';
+        RAISE EXCEPTION '% of the partitions of % exist or stood still', v_moved, p_key
+        USING ERRCODE = CASE WHEN p_lock_timeout_ms IS NULL THEN 'SL010' ELSE '55P03' END;
     END IF;
     v_now := clock_ms();
 
@@ -101,11 +110,12 @@ BEGIN
                 END
         FROM unnest(p_at, p_before, p_count, p_producer, p_producer_epoch, p_sequence, v_tails, v_times)
             AS b(at, before, records, producer_id, epoch, sequence, tail, times)
-        WHERE p.partition_id = ANY (ARRAY[p_partition[b.at]]) AND p.producer_id = b.producer_id
+        WHERE p.ctid = (SELECT x.ctid FROM producer_states x WHERE x.partition_id = p_partition[b.at]
+                AND x.producer_id BETWEEN b.producer_id AND b.producer_id ORDER BY x.producer_id DESC LIMIT 1)
             AND p.epoch = b.epoch AND p.next_sequence = b.sequence;
         GET DIAGNOSTICS v_known = ROW_COUNT;
         IF v_known < cardinality(p_at) THEN
-            -- The rest must be new on their partition. One that is known makes no row, whether it went on or not.
+            -- The rest must be new on their partition. Nobody else adds one: the row of the partition is locked.
             INSERT INTO producer_states
                 (partition_id, producer_id, epoch, next_sequence, last_seen_ms, tail, append_times)
             SELECT p_partition[b.at], b.producer_id, b.epoch, (b.records % 2147483648)::integer, v_now,
@@ -114,8 +124,8 @@ BEGIN
                 b.times
             FROM unnest(p_at, p_before, p_count, p_producer, p_producer_epoch, p_sequence, v_tails, v_times)
                 AS b(at, before, records, producer_id, epoch, sequence, tail, times)
-            WHERE b.sequence = 0
-            ON CONFLICT DO NOTHING;
+            WHERE b.sequence = 0 AND NOT EXISTS (SELECT FROM producer_states x
+                WHERE x.partition_id = p_partition[b.at] AND x.producer_id = b.producer_id);
             GET DIAGNOSTICS v_new = ROW_COUNT;
             IF v_known + v_new <> cardinality(p_at) THEN
                 RAISE EXCEPTION 'a producer of % does not go on', p_key USING ERRCODE = 'SL010';

@@ -17,7 +17,6 @@ WITH locked AS MATERIALIZED (
     SELECT m.partition_id, $2::bigint, 0, $3::integer + $4::integer,
         int8send(m.base_offset) || int4send($3::integer) || int4send($4::integer), clock_ms()
     FROM moved m
-    ON CONFLICT (partition_id, producer_id) DO UPDATE SET tail = excluded.tail
 )
 SELECT m.base_offset, false AS duplicate FROM moved m
 UNION ALL

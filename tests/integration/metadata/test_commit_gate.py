@@ -97,6 +97,29 @@ async def test_a_brief_wait_that_ends_as_if_a_user_cancelled_it_goes_to_the_gate
     assert list((await made).results) == [stored(1)]
 
 
+@pytest.mark.parametrize("brief_ms", [60_000, 1], ids=["without the gate", "behind it"])
+async def test_a_row_that_moved_during_the_wait_is_found_by_another_call(
+    service: PostgresMetadata, session: Connection, postgres_url: str, monkeypatch: pytest.MonkeyPatch, brief_ms: int
+) -> None:
+    """A commit finds rows by their place, and the row has another place once somebody moved it."""
+    monkeypatch.setattr("metadata.postgres.log.commit.LOCK_TIMEOUT_MS", brief_ms)
+    ids = (await new_topic(service, partitions=3)).partition_ids
+    writer = await Writer.register(service)
+    await writer.commit(*(batch(each) for each in ids))
+
+    # given a commit of which one row is moved by a program that knows no gate
+    move = f"UPDATE watermarks SET next_offset = next_offset + 10 WHERE partition_id = {ids[1]}"
+    async with holding(postgres_url, move) as holder:
+        made = asyncio.ensure_future(writer.commit(*(sent(each, 1, 0) for each in ids)))
+        async with asyncio.timeout(30):
+            while await session.fetchval(_BRIEF_WAIT if brief_ms > 1 else f"SELECT pid FROM ({_WAITS}) AS w") is None:
+                await asyncio.sleep(0.01)
+        await holder.execute("COMMIT")
+
+    # then it takes its offsets behind the other's
+    assert list((await made).results) == [stored(1), stored(11), stored(1)]
+
+
 async def test_commits_of_other_partitions_wait_for_nobody(
     service: PostgresMetadata, session: Connection, postgres_url: str
 ) -> None:

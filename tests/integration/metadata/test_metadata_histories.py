@@ -16,7 +16,8 @@ MUST_HAPPEN = frozenset(
     {"commit_merge", "trimmed", "expired", "silent", "kept", "duplicate", "error 45", "error 3", "delete_topic"}
     | {"JobLostError", "CommitRefusedError", "AddressTakenError", "gave index", "cold", "warm"}
 )
-"""In each history. `kept`: a dead file that a reader's pin may protect."""
+"""In each history of `SEEDS`; another one need not delete a topic, say. `kept`: a dead file that a reader's pin may
+protect."""
 SEEDS, SOAK_SEEDS = range(4), range(1_000, 1_040)
 
 
@@ -29,4 +30,5 @@ async def test_after_every_call_of_a_history_both_stores_hold_the_same(seed: int
         for _ in range(STEPS):
             await history.step()
     print(history.counts)
-    assert not (missing := {name for name in MUST_HAPPEN if not history.counts[name]}), f"never happened: {missing}"
+    if seed in SEEDS:
+        assert not (missing := {name for name in MUST_HAPPEN if not history.counts[name]}), f"never happened: {missing}"

@@ -153,8 +153,8 @@ async def test_a_commit_that_the_migration_overtakes_leaves_nothing_and_its_repe
         lease=WriterLease(writer_id=1, epoch=0), seq=0, key=new_key(), size_bytes=9, crc32c=0, batches=[sent(1, 0, 0)]
     )
     await commit_as_before(old, replace(request, key=new_key(), batches=[sent(2, 0, 0)]))
-    # given a call that waits for its partition while the migration runs
-    await holder.execute("BEGIN; SELECT FROM watermarks WHERE partition_id = 1 FOR UPDATE")
+    # given a call that waits for its writer while the migration runs
+    await holder.execute("BEGIN; SELECT FROM writers FOR UPDATE")
     overtaken = asyncio.ensure_future(commit_as_before(old, replace(request, seq=1)))
     await seen_waiting(holder, 1)
     await migrate_async(bare_postgres_url)
