@@ -29,8 +29,8 @@ CREATE FUNCTION commit_l0_v3(
     p_append_time bigint[]  -- of the same batches; empty: -1 for all of them
 ) RETURNS TABLE (file_id bigint, index bytea, created_ms bigint)
 LANGUAGE plpgsql VOLATILE
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET enable_hashjoin = off
-SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+SET plan_cache_mode = force_generic_plan
 AS $$
 #variable_conflict use_column
 DECLARE
