@@ -58,7 +58,8 @@ CREATE FUNCTION tail_of_batch(p_base bigint, p_first integer, p_last integer) RE
     RETURN coalesce(int8send(p_base) || int4send(p_first)
         || int4send(((p_last::bigint - p_first + 2147483648) % 2147483648 + 1)::integer), '');
 
--- Takes the table away from the commits of older programs for as long as it is copied; they wait. Written for speed: the
+-- Takes the table away from the commits of older programs for as long as it is copied; they wait. One that had begun
+-- before fails with 0A000 at the view below, which to its program is a commit in doubt, and is repeated. Written for speed: the
 -- five batches one by one, and the key at the end.
 LOCK TABLE producers IN ACCESS EXCLUSIVE MODE;
 INSERT INTO producer_states (partition_id, producer_id, epoch, next_sequence, last_seen_ms, tail, append_times)
