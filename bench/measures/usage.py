@@ -87,9 +87,17 @@ def postgres_usage(postmaster_pid: int) -> Usage:
 
 def cpu_with_ended_children_s(postmaster_pid: int) -> float:
     """User and system time of a whole Postgres, of the backends that have ended too."""
-    fields = _after_name(Path(f"/proc/{postmaster_pid}/stat").read_text(encoding="utf-8", errors="replace"))
-    ended_s = (int(fields[13]) + int(fields[14])) / _TICKS_PER_SECOND
-    return postgres_usage(postmaster_pid).cpu_s + ended_s
+    while True:
+        before_s = _ended_children_s(postmaster_pid)
+        living_s = postgres_usage(postmaster_pid).cpu_s
+        # A backend that ended between the two readings would be counted twice, or not at all.
+        if _ended_children_s(postmaster_pid) == before_s:
+            return living_s + before_s
+
+
+def _ended_children_s(pid: int) -> float:
+    fields = _after_name(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace"))
+    return (int(fields[13]) + int(fields[14])) / _TICKS_PER_SECOND
 
 
 def children(pid: int) -> list[int]:
