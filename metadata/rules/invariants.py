@@ -17,7 +17,7 @@ were read first must lie below the watermarks that were read later. LOG-3 and LO
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -123,6 +123,21 @@ def check_log_1(
                 _violation("LOG-1", partition_id, f"files end at {end}, the high watermark is {mark.high_watermark}")
             )
     return violations
+
+
+def check_one_row_each(watermarks: Iterable[Watermarks], states: Iterable[ProducerState]) -> list[Violation]:
+    """A partition has one row of watermarks, and one of each producer. No unique key of Postgres holds this: such a key
+    would read every dead version of a row beside a held snapshot (docs/decisions/0035)."""
+    partitions = Counter(mark.partition_id for mark in watermarks)
+    producers = Counter((state.partition_id, state.producer_id) for state in states)
+    return [
+        *(_violation("LOG-1", id_, f"{rows} rows of watermarks") for id_, rows in partitions.items() if rows > 1),
+        *(
+            _violation("PROD-1", partition_id, f"{rows} rows of producer {producer_id}")
+            for (partition_id, producer_id), rows in producers.items()
+            if rows > 1
+        ),
+    ]
 
 
 def check_log_2(extents: Iterable[LiveExtent], watermarks: Mapping[int, Watermarks]) -> list[Violation]:

@@ -32,6 +32,7 @@ from metadata.rules.invariants import (
     check_log_2,
     check_log_2_bytes,
     check_log_3,
+    check_one_row_each,
     check_prod_1,
     check_prod_1_bytes,
     live_extents,
@@ -110,6 +111,7 @@ async def check_system(
     ]
     found: dict[str, list[Violation]] = defaultdict(list)
     for violation in [
+        *check_one_row_each(view.watermarks, states),
         *check_log_1(files, marks, complete=False),
         *check_log_2(extents, marks),
         *check_flagged(view.extents),

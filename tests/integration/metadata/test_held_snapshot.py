@@ -6,6 +6,8 @@ from __future__ import annotations
 from metadata.postgres.driver import Connection, open_connection
 from metadata.postgres.store import PostgresMetadata
 from metadata.rules.invariants import check_log_1, check_prod_1
+from siltstone.ops.fsck import check_system
+from storage.memory import MemoryStore
 from tests.contract.metadata_worlds import Writer, new_topic, sent, stored
 from tests.fixtures.waiting import until
 
@@ -64,6 +66,26 @@ async def test_a_publication_of_all_tables_stops_no_commit(service: PostgresMeta
     for number in range(2):
         assert list((await writer.commit(sent(one, 1, number))).results) == [stored(number)]
     assert list((await writer.commit(sent(one, 1, 0, epoch=1))).results) == [stored(2)]
+
+
+async def test_a_second_row_of_a_partition_or_a_producer_is_found(
+    service: PostgresMetadata, session: Connection
+) -> None:
+    (one, two) = (await new_topic(service, partitions=2)).partition_ids
+    writer = await Writer.register(service)
+    await writer.commit(sent(one, 7, 0), sent(two, 7, 0))
+    assert await _broken(service) == []
+    await session.execute(f"INSERT INTO watermarks SELECT * FROM watermarks WHERE partition_id = {one}")
+    await session.execute(f"INSERT INTO producer_states SELECT * FROM producer_states WHERE partition_id = {two}")
+    assert await _broken(service) == [
+        f"partition {one}: 2 rows of watermarks",
+        f"partition {two}: 2 rows of producer 7",
+    ]
+
+
+async def _broken(service: PostgresMetadata) -> list[str]:
+    found = await check_system(service, MemoryStore(), quick=True, progress=lambda _done, _total: None)
+    return [each.message for finding in found for each in finding.violations if finding.id in ("LOG-1", "PROD-1")]
 
 
 async def _read(session: Connection) -> dict[str, int]:

@@ -17,6 +17,7 @@ from metadata.rules.invariants import (
     check_log_2,
     check_log_2_bytes,
     check_log_3,
+    check_one_row_each,
     check_prod_1,
     check_prod_1_bytes,
     live_extents,
@@ -195,6 +196,22 @@ async def test_bytes_that_cannot_be_read_break_log_2(damage: object) -> None:
 
     assert ids(await check_log_2_bytes([extent], Bucket({"k": damage(body)}))) == ["LOG-2"]  # type: ignore[operator]
     assert ids(await check_log_2_bytes([extent], Bucket({}))) == ["LOG-2"]
+
+
+# ---- one row each
+
+
+def test_a_partition_or_a_producer_with_two_rows_is_named() -> None:
+    marks = [*mark(9).values(), Watermarks(partition_id=2, log_start_offset=0, last_stable_offset=1, high_watermark=1)]
+    producers = [*state((0, 0, 1)), ProducerState(partition_id=2, producer_id=7, epoch=0, batches=(), last_seen_ms=0)]
+    assert check_one_row_each(marks, producers) == []
+
+    found = check_one_row_each([*marks, *mark(10).values()], [*producers, *state((1, 1, 2))])
+
+    assert [(each.id, each.message) for each in found] == [
+        ("LOG-1", "partition 1: 2 rows of watermarks"),
+        ("PROD-1", "partition 1: 2 rows of producer 7"),
+    ]
 
 
 # ---- PROD-1
