@@ -96,6 +96,8 @@ class Follower:
         """When the last read of the store that succeeded was sent."""
         self._began_ms = float("-inf")
         """When the last poll of our own accord began."""
+        self._own_meanwhile: list[tuple[str, int, Committed]] | None = None
+        """Own files (key, size, answer) of the time since a snapshot was asked for; None if none is on its way."""
         self._poll: asyncio.Task[None] | None = None
         self._next_poll: asyncio.Task[None] | None = None
         self._loop: asyncio.Task[None] | None = None
@@ -136,8 +138,9 @@ class Follower:
 
     def saw_own(self, lease: WriterLease, seq: int, key: str, size_bytes: int, committed: Committed) -> None:
         """Take in a file that this agent has just committed."""
-        ref = FileRef(key, size_bytes, committed.created_ms)
-        self._add(committed.file_id, ref, committed.index)
+        self._add_own(key, size_bytes, committed)
+        if self._own_meanwhile is not None:
+            self._own_meanwhile.append((key, size_bytes, committed))
         # Move the cursor only if nothing lies between. A snapshot that was read before an own commit and loaded after
         # it does not hold that file; a cursor moved past it would hide it for ever.
         if self._cursor.writers.get(lease.writer_id) == (lease.epoch, seq - 1):
@@ -224,7 +227,11 @@ class Follower:
 
     async def _load_snapshot(self) -> None:
         sent_ms = self._clock.monotonic_ms()
-        await self._load(await self._metadata.snapshot())
+        self._own_meanwhile = []
+        try:
+            await self._load(await self._metadata.snapshot())
+        finally:
+            self._own_meanwhile = None
         self._seen_ms = sent_ms
 
     async def _load(self, snapshot: Snapshot) -> None:
@@ -243,10 +250,14 @@ class Follower:
             for _ in range(0, len(file.index), LOAD_SLICE * ROW_BYTES):
                 index.load_file(file.file_id, ref, islice(rows, LOAD_SLICE))
                 await slices.took(min(len(file.index) // ROW_BYTES, LOAD_SLICE))
-        # Nothing may yield from here on. An own commit of meanwhile is only in the old index; it is behind the
-        # snapshot's cursor, so the tail brings it again.
+        # Nothing may yield from here on.
         self._topic_cache.become(topic_cache)
         self._index.become(index)
+        # The snapshot may be older than an own commit of meanwhile. Until the next poll, readers would miss records
+        # that they saw before, and the write stall would miss the file. The index ignores the files that the snapshot
+        # knows, live or merged: they lie below the end. The cursor stays, so the tail brings the others again.
+        for own in self._own_meanwhile or ():
+            self._add_own(*own)
         self._cursor = snapshot.cursor
         self._applied_id = snapshot.cursor.change_id
         # Any offset may have moved, or its topic may be gone, while the cursor was out of date.
@@ -269,6 +280,9 @@ class Follower:
 
     def _add(self, file_id: int, ref: FileRef, index: bytes, *, live: bool = True) -> None:
         self._parked_readers.wake(self._index.add_file(file_id, ref, iter_index(index), live=live))
+
+    def _add_own(self, key: str, size_bytes: int, committed: Committed) -> None:
+        self._add(committed.file_id, FileRef(key, size_bytes, committed.created_ms), committed.index)
 
     def _report(self) -> None:
         self._metrics.index_extents.set(self._index.extents)

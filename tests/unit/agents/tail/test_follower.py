@@ -118,7 +118,7 @@ async def following() -> Following:
     return started
 
 
-async def test_an_own_commit_that_a_snapshot_just_missed_comes_by_the_tail() -> None:
+async def test_an_own_commit_that_a_snapshot_just_missed_stays_in_sight() -> None:
     agent = await following()
     await agent.commit()
     # given: a cold start whose snapshot was read before the second commit and arrives after it
@@ -126,15 +126,34 @@ async def test_an_own_commit_that_a_snapshot_just_missed_comes_by_the_tail() -> 
     agent.metadata.gate.clear()
     polling = asyncio.create_task(agent.follower.catch_up())
     await asyncio.sleep(0.01)
-    await agent.commit()
+    _, committed = await agent.commit()
     agent.metadata.gate.set()
     await polling
-    assert agent.end == 1, "the view went back, as the snapshot says"
-    # when: a third commit is taken in before the next poll
+    # then: the view does not go back, though the snapshot does
+    assert (agent.end, held(agent), agent.index.files) == (2, [1, 2], 2)
+    # and the tail brings the second: it is not lost behind a third, and its merge is heard of
     await agent.commit()
+    await merge(agent, committed.file_id)
     await agent.follower.catch_up()
-    # then: the second is not lost behind it
-    assert agent.end == 3
+    assert (agent.end, held(agent), agent.index.files) == (3, [1, 3], 2)
+    await agent.follower.stop()
+
+
+async def test_an_own_answer_that_crosses_a_snapshot_without_its_merged_file_does_not_bring_it_back() -> None:
+    agent = await following()
+    await agent.commit()
+    # given: a snapshot that was read after the second commit and its merge, and arrives after the answer to the commit
+    key, committed = await agent.commit(seen=False)
+    lease, seq = agent.lease, agent.seq
+    await merge(agent, committed.file_id)
+    agent.metadata.cold = True
+    agent.metadata.gate.clear()
+    polling = asyncio.create_task(agent.follower.catch_up())
+    await asyncio.sleep(0.01)
+    agent.follower.saw_own(lease, seq, key, 70, committed)
+    agent.metadata.gate.set()
+    await polling
+    assert (agent.end, held(agent), agent.index.files) == (2, [1], 1)
     await agent.follower.stop()
 
 
