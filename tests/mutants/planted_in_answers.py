@@ -109,6 +109,16 @@ ANSWERS = (
         ),
     ),
     Mutant(
+        name="a-cold-start-forgets-own-commits",
+        file="agents/tail/follower.py",
+        text="for own in self._own_meanwhile or ():",
+        replacement="for own in ():",
+        tests=(
+            "tests/unit/agents/tail/test_follower_snapshots.py"
+            "::test_an_own_commit_that_a_snapshot_just_missed_stays_in_sight",
+        ),
+    ),
+    Mutant(
         name="a-full-disk-is-asked-for-every-request",
         file="agents/write/full_store.py",
         text="return None if asks_again else self.reason",
