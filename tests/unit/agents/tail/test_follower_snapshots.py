@@ -12,10 +12,8 @@ import agents.yielding
 from agents.yielding import LOAD_SLICE
 from metadata.contract.errors import MetadataUnavailableError
 from metadata.contract.files import L0File
-from metadata.contract.leases import AgentAddress
 from metadata.contract.tail import Snapshot
-from metadata.memory.store import MemoryMetadata
-from tests.unit.agents.tail.following import Following, following, held, merge
+from tests.unit.agents.tail.following import following, held, merge
 
 
 async def test_an_own_commit_that_a_snapshot_just_missed_stays_in_sight() -> None:
@@ -58,14 +56,10 @@ async def test_an_own_answer_that_crosses_a_snapshot_without_its_merged_file_doe
 
 
 async def test_while_a_large_snapshot_is_taken_in_others_run_and_see_what_was_known_before() -> None:
-    metadata = MemoryMetadata()
-    await metadata.agents.create_topic("t", partitions=1, configs={})
-    agent = Following(metadata)
-    agent.lease = await metadata.agents.register_agent(AgentAddress(host="h", port=1))
-    await agent.follower.start()
+    agent = await following()
     await agent.commit()
     # given: a topic of many partitions, and a cold start
-    large = await metadata.agents.create_topic("large", partitions=5 * LOAD_SLICE, configs={})
+    large = await agent.metadata.create_topic("large", partitions=5 * LOAD_SLICE, configs={})
     agent.metadata.cold = True
     seen: list[tuple[bool, bool, int]] = []
 
