@@ -22,18 +22,25 @@ from wire.schema import Message
 OPERATION_TYPES = {"Produce": "send", "Fetch": "receive", "OffsetCommit": "settle"}
 """`messaging.operation.type`, where the semantic conventions have one."""
 PARTITIONS_SHOWN_MAX = 20
+DEFAULT_LISTENER = "default"
+ANONYMOUS = "User:ANONYMOUS"
+"""Kafka's principal of a client that proves nothing."""
 
 
 class ClientConnection:
     """The client at the other end of a connection."""
 
-    __slots__ = ("host", "number", "peer", "sender", "software", "was_sent_away")
+    __slots__ = ("host", "listener", "number", "peer", "principal", "sender", "software", "was_sent_away")
 
     def __init__(self, number: int, peer: str) -> None:
         """`number` counts the connections of this process; `peer` is HOST:PORT."""
         self.number = number
         self.peer = peer
         self.host = peer.rpartition(":")[0]
+        self.listener = DEFAULT_LISTENER
+        """The name of the listener that took the connection."""
+        self.principal = ANONYMOUS
+        """Who the client has proved to be, as `User:ann`."""
         self.sender = Sender()
         self.software = ""
         """The client library's own name (KIP-511); empty if it did not say."""

@@ -23,7 +23,7 @@ FUNCTION_LINES_MAX = 70
 FOLDER_MODULES_MAX = 16
 API_FOLDERS = {"agents/handlers", "wire/messages"}
 """Folders with one module per Kafka API: Kafka decides their number, not we."""
-ROOMS = ("agents", "compactor", "metadata", "runtime", "siltstone", "spark_jobs", "storage", "wire")
+ROOMS = ("agents", "compactor", "metadata", "runtime", "security", "siltstone", "spark_jobs", "storage", "wire")
 S3_CLIENTS = {"aioboto3", "aiobotocore", "boto3", "botocore", "obstore"}
 
 # Written in two halves, so that this file does not contain the text that it forbids.

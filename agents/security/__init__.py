@@ -1,0 +1,1 @@
+"""What an agent knows and decides about its clients: who they are, what they may do, how much they may do."""

@@ -1,0 +1,1 @@
+"""ACLs: their values, and the matcher that judges by them."""

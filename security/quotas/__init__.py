@@ -1,0 +1,1 @@
+"""Client quotas: whom they bind, and how much each may do."""
