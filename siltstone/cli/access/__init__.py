@@ -1,0 +1,1 @@
+"""`siltstone users`, `siltstone acls` and `siltstone quotas`."""

@@ -1,0 +1,58 @@
+"""DescribeUserScramCredentials and AlterUserScramCredentials (KIP-554)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from security.scram import Mechanism
+from siltstone.kafka.client import KafkaClient, KafkaError
+from wire.messages.scram_credentials import (
+    AlterUserScramCredentialsRequest,
+    AlterUserScramCredentialsResponse,
+    DescribeUserScramCredentialsRequest,
+    DescribeUserScramCredentialsResponse,
+    ScramCredentialDeletion,
+    ScramCredentialUpsertion,
+    UserName,
+)
+
+REMEDIES: Mapping[str, str] = {
+    "CLUSTER_AUTHORIZATION_FAILED": "run this as a super user (setting super.users), or as a user that has Alter on"
+    " the cluster",
+    "RESOURCE_NOT_FOUND": "`siltstone users list` shows the users",
+}
+
+
+async def describe_users(
+    client: KafkaClient, names: Sequence[str] | None = None
+) -> Mapping[str, Mapping[Mechanism, int]]:
+    """By user, the iterations of each credential; `names` None: all users. Raises KafkaError."""
+    request = DescribeUserScramCredentialsRequest(
+        users=None if names is None else [UserName(name=name) for name in names]
+    )
+    answer = await client.call(request, DescribeUserScramCredentialsResponse)
+    if answer.error_code:
+        raise KafkaError(answer.error_code, "list users", answer.error_message, remedies=REMEDIES)
+    found: dict[str, Mapping[Mechanism, int]] = {}
+    for result in answer.results:
+        if result.error_code:
+            raise KafkaError(result.error_code, f"user {result.user!r}", result.error_message, remedies=REMEDIES)
+        found[result.user] = {Mechanism(each.mechanism): each.iterations for each in result.credential_infos}
+    return found
+
+
+async def alter_users(
+    client: KafkaClient,
+    *,
+    upsertions: Sequence[ScramCredentialUpsertion] = (),
+    deletions: Sequence[tuple[str, Mechanism]] = (),
+) -> None:
+    """Raises KafkaError of the first user that was refused. Others may have been changed."""
+    request = AlterUserScramCredentialsRequest(
+        upsertions=list(upsertions),
+        deletions=[ScramCredentialDeletion(name=name, mechanism=mechanism) for name, mechanism in deletions],
+    )
+    answer = await client.call(request, AlterUserScramCredentialsResponse)
+    for result in answer.results:
+        if result.error_code:
+            raise KafkaError(result.error_code, f"user {result.user!r}", result.error_message, remedies=REMEDIES)
