@@ -10,7 +10,7 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import replace
 
-from runtime.errors import SiltstoneError
+from runtime.errors import BadInputError
 from security.acls.values import (
     CLUSTER_NAME,
     WILDCARD,
@@ -23,7 +23,7 @@ from security.acls.values import (
 )
 
 
-class InvalidAclError(SiltstoneError):
+class InvalidAclError(BadInputError):
     """The ACL, or the filter, says nothing that can be kept or looked for."""
 
 
