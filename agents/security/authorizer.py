@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol
 
 from agents.request_context import ANONYMOUS, ClientConnection, current_request
 from agents.security.audit import Audit
@@ -25,6 +26,14 @@ from security.acls.values import Acl
 
 BUILD_ON_LOOP_MAX = 1_000
 """ACLs that are put in place within one turn of the event loop: 4 ms at most."""
+
+
+@dataclass(eq=False)
+class _Load:
+    """A call of `load` that is under way."""
+
+    changes: list[tuple[Collection[Acl], Collection[Acl]]] = field(default_factory=list[Any])
+    """Added and removed since the call, in order."""
 
 
 class AclMode(Enum):
@@ -72,28 +81,31 @@ class Authorizer:
         self._stale_ms_max = stale_ms_max
         self.audit = audit or Audit()
         self._matcher = self._built(())
-        self._missed: list[tuple[Collection[Acl], Collection[Acl]]] = []
-        """Changes that came while a matcher is built."""
+        self._loads: list[_Load] = []
         self._building = asyncio.Lock()
 
     # ---- what is known
 
     async def load(self, acls: Collection[Acl]) -> None:
-        """These are all ACLs there are."""
-        async with self._building:
-            self._missed.clear()
-            if len(acls) <= BUILD_ON_LOOP_MAX:
-                self._matcher = self._built(acls)
-                return
-            matcher = await asyncio.to_thread(self._built, list(acls))
-            for added, removed in self._missed:
-                _change(matcher, added, removed)
-            self._matcher = matcher
+        """These are all ACLs there are, at the moment of the call."""
+        acls, load = list(acls), _Load()
+        self._loads.append(load)
+        try:
+            async with self._building:  # one after the other: the last call wins
+                if len(acls) <= BUILD_ON_LOOP_MAX:
+                    matcher = self._built(acls)
+                else:
+                    matcher = await asyncio.to_thread(self._built, acls)
+                for added, removed in load.changes:
+                    _change(matcher, added, removed)
+                self._matcher = matcher
+        finally:
+            self._loads.remove(load)
 
     def change(self, *, added: Collection[Acl] = (), removed: Collection[Acl] = ()) -> None:
         """At most BUILD_ON_LOOP_MAX: for more, `load` all."""
-        if self._building.locked():
-            self._missed.append((added, removed))
+        for load in self._loads:
+            load.changes.append((added, removed))
         _change(self._matcher, added, removed)
 
     def _built(self, acls: Collection[Acl]) -> Matcher:
