@@ -25,6 +25,7 @@ from agents.membership import NOTICE_MS, Membership
 from agents.producer_ids import ProducerIds
 from agents.read.path import ReadPath, the_store_itself
 from agents.read.sessions import SESSIONS_MAX, FetchSessions
+from agents.security.authorizer import Authorizer, mode_of, super_users_of
 from agents.server import AddressError, Server, bind
 from agents.tail.follower import Follower, FollowerCallbacks
 from agents.tail.fresh_watermarks import FreshWatermarks
@@ -104,6 +105,12 @@ class Agent:
             catch_up=self._follower.catch_up,
             runtime=runtime,
             around=self._zone.around if self._zone is not None else the_store_itself,
+        )
+        self.authorizer = Authorizer(
+            mode_of(settings.acl_mode, authenticates=False),
+            super_users=super_users_of(settings.super_users),
+            allow_everyone=settings.allow_everyone_if_no_acl_found,
+            stale_ms_max=settings.security_stale_max_ms,
         )
         self._draining = Draining()
         self._hurry = asyncio.Event()
@@ -225,6 +232,7 @@ class Agent:
             await self._zone.close()
         await self._reads.close()
         await asyncio.gather(*self._hints, return_exceptions=True)
+        self.authorizer.audit.close()
         # Last: the parts above write under this lease, and whoever takes the address next fences it.
         if self._membership is not None:
             await self._membership.leave()
@@ -359,6 +367,7 @@ class Agent:
             groups=groups,
             metadata=self._metadata,
             runtime=self._runtime,
+            authorizer=self.authorizer,
         )
 
     # ---- called by the parts

@@ -14,6 +14,8 @@ from agents.producer_ids import ProducerIds
 from agents.read.reader import Reader
 from agents.read.sessions import FetchSessions
 from agents.read.timestamps import TimestampSearch
+from agents.security.authorizer import Authorizer
+from agents.security.rights import UNLIMITED, Rights
 from agents.tail.follower import Follower
 from agents.tail.fresh_watermarks import FreshWatermarks
 from agents.tail.log_index import LogIndex
@@ -53,6 +55,7 @@ class Broker:
     groups: GroupCoordinator
     metadata: MetadataStore
     runtime: Runtime
+    authorizer: Authorizer = field(default_factory=Authorizer)
     timers: Context = field(default_factory=Context)
     """The context that timers run in. A cancelled timer keeps its context for a long time; the context of a request
     would keep the request alive with it."""
@@ -61,6 +64,10 @@ class Broker:
     topic_entries: TopicEntries = field(default_factory=TopicEntries)
     topic_entries_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while many entries are encoded, so that clients which ask at the same time share one encoding."""
+
+    def rights(self) -> Rights:
+        """What the client may do whose request is being worked on."""
+        return self.authorizer.rights() if self.authorizer.on else UNLIMITED
 
     async def hint_others(self) -> None:
         """Call it after a change of topics, configs or log starts: the other agents hear of it soon."""

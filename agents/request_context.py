@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
+from agents.security.rights import JudgedRights
 from agents.sender import Sender
 from runtime.logging import LOG_CONTEXT
 from runtime.tracing import Span, SpanKind, Tracing
@@ -30,7 +31,7 @@ ANONYMOUS = "User:ANONYMOUS"
 class ClientConnection:
     """The client at the other end of a connection."""
 
-    __slots__ = ("host", "listener", "number", "peer", "principal", "sender", "software", "was_sent_away")
+    __slots__ = ("host", "listener", "number", "peer", "principal", "rights", "sender", "software", "was_sent_away")
 
     def __init__(self, number: int, peer: str) -> None:
         """`number` counts the connections of this process; `peer` is HOST:PORT."""
@@ -41,6 +42,8 @@ class ClientConnection:
         """The name of the listener that took the connection."""
         self.principal = ANONYMOUS
         """Who the client has proved to be, as `User:ann`."""
+        self.rights: JudgedRights | None = None
+        """Kept by the authorizer, as long as the ACLs stay the same."""
         self.sender = Sender()
         self.software = ""
         """The client library's own name (KIP-511); empty if it did not say."""

@@ -10,11 +10,13 @@ from collections.abc import Collection, Sequence
 
 from agents.groups.coordinator import GroupCoordinator
 from agents.groups.held import GroupRefusedError
+from agents.security.rights import Rights
 from agents.topics.present import PresentTopics
 from agents.topics.topic_cache import TopicCache
 from agents.yielding import chunks_with_yields
 from metadata.contract.errors import MetadataUnavailableError
 from metadata.contract.groups import GroupIdTooLongError, OffsetPlace, check_group_id
+from security.acls.values import Operation, ResourceType
 from wire.error_codes import ErrorCode
 
 LOOKED_FOR_SINGLY = 20
@@ -29,6 +31,14 @@ def check_id(group_id: str, *, may_be_empty: bool = False) -> None:
         check_group_id(group_id)
     except GroupIdTooLongError as error:
         raise GroupRefusedError(ErrorCode.INVALID_GROUP_ID, str(error)) from error
+
+
+def check_allowed(rights: Rights, operation: Operation, group_id: str) -> None:
+    """Raises GroupRefusedError(GROUP_AUTHORIZATION_FAILED)."""
+    if not rights.allows(operation, ResourceType.GROUP, group_id):
+        raise GroupRefusedError(
+            ErrorCode.GROUP_AUTHORIZATION_FAILED, f"no right to do this to group {group_id!r}; an ACL can give it"
+        )
 
 
 def is_id(group_id: str) -> bool:

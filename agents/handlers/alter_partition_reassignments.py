@@ -10,8 +10,10 @@ from collections.abc import Sequence
 
 from agents.broker import Broker
 from agents.placement import eligible, replicas, zone_of
+from agents.security.refusals import cluster_refusal
 from agents.topics.present import has_partition, look_for, not_there
 from agents.yielding import LoopYielder
+from security.acls.values import Operation
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
 from wire.messages.alter_partition_reassignments import (
@@ -28,6 +30,20 @@ Refusal = tuple[ErrorCode, str]
 async def handle(
     broker: Broker, header: RequestHeader, request: AlterPartitionReassignmentsRequest
 ) -> AlterPartitionReassignmentsResponse:
+    if (refused := cluster_refusal(broker.rights(), Operation.ALTER)) is not None:
+        said = (refused.code, str(refused))
+        return AlterPartitionReassignmentsResponse(
+            allow_replication_factor_change=request.allow_replication_factor_change,
+            error_code=refused.code,
+            error_message=str(refused),
+            responses=[
+                ReassignableTopicResponse(
+                    name=topic.name,
+                    partitions=[_answer(each.partition_index, said) for each in topic.partitions],
+                )
+                async for topic in LoopYielder().through(request.topics)
+            ],
+        )
     asked = ((topic.name, each.partition_index) for topic in request.topics for each in topic.partitions)
     seen = await look_for(broker, asked)
     answers: list[ReassignableTopicResponse] = []

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from agents.broker import Broker
 from agents.handlers.describe_log_dirs import LOG_DIR
+from agents.security.refusals import cluster_refusal
 from agents.topics.present import has_partition, look_for, not_there
 from agents.yielding import LoopYielder
+from security.acls.values import Operation
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
 from wire.messages.alter_replica_log_dirs import (
@@ -20,6 +22,20 @@ from wire.messages.alter_replica_log_dirs import (
 async def handle(
     broker: Broker, header: RequestHeader, request: AlterReplicaLogDirsRequest
 ) -> AlterReplicaLogDirsResponse:
+    if (refused := cluster_refusal(broker.rights(), Operation.ALTER)) is not None:
+        return AlterReplicaLogDirsResponse(
+            results=[
+                AlterReplicaLogDirTopicResult(
+                    topic_name=topic.name,
+                    partitions=[
+                        AlterReplicaLogDirPartitionResult(partition_index=number, error_code=refused.code)
+                        for number in topic.partitions
+                    ],
+                )
+                async for each in LoopYielder().through(request.dirs)
+                for topic in each.topics
+            ]
+        )
     asked = [(each.path, topic) for each in request.dirs for topic in each.topics]
     seen = await look_for(broker, ((topic.name, number) for _, topic in asked for number in topic.partitions))
     results: list[AlterReplicaLogDirTopicResult] = []

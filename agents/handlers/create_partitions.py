@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections import Counter
 
 from agents.broker import Broker
+from agents.security.refusals import check_right
 from agents.topics.rules import RequestError, assigned_replicas, check_partitions, code_of
 from agents.yielding import LoopYielder
 from runtime.errors import SiltstoneError
 from runtime.logging import get_logger
+from security.acls.values import Operation, ResourceType
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
 from wire.messages.create_partitions import (
@@ -52,6 +54,7 @@ async def _grow(
     try:
         if not named_once:
             raise RequestError(ErrorCode.INVALID_REQUEST, f"topic {asked.name!r} is named more than once")
+        check_right(broker.rights(), Operation.ALTER, ResourceType.TOPIC, asked.name)
         topic = broker.topic_cache.topic(asked.name)
         if topic is None:
             raise RequestError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"no topic {asked.name!r}")

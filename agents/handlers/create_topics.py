@@ -11,6 +11,7 @@ from collections import Counter
 
 from agents.broker import Broker
 from agents.handlers.config_entries import TOPIC_OVERRIDE, topic_entries
+from agents.security.refusals import check_right
 from agents.topics.rules import (
     RequestError,
     assigned_replicas,
@@ -23,6 +24,7 @@ from agents.yielding import LoopYielder
 from metadata.configs.broker import topic_defaults
 from metadata.rules.refusals import topic_exists
 from runtime.errors import SiltstoneError
+from security.acls.values import Operation, ResourceType
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
 from wire.messages.create_topics import (
@@ -43,6 +45,7 @@ async def handle(broker: Broker, header: RequestHeader, request: CreateTopicsReq
         await broker.follower.catch_up()
     except SiltstoneError as error:
         return CreateTopicsResponse(topics=_all_failed(request, error))
+    of_cluster = broker.rights().sees_cluster(Operation.CREATE)
     named = Counter(topic.name for topic in request.topics)
     results: list[CreatableTopicResult] = []
     told: set[str] = set()
@@ -55,7 +58,9 @@ async def handle(broker: Broker, header: RequestHeader, request: CreateTopicsReq
                 results.append(_failed(asked, error))
             continue
         try:
-            results.append(await _create(broker, asked, validate_only=request.validate_only))
+            if not of_cluster:
+                check_right(broker.rights(), Operation.CREATE, ResourceType.TOPIC, asked.name)
+            results.append(_shown(broker, await _create(broker, asked, validate_only=request.validate_only)))
         except SiltstoneError as error:
             results.append(_failed(asked, error))
     if not request.validate_only:
@@ -136,6 +141,15 @@ def _described(broker: Broker, name: str, configs: dict[str, str]) -> CreatableT
             if entry.source == TOPIC_OVERRIDE or entry.value
         ],
     )
+
+
+def _shown(broker: Broker, result: CreatableTopicResult) -> CreatableTopicResult:
+    """Without what the client may not see: the topic is created all the same, as in Kafka."""
+    if not broker.rights().sees(Operation.DESCRIBE_CONFIGS, ResourceType.TOPIC, result.name):
+        result.topic_config_error_code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        result.num_partitions = result.replication_factor = -1
+        result.configs = []
+    return result
 
 
 def _failed(asked: CreatableTopic, error: SiltstoneError) -> CreatableTopicResult:

@@ -7,10 +7,11 @@ One request deletes DELETED_MAX groups; further ones are told to come again (COO
 from __future__ import annotations
 
 from agents.broker import Broker
-from agents.groups.checks import check_id, unknown_groups
+from agents.groups.checks import check_allowed, check_id, unknown_groups
 from agents.groups.held import GroupRefusedError
 from agents.yielding import LoopYielder
 from runtime.logging import get_logger
+from security.acls.values import Operation, ResourceType
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
 from wire.messages.delete_groups import DeletableGroupResult, DeleteGroupsRequest, DeleteGroupsResponse
@@ -20,14 +21,17 @@ _log = get_logger(__name__)
 DELETED_MAX = 1_000
 """Groups deleted for one request: the store needs some seconds for so many, and clients wait for half a minute. Further
 groups get COORDINATOR_LOAD_IN_PROGRESS, and the store is not asked."""
-_AT_ONCE = (ErrorCode.INVALID_GROUP_ID, ErrorCode.NOT_COORDINATOR)
+_AT_ONCE = (ErrorCode.INVALID_GROUP_ID, ErrorCode.NOT_COORDINATOR, ErrorCode.GROUP_AUTHORIZATION_FAILED)
 """Errors found without asking the store; these groups do not count towards DELETED_MAX."""
 
 
 async def handle(broker: Broker, header: RequestHeader, request: DeleteGroupsRequest) -> DeleteGroupsResponse:
     names = list(dict.fromkeys(request.groups_names))
+    rights = broker.rights()
     try:
-        unknown = await unknown_groups(broker.groups, names)
+        unknown = await unknown_groups(
+            broker.groups, [each for each in names if rights.sees(Operation.DELETE, ResourceType.GROUP, each)]
+        )
     except GroupRefusedError as refused:
         return DeleteGroupsResponse(
             results=[DeletableGroupResult(group_id=each, error_code=refused.code) for each in names]
@@ -49,6 +53,7 @@ async def handle(broker: Broker, header: RequestHeader, request: DeleteGroupsReq
 
 async def _delete(broker: Broker, group_id: str) -> ErrorCode:
     try:
+        check_allowed(broker.rights(), Operation.DELETE, group_id)
         check_id(group_id, may_be_empty=True)
         error = await broker.groups.delete(group_id)
     except GroupRefusedError as refused:

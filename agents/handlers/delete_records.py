@@ -15,6 +15,7 @@ from metadata.configs.topic import as_list
 from metadata.contract.topics import InvalidOffsetError
 from runtime.errors import SiltstoneError
 from runtime.logging import get_logger
+from security.acls.values import Operation, ResourceType
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
 from wire.messages.delete_records import (
@@ -29,13 +30,27 @@ _log = get_logger(__name__)
 
 
 async def handle(broker: Broker, header: RequestHeader, request: DeleteRecordsRequest) -> DeleteRecordsResponse:
-    places = ((topic.name, part.partition_index) for topic in request.topics for part in topic.partitions)
+    names = {topic.name for topic in request.topics}
+    allowed = broker.rights().allowed_names(Operation.DELETE, ResourceType.TOPIC, names)
+    places = (
+        (topic.name, part.partition_index)
+        for topic in request.topics
+        if topic.name in allowed
+        for part in topic.partitions
+    )
     seen = await look_for(broker, places)
     topics: list[DeleteRecordsTopicResult] = []
     yielder = LoopYielder()
     async for topic in yielder.through(request.topics):
         results = [
-            await _delete(broker, topic.name, asked, seen=seen) async for asked in yielder.through(topic.partitions)
+            await _delete(broker, topic.name, asked, seen=seen)
+            if topic.name in allowed
+            else DeleteRecordsPartitionResult(
+                partition_index=asked.partition_index,
+                low_watermark=-1,
+                error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+            )
+            async for asked in yielder.through(topic.partitions)
         ]
         topics.append(DeleteRecordsTopicResult(name=topic.name, partitions=results))
     return DeleteRecordsResponse(topics=topics)

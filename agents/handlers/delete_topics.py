@@ -5,9 +5,11 @@ from __future__ import annotations
 from contextlib import suppress
 
 from agents.broker import Broker
+from agents.security.refusals import check_right
 from agents.topics.rules import RequestError, code_of
 from agents.yielding import LoopYielder
 from runtime.errors import SiltstoneError
+from security.acls.values import Operation, ResourceType
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
 from wire.messages.delete_topics import (
@@ -30,13 +32,19 @@ async def handle(broker: Broker, header: RequestHeader, request: DeleteTopicsReq
     results = [await _delete(broker, each) async for each in LoopYielder().through(wanted)]
     with suppress(SiltstoneError):  # deleted all the same; the follower sees it when the store answers again
         await broker.follower.catch_up()
+    if not broker.rights().is_unlimited:
+        # The place of an answer must not tell an absent topic from one that the client may not see.
+        results.sort(key=lambda _: broker.runtime.ids.jitter())
     return DeleteTopicsResponse(responses=results)
 
 
 async def _delete(broker: Broker, wanted: DeleteTopicState) -> DeletableTopicResult:
+    shown = wanted
     try:
         if wanted.name is not None and wanted.topic_id != ZERO_UUID:
             raise RequestError(ErrorCode.INVALID_REQUEST, "give a topic's name or its id, not both")
+        if wanted.name is not None:
+            _check_allowed(broker, wanted.name)
         topic = (
             broker.topic_cache.topic(wanted.name)
             if wanted.name is not None
@@ -48,11 +56,27 @@ async def _delete(broker: Broker, wanted: DeleteTopicState) -> DeletableTopicRes
                 ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if by_name else ErrorCode.UNKNOWN_TOPIC_ID,
                 f"no topic {wanted.name!r}" if by_name else f"no topic with id {wanted.topic_id}",
             )
+        if wanted.name is None:
+            if broker.rights().sees(Operation.DESCRIBE, ResourceType.TOPIC, topic.name):
+                shown = DeleteTopicState(name=topic.name, topic_id=topic.topic_id)
+            _check_allowed(broker, topic.name, shown.name)
         await broker.metadata.agents.delete_topic(topic.topic_id)
         await broker.hint_others()
     except SiltstoneError as error:
-        return _failed(wanted, error)
+        return _failed(shown, error)
     return DeletableTopicResult(name=topic.name, topic_id=topic.topic_id)
+
+
+def _check_allowed(broker: Broker, name: str, shown: str | None = "") -> None:
+    """Raises RequestError. `shown`: the name that the client may hear, "" for `name` itself."""
+    rights = broker.rights()
+    if not rights.sees_cluster(Operation.DELETE):
+        try:
+            check_right(rights, Operation.DELETE, ResourceType.TOPIC, name)
+        except RequestError as refused:
+            if shown is None:
+                raise RequestError(refused.code, "no right to delete this topic; an ACL can give it") from None
+            raise
 
 
 def _failed(wanted: DeleteTopicState, error: SiltstoneError) -> DeletableTopicResult:

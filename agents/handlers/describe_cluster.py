@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from agents.broker import Broker
-from agents.handlers.metadata_api import CLUSTER_OPERATIONS, NOT_ASKED
+from agents.handlers.metadata_api import NOT_ASKED
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
 from wire.messages.describe_cluster import DescribeClusterBroker, DescribeClusterRequest, DescribeClusterResponse
@@ -36,6 +36,6 @@ def handle(broker: Broker, header: RequestHeader, request: DescribeClusterReques
             for agent in agents
         ],
         cluster_authorized_operations=(
-            CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else NOT_ASKED
+            broker.rights().cluster_mask() if request.include_cluster_authorized_operations else NOT_ASKED
         ),
     )

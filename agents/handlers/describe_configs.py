@@ -18,10 +18,13 @@ from agents.handlers.config_entries import (
     logger_entries,
     topic_entries,
 )
+from agents.security.refusals import check_right
+from agents.topics.config_changes import BROKER, TOPIC, resource_of
 from agents.topics.other_resources import BROKER_LOGGER, check_other
 from agents.topics.present import not_there
 from agents.topics.rules import RequestError, code_of
 from runtime.errors import SiltstoneError
+from security.acls.values import Operation, ResourceType
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
 from wire.messages.describe_configs import (
@@ -33,7 +36,6 @@ from wire.messages.describe_configs import (
     DescribeConfigsSynonym,
 )
 
-TOPIC, BROKER = 2, 4
 RESOURCES_AT_ONCE = 50
 """Resources described before the event loop gets a turn."""
 
@@ -42,7 +44,13 @@ async def handle(broker: Broker, header: RequestHeader, request: DescribeConfigs
     # A resource that is named twice is answered once.
     resources = {(each.resource_type, each.resource_name): each for each in request.resources}.values()
     seen = True
-    if any(each.resource_type == TOPIC and broker.topic_cache.topic(each.resource_name) is None for each in resources):
+    rights = broker.rights()
+    if any(
+        each.resource_type == TOPIC
+        and broker.topic_cache.topic(each.resource_name) is None
+        and rights.sees(Operation.DESCRIBE_CONFIGS, ResourceType.TOPIC, each.resource_name)
+        for each in resources
+    ):
         seen = await broker.present_topics.see()
     response = DescribeConfigsResponse()
     for number, asked in enumerate(resources, start=1):
@@ -64,6 +72,7 @@ def _describe(
         resource_type=asked.resource_type, resource_name=asked.resource_name, error_message=None
     )
     try:
+        check_right(broker.rights(), Operation.DESCRIBE_CONFIGS, *resource_of(asked.resource_type, asked.resource_name))
         entries = _entries(broker, asked, seen=seen)
     except SiltstoneError as error:
         result.error_code, result.error_message = code_of(error), str(error)

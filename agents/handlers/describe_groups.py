@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 
 from agents.broker import Broker
-from agents.groups.checks import check_id, unknown_groups
+from agents.groups.checks import check_allowed, check_id, unknown_groups
 from agents.groups.events import GroupState, GroupView
 from agents.groups.held import GroupRefusedError
+from agents.security.rights import GROUP_OPERATIONS
 from agents.yielding import LoopYielder
+from security.acls.values import Operation, ResourceType
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
 from wire.messages.describe_groups import (
@@ -23,8 +25,6 @@ from wire.messages.describe_groups import (
     DescribeGroupsResponse,
 )
 
-GROUP_OPERATIONS = sum(1 << operation for operation in (3, 6, 8))
-"""READ, DELETE, DESCRIBE: everything, as without an authorizer."""
 GROUP_ID_NOT_FOUND_SINCE = 6
 ANSWER_BYTES_MAX = 32 << 20
 """Bytes of members' metadata and assignments in all groups of an answer; one group alone may have more."""
@@ -34,8 +34,11 @@ async def handle(broker: Broker, header: RequestHeader, request: DescribeGroupsR
     groups: list[DescribedGroup] = []
     room = ANSWER_BYTES_MAX
     names = list(dict.fromkeys(request.groups))
+    rights = broker.rights()
     try:
-        unknown = await unknown_groups(broker.groups, names)
+        unknown = await unknown_groups(
+            broker.groups, [each for each in names if rights.sees(Operation.DESCRIBE, ResourceType.GROUP, each)]
+        )
     except GroupRefusedError as refused:
         return DescribeGroupsResponse(groups=[_refused(header, each, refused) for each in names])
     async for group_id in LoopYielder().through(names):
@@ -53,12 +56,13 @@ async def handle(broker: Broker, header: RequestHeader, request: DescribeGroupsR
     if request.include_authorized_operations:
         for group in groups:
             if not group.error_code:
-                group.authorized_operations = GROUP_OPERATIONS
+                group.authorized_operations = rights.mask(GROUP_OPERATIONS, ResourceType.GROUP, group.group_id)
     return DescribeGroupsResponse(groups=groups)
 
 
 async def _describe(broker: Broker, header: RequestHeader, group_id: str) -> DescribedGroup:
     try:
+        check_allowed(broker.rights(), Operation.DESCRIBE, group_id)
         check_id(group_id, may_be_empty=True)
         view = await broker.groups.view(group_id)
     except GroupRefusedError as refused:

@@ -13,9 +13,11 @@ from collections.abc import Iterator, Mapping
 
 from agents.broker import Broker
 from agents.placement import leaders
+from agents.security.refusals import cluster_refusal
 from agents.topics.rules import code_of
 from metadata.contract.topics import Topic
 from runtime.errors import SiltstoneError
+from security.acls.values import Operation
 from wire.api import RequestHeader
 from wire.messages.describe_log_dirs import (
     DescribeLogDirsPartition,
@@ -31,6 +33,9 @@ PARTITIONS_AT_ONCE = 1_000
 
 
 async def handle(broker: Broker, header: RequestHeader, request: DescribeLogDirsRequest) -> DescribeLogDirsResponse:
+    if (refused := cluster_refusal(broker.rights(), Operation.DESCRIBE)) is not None:
+        # Versions below 3 cannot tell the error: there is no log dir to see.
+        return DescribeLogDirsResponse(error_code=refused.code)
     result = DescribeLogDirsResult(log_dir=LOG_DIR, total_bytes=-1, usable_bytes=-1)
     try:
         # Files that other agents have just committed count too: who asks may have written through one of those.

@@ -10,11 +10,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from agents.broker import Broker
+from agents.security.refusals import not_allowed
 from agents.topics.present import look_for, not_there
 from agents.topics.rules import code_of
 from agents.yielding import LoopYielder, chunks_with_yields
 from metadata.contract.l0_commit import ProducerState as StoredState
 from runtime.errors import SiltstoneError
+from security.acls.values import Operation, ResourceType
 from wire.api import RequestHeader
 from wire.messages.describe_producers import (
     DescribeProducersRequest,
@@ -26,12 +28,14 @@ from wire.messages.describe_producers import (
 
 
 async def handle(broker: Broker, header: RequestHeader, request: DescribeProducersRequest) -> DescribeProducersResponse:
-    places = ((asked.name, number) for asked in request.topics for number in asked.partition_indexes)
+    names = {asked.name for asked in request.topics}
+    allowed = broker.rights().allowed_names(Operation.READ, ResourceType.TOPIC, names)
+    places = [
+        (asked.name, number) for asked in request.topics if asked.name in allowed for number in asked.partition_indexes
+    ]
     seen = await look_for(broker, places)
     ids: dict[tuple[str, int], int] = {}
-    async for some in chunks_with_yields(
-        [(asked.name, number) for asked in request.topics for number in asked.partition_indexes]
-    ):
+    async for some in chunks_with_yields(places):
         ids.update({each: found for each in some if (found := _partition_id(broker, *each)) is not None})
     states: defaultdict[int, list[StoredState]] = defaultdict(list)
     failure: SiltstoneError | None = None
@@ -46,7 +50,9 @@ async def handle(broker: Broker, header: RequestHeader, request: DescribeProduce
         answered = TopicResponse(name=asked.name)
         async for number in yielder.through(asked.partition_indexes):
             partition_id = ids.get((asked.name, number))
-            if partition_id is None:
+            if asked.name not in allowed:
+                answered.partitions.append(_refused(number, not_allowed(ResourceType.TOPIC, asked.name)))
+            elif partition_id is None:
                 answered.partitions.append(_refused(number, not_there("such partition", seen=seen)))
             elif failure is not None:
                 answered.partitions.append(_refused(number, failure))

@@ -6,8 +6,10 @@ A named partition is answered ELECTION_NOT_NEEDED. For "all partitions" (null) t
 from __future__ import annotations
 
 from agents.broker import Broker
+from agents.security.refusals import cluster_refusal
 from agents.topics.present import has_partition, look_for, not_there
 from agents.yielding import LoopYielder
+from security.acls.values import Operation
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
 from wire.messages.elect_leaders import (
@@ -20,6 +22,21 @@ from wire.messages.elect_leaders import (
 
 async def handle(broker: Broker, header: RequestHeader, request: ElectLeadersRequest) -> ElectLeadersResponse:
     asked = request.topic_partitions or []
+    if (refused := cluster_refusal(broker.rights(), Operation.ALTER)) is not None:
+        return ElectLeadersResponse(
+            # Version 0 has errors in partitions alone.
+            error_code=refused.code if header.api_version >= 1 else ErrorCode.NONE,
+            replica_election_results=[
+                ReplicaElectionResult(
+                    topic=each.topic,
+                    partition_result=[
+                        PartitionResult(partition_id=number, error_code=refused.code, error_message=str(refused))
+                        for number in each.partitions
+                    ],
+                )
+                async for each in LoopYielder().through(asked)
+            ],
+        )
     seen = await look_for(broker, ((each.topic, number) for each in asked for number in each.partitions))
     results: list[ReplicaElectionResult] = []
     yielder = LoopYielder()

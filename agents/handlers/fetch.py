@@ -25,9 +25,11 @@ from agents.read.budget import Release
 from agents.read.reader import Taken, Want
 from agents.read.sessions import FULL_WITHOUT, FetchPart, TopicKey
 from agents.request_context import RequestContext, RequestTrace, current_request
+from agents.security.rights import Rights
 from agents.yielding import chunks_with_yields
 from metadata.contract.errors import MetadataUnavailableError
 from metadata.contract.topics import Topic
+from security.acls.values import Operation, ResourceType
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
 from wire.messages.fetch import FetchRequest, FetchResponse, PartitionData
@@ -66,13 +68,15 @@ async def handle(broker: Broker, header: RequestHeader, request: FetchRequest) -
         return sessions.answer(context, now_ms=broker.runtime.clock.monotonic_ms())
     if trace is not None:
         trace.begin("index")
-    await _resolve(broker, parts)
-    await _look_for_unknown(broker, parts)
+    rights = broker.rights()
+    await _resolve(broker, rights, parts)
+    await _look_for_unknown(broker, rights, parts)
     await _check_ranges(broker, parts)
     bytes_max = min(max(request.max_bytes, 0), broker.settings.fetch_max_bytes)
     if trace is not None:
         _describe(broker, parts, trace)
     await _wait_for_bytes(broker, parts, min(request.min_bytes, bytes_max), deadline_ms, asking)
+    await _refuse_again(broker, rights, parts)
     if trace is not None:
         trace.end_part()
     # From here on the answer holds memory: the connection releases it when the bytes have left.
@@ -84,10 +88,37 @@ async def handle(broker: Broker, header: RequestHeader, request: FetchRequest) -
     return HeldAnswer(response, release)
 
 
-async def _resolve(broker: Broker, parts: Sequence[FetchPart]) -> None:
-    """Find the logs."""
+async def _resolve(broker: Broker, rights: Rights, parts: Sequence[FetchPart]) -> None:
+    """Find the logs, and refuse what the client may not read."""
     async for some in chunks_with_yields(parts):
         _resolve_some(broker, some)
+        if not rights.is_unlimited:
+            _refuse_some(broker, rights, some)
+
+
+async def _refuse_again(broker: Broker, before: Rights, parts: Sequence[FetchPart]) -> None:
+    """A fetch that waited may have lost its rights meanwhile."""
+    rights = broker.rights()
+    if rights is not before:
+        async for some in chunks_with_yields(parts):
+            _refuse_some(broker, rights, some)
+
+
+def _refuse_some(broker: Broker, rights: Rights, parts: Sequence[FetchPart]) -> None:
+    """Asked once for each partition of a session, and again after each change of ACLs, or from another connection."""
+    for part in parts:
+        if part.allowed_by is rights:
+            continue
+        if isinstance(part.topic, str):
+            name = part.topic
+        elif (topic := broker.topic_cache.topic_by_id(part.topic)) is not None:
+            name = topic.name
+        else:
+            continue  # it gets the error of an id that is not known
+        if rights.allows(Operation.READ, ResourceType.TOPIC, name):
+            part.allowed_by = rights
+        else:
+            _fail(part, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
 
 
 def _resolve_some(broker: Broker, parts: Sequence[FetchPart]) -> None:
@@ -119,7 +150,7 @@ def _resolve_some(broker: Broker, parts: Sequence[FetchPart]) -> None:
                 _fail_gone(part)
 
 
-async def _look_for_unknown(broker: Broker, parts: Sequence[FetchPart]) -> None:
+async def _look_for_unknown(broker: Broker, rights: Rights, parts: Sequence[FetchPart]) -> None:
     unknown: list[FetchPart] = []
     async for some in chunks_with_yields(parts):
         unknown += [part for part in some if part.answer is not None and part.answer.error_code in _UNKNOWN]
@@ -129,7 +160,7 @@ async def _look_for_unknown(broker: Broker, parts: Sequence[FetchPart]) -> None:
     for part in unknown:
         highest[part.topic] = max(part.asked.partition, highest.get(part.topic, -1))
     seen = await broker.topic_ids.look_for(highest.items())
-    await _resolve(broker, unknown)
+    await _resolve(broker, rights, unknown)
     if seen:
         return
     for part in unknown:

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 from agents.answers import NO_TRANSACTIONS
 from agents.broker import Broker
-from agents.groups.checks import check_id
+from agents.groups.checks import check_allowed, check_id
 from agents.groups.held import GroupRefusedError
+from agents.security.refusals import not_allowed
 from agents.yielding import LoopYielder
+from security.acls.values import Operation, ResourceType
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
 from wire.messages.find_coordinator import Coordinator, FindCoordinatorRequest, FindCoordinatorResponse
@@ -42,12 +44,16 @@ async def handle(broker: Broker, header: RequestHeader, request: FindCoordinator
 
 def _find(broker: Broker, version: int, key_type: int, key: str) -> Coordinator:
     if key_type == _TRANSACTION:
+        if not broker.rights().allows(Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, key):
+            refused = not_allowed(ResourceType.TRANSACTIONAL_ID, key)
+            return _none(key, refused.code, str(refused))
         of_librdkafka = version == _LIBRDKAFKA_VERSION
         error = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED if of_librdkafka else ErrorCode.UNSUPPORTED_VERSION
         return _none(key, error, NO_TRANSACTIONS)
     if key_type != _GROUP:
         return _none(key, ErrorCode.INVALID_REQUEST, f"coordinator type {key_type} is not known")
     try:
+        check_allowed(broker.rights(), Operation.DESCRIBE, key)
         check_id(key, may_be_empty=True)
     except GroupRefusedError as refused:
         return _none(key, refused.code, str(refused))

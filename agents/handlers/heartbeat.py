@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Awaitable
 
 from agents.broker import Broker
-from agents.groups.checks import check_id
+from agents.groups.checks import check_allowed, check_id
 from agents.groups.events import HeartbeatRequested, PlainAnswer
 from agents.groups.held import GroupRefusedError
+from security.acls.values import Operation
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
 from wire.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
@@ -23,6 +24,7 @@ def handle(
         generation=request.generation_id,
     )
     try:
+        check_allowed(broker.rights(), Operation.READ, request.group_id)
         check_id(request.group_id)
         # Without a task: after a stall, heartbeats in the queue count before the timers that would end their members.
         answer = broker.groups.heartbeat_at_once(request.group_id, event)

@@ -6,11 +6,12 @@ A member's subscriptions and other texts take at most JOIN_BYTES_MAX: all of it 
 from __future__ import annotations
 
 from agents.broker import Broker
-from agents.groups.checks import check_id
+from agents.groups.checks import check_allowed, check_id
 from agents.groups.events import JoinAnswer, JoinRequested
 from agents.groups.held import GroupRefusedError
 from agents.request_context import client_host
 from runtime.logging import get_logger
+from security.acls.values import Operation
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
 from wire.messages.join_group import JoinGroupRequest, JoinGroupResponse, JoinGroupResponseMember
@@ -22,6 +23,7 @@ JOIN_BYTES_MAX = 1 << 20
 
 async def handle(broker: Broker, header: RequestHeader, request: JoinGroupRequest) -> JoinGroupResponse:
     try:
+        check_allowed(broker.rights(), Operation.READ, request.group_id)
         check_id(request.group_id)
         _check_size(header, request)
         options = broker.groups.options

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from agents.broker import Broker
-from agents.groups.checks import check_id
+from agents.groups.checks import check_allowed, check_id
 from agents.groups.events import LeaveAnswer, LeaveRequested, LeavingMember
 from agents.groups.held import GroupRefusedError
+from security.acls.values import Operation
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
 from wire.messages.leave_group import LeaveGroupRequest, LeaveGroupResponse, MemberResponse
@@ -18,6 +19,7 @@ async def handle(broker: Broker, header: RequestHeader, request: LeaveGroupReque
         leaving = [LeavingMember(member.member_id, member.group_instance_id) for member in request.members]
     event = LeaveRequested(request=broker.groups.next_request(), members=leaving)
     try:
+        check_allowed(broker.rights(), Operation.READ, request.group_id)
         check_id(request.group_id)
         answer = await broker.groups.ask(request.group_id, event, LeaveAnswer)
     except GroupRefusedError as refused:

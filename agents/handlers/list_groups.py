@@ -10,6 +10,7 @@ from agents.broker import Broker
 from agents.groups.events import GroupState
 from metadata.contract.errors import MetadataUnavailableError
 from metadata.contract.groups import GroupSummary
+from security.acls.values import Operation, ResourceType
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
 from wire.messages.list_groups import ListedGroup, ListGroupsRequest, ListGroupsResponse
@@ -26,13 +27,17 @@ async def handle(broker: Broker, header: RequestHeader, request: ListGroupsReque
     # With an outdated list of agents, groups would be missing from every answer, or stand in two.
     if not broker.groups.lease_runs:
         return ListGroupsResponse(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE)
+    rights = broker.rights()
+    every = rights.sees_cluster(Operation.DESCRIBE)
     found: list[ListedGroup] = []
     after: str | None = None
     try:
         while True:
             page = await broker.metadata.groups.list_groups(after=after, limit=PAGE_GROUPS)
             for group in page:
-                if broker.groups.owns(group.group_id):
+                if broker.groups.owns(group.group_id) and (
+                    every or rights.sees(Operation.DESCRIBE, ResourceType.GROUP, group.group_id)
+                ):
                     listed = _listed(broker, group)
                     if not states or listed.group_state.lower() in states:
                         found.append(listed)

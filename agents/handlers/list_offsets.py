@@ -11,7 +11,7 @@ list.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from agents.broker import Broker
 from agents.read.timestamps import TIMESTAMP_ERRORS, TimestampedOffset
@@ -20,6 +20,7 @@ from agents.yielding import LoopYielder
 from metadata.contract.errors import MetadataUnavailableError
 from metadata.contract.topics import Watermarks
 from runtime.logging import get_logger
+from security.acls.values import Operation, ResourceType
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
 from wire.messages.list_offsets import (
@@ -27,6 +28,7 @@ from wire.messages.list_offsets import (
     ListOffsetsPartitionResponse,
     ListOffsetsRequest,
     ListOffsetsResponse,
+    ListOffsetsTopic,
     ListOffsetsTopicResponse,
 )
 
@@ -41,10 +43,17 @@ LEADER_EPOCH = 0
 
 
 async def handle(broker: Broker, header: RequestHeader, request: ListOffsetsRequest) -> ListOffsetsResponse:
+    rights = broker.rights()
+    allowed = rights.allowed_names(Operation.DESCRIBE, ResourceType.TOPIC, {topic.name for topic in request.topics})
     # A client may know a new topic from another agent, and some clients do not ask again.
-    asked = ((topic.name, part.partition_index) for topic in request.topics for part in topic.partitions)
+    asked = (
+        (topic.name, part.partition_index)
+        for topic in request.topics
+        if topic.name in allowed
+        for part in topic.partitions
+    )
     seen = await look_for(broker, asked)
-    ids = await _partition_ids(broker, request)
+    ids = await _partition_ids(broker, [topic for topic in request.topics if topic.name in allowed])
     try:
         fresh = await broker.fresh.get(list(ids.values()))
     except MetadataUnavailableError:
@@ -58,7 +67,9 @@ async def handle(broker: Broker, header: RequestHeader, request: ListOffsetsRequ
         answers: list[ListOffsetsPartitionResponse] = []
         async for part in yielder.through(topic.partitions):
             place = (topic.name, part.partition_index)
-            if asked_times[place] > 1:
+            if topic.name not in allowed:
+                answers.append(_failed(part, ErrorCode.TOPIC_AUTHORIZATION_FAILED))
+            elif asked_times[place] > 1:
                 answers.append(_failed(part, ErrorCode.INVALID_REQUEST))
             else:
                 partition_id = ids.get(place)
@@ -70,10 +81,10 @@ async def handle(broker: Broker, header: RequestHeader, request: ListOffsetsRequ
     return ListOffsetsResponse(topics=topics)
 
 
-async def _partition_ids(broker: Broker, request: ListOffsetsRequest) -> dict[tuple[str, int], int]:
+async def _partition_ids(broker: Broker, topics: Sequence[ListOffsetsTopic]) -> dict[tuple[str, int], int]:
     ids: dict[tuple[str, int], int] = {}
     yielder = LoopYielder()
-    async for asked in yielder.through(request.topics):
+    async for asked in yielder.through(topics):
         topic = broker.topic_cache.topic(asked.name)
         async for part in yielder.through(asked.partitions):
             if topic is not None and 0 <= part.partition_index < len(topic.partition_ids):

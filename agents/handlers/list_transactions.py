@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from agents.broker import Broker
 from agents.yielding import LoopYielder
+from security.acls.values import Operation, ResourceType
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
 from wire.messages.describe_transactions import (
@@ -35,11 +36,14 @@ def handle(broker: Broker, header: RequestHeader, request: ListTransactionsReque
 async def describe(
     broker: Broker, header: RequestHeader, request: DescribeTransactionsRequest
 ) -> DescribeTransactionsResponse:
+    rights = broker.rights()
     return DescribeTransactionsResponse(
         transaction_states=[
             TransactionState(
                 transactional_id=name,
-                error_code=ErrorCode.TRANSACTIONAL_ID_NOT_FOUND,
+                error_code=ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
+                if rights.allows(Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, name)
+                else ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
                 producer_id=-1,
                 producer_epoch=-1,
             )

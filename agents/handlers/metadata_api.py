@@ -17,18 +17,21 @@ instant.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from typing import TypeAlias
 from uuid import UUID
 
 from agents.broker import Broker
 from agents.placement import eligible, zone_of
+from agents.security.rights import TOPIC_OPERATIONS, Rights
 from agents.topics.rules import RequestError, check_name, check_new_name, code_of
 from agents.topics.topic_entries import View, encode_error, encode_partitions, encode_topic
 from metadata.contract.leases import AgentAddress, AgentInfo
 from metadata.contract.topics import Topic, TopicExistsError
 from runtime.clock import Clock
 from runtime.errors import SiltstoneError
+from security.acls.values import Operation, ResourceType
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
 from wire.messages.metadata import (
@@ -48,12 +51,8 @@ CREATED_PER_REQUEST_MAX = 100
 NOT_ASKED = -0x80000000
 BOOTSTRAP_NODE_ID = 0
 """The broker that stands for `advertised.bootstrap`; agents have ids from 1 on. It leads nothing."""
-TOPIC_OPERATIONS = sum(1 << operation for operation in (3, 4, 5, 6, 7, 8, 10, 11))
-"""READ, WRITE, CREATE, DELETE, ALTER, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS: everything, as without an
-authorizer."""
-CLUSTER_OPERATIONS = sum(1 << operation for operation in (5, 7, 8, 9, 10, 11, 12))
-
-
+ALL_TOPIC_OPERATIONS = sum(1 << operation for operation in TOPIC_OPERATIONS)
+"""For a client that may do everything."""
 SLICE_PARTITIONS = 256
 """Entries encoded without looking at the clock: about a millisecond."""
 SLICE_TOPICS = 64
@@ -71,8 +70,26 @@ class _Asked:
     named: Sequence[AgentInfo]
     """The agents of the client's zone."""
     view: View
+    rights: Rights
     seen: bool
     """A topic that is not known does not exist."""
+    not_created: Set[str] = frozenset()
+    """Names that the client asks for and may not create."""
+
+    def view_of(self, topic: Topic) -> View:
+        """A client that may not do everything with every topic is told for each one what it may do."""
+        if self.rights.is_unlimited or not self.request.include_topic_authorized_operations:
+            return self.view
+        view = self.view._replace(operations=self.rights.mask(TOPIC_OPERATIONS, ResourceType.TOPIC, topic.name))
+        self.broker.topic_entries.use(view, self.agents, self.broker.membership.version)
+        return view
+
+    def shows(self, topic: Topic) -> bool:
+        return self.rights.is_unlimited or self.rights.sees(Operation.DESCRIBE, ResourceType.TOPIC, topic.name)
+
+
+_Told: TypeAlias = Topic | MetadataResponseTopic | None
+"""A topic to tell, an error to tell in its place, or None: it is not known."""
 
 
 def handle(
@@ -86,18 +103,31 @@ def handle(
         if broker.follower.is_late:
             return _all_topics_of_the_present(broker, header, request)
         return _all_topics(_asked(broker, header, request))
-    if any(_find(broker, each) is None for each in wanted):
+    rights = broker.rights()
+    if any(_find(broker, each) is None and _may_look(rights, each) for each in wanted):
         return _after_looking_again(broker, header, request, wanted)
     return _some_topics(_asked(broker, header, request), wanted)
 
 
-def _asked(broker: Broker, header: RequestHeader, request: MetadataRequest, *, seen: bool = True) -> _Asked:
+def _may_look(rights: Rights, wanted: MetadataRequestTopic) -> bool:
+    """Ids are no secret, and tell no name."""
+    return wanted.name is None or rights.sees(Operation.DESCRIBE, ResourceType.TOPIC, wanted.name)
+
+
+def _asked(
+    broker: Broker,
+    header: RequestHeader,
+    request: MetadataRequest,
+    *,
+    seen: bool = True,
+    not_created: Set[str] = frozenset(),
+) -> _Asked:
     agents = broker.membership.agents
     named = eligible(agents, zone_of(header.client_id))
-    operations = TOPIC_OPERATIONS if request.include_topic_authorized_operations else NOT_ASKED
+    operations = ALL_TOPIC_OPERATIONS if request.include_topic_authorized_operations else NOT_ASKED
     view = View(header.api_version, operations, _ids(named), _ids(agents))
     broker.topic_entries.use(view, agents, broker.membership.version)
-    return _Asked(broker, request, agents, named, view, seen)
+    return _Asked(broker, request, agents, named, view, broker.rights(), seen, not_created)
 
 
 def _ids(agents: Sequence[AgentInfo]) -> tuple[int, ...]:
@@ -113,7 +143,7 @@ def _response(asked: _Asked, topics: EncodedElements) -> MetadataResponse:
         cluster_id=asked.broker.cluster_id,
         controller_id=asked.agents[0].writer_id if asked.agents else -1,
         cluster_authorized_operations=(
-            CLUSTER_OPERATIONS if asked.request.include_cluster_authorized_operations else NOT_ASKED
+            asked.rights.cluster_mask() if asked.request.include_cluster_authorized_operations else NOT_ASKED
         ),
     )
     # The field takes encoded bytes in place of a list (see EncodedElements); its type is that of a reader.
@@ -139,8 +169,32 @@ async def _all_topics_of_the_present(
 
 
 def _all_topics(asked: _Asked) -> MetadataResponse | Awaitable[MetadataResponse]:
+    if not _shows_all(asked):
+        return _join_shown(asked)
     everything = asked.broker.topic_entries.everything(asked.view, asked.broker.topic_cache.version)
     return _join_all(asked) if everything is None else _response(asked, everything)
+
+
+def _shows_all(asked: _Asked) -> bool:
+    """The answer that is kept for all clients is also this client's."""
+    rights = asked.rights
+    if rights.is_unlimited:
+        return True
+    operations = TOPIC_OPERATIONS if asked.request.include_topic_authorized_operations else (Operation.DESCRIBE,)
+    return all(rights.allows_every(each, ResourceType.TOPIC) for each in operations)
+
+
+async def _join_shown(asked: _Asked) -> MetadataResponse:
+    """The topics that the client may describe; nothing tells that there are others."""
+    shown: list[Topic] = []
+    pace = _Pace(asked.broker.runtime.clock)
+    topics = asked.broker.topic_cache.topics()
+    for start in range(0, len(topics), SLICE_TOPICS):
+        shown += filter(asked.shows, topics[start : start + SLICE_TOPICS])
+        await pace.breathe()
+    async with asked.broker.topic_entries_lock:
+        entries = await _make(asked, shown)
+    return _response(asked, EncodedElements(len(entries), (b"".join(entries),)))
 
 
 async def _join_all(asked: _Asked) -> MetadataResponse:
@@ -164,21 +218,24 @@ async def _join_all(asked: _Asked) -> MetadataResponse:
 async def _after_looking_again(
     broker: Broker, header: RequestHeader, request: MetadataRequest, wanted: Sequence[MetadataRequestTopic]
 ) -> MetadataResponse:
-    seen = await _look_again(broker, wanted, request.allow_auto_topic_creation)
-    answer = _some_topics(_asked(broker, header, request, seen=seen), wanted)
+    seen, not_created = await _look_again(broker, wanted, request.allow_auto_topic_creation)
+    answer = _some_topics(_asked(broker, header, request, seen=seen, not_created=not_created), wanted)
     return answer if isinstance(answer, MetadataResponse) else await answer
 
 
 def _some_topics(
     asked: _Asked, wanted: Sequence[MetadataRequestTopic]
 ) -> MetadataResponse | Awaitable[MetadataResponse]:
-    found = [_find(asked.broker, each) for each in wanted]
+    known = [_find(asked.broker, each) for each in wanted]
+    found: Sequence[_Told] = known
+    if not asked.rights.is_unlimited:
+        found = [_allowed(asked, each, topic) for each, topic in zip(wanted, known, strict=True)]
     ready: dict[UUID, bytes] = {}
     missing: dict[UUID, Topic] = {}
     for topic in found:
-        if topic is None or topic.topic_id in ready:
+        if not isinstance(topic, Topic) or topic.topic_id in ready:
             continue
-        entry = asked.broker.topic_entries.entry(asked.view, topic)
+        entry = asked.broker.topic_entries.entry(asked.view_of(topic), topic)
         if entry is None:
             missing[topic.topic_id] = topic
         else:
@@ -195,7 +252,7 @@ def _some_topics(
 async def _make_missing(
     asked: _Asked,
     wanted: Sequence[MetadataRequestTopic],
-    found: Sequence[Topic | None],
+    found: Sequence[_Told],
     ready: Mapping[UUID, bytes],
     missing: Mapping[UUID, Topic],
 ) -> MetadataResponse:
@@ -207,11 +264,13 @@ async def _make_missing(
 def _joined(
     asked: _Asked,
     wanted: Sequence[MetadataRequestTopic],
-    found: Sequence[Topic | None],
+    found: Sequence[_Told],
     entries: Mapping[UUID, bytes],
 ) -> MetadataResponse:
     parts = [
-        encode_error(asked.view, _unknown(asked, each)) if topic is None else entries[topic.topic_id]
+        entries[topic.topic_id]
+        if isinstance(topic, Topic)
+        else encode_error(asked.view, _unknown(asked, each) if topic is None else topic)
         for each, topic in zip(wanted, found, strict=True)
     ]
     return _response(asked, EncodedElements(len(parts), (b"".join(parts),)))
@@ -225,7 +284,7 @@ async def _make(asked: _Asked, topics: Sequence[Topic]) -> list[bytes]:
     made: list[bytes] = []
     pace = _Pace(asked.broker.runtime.clock)
     for number, topic in enumerate(topics):
-        entry = asked.broker.topic_entries.entry(asked.view, topic)
+        entry = asked.broker.topic_entries.entry(asked.view_of(topic), topic)
         if entry is None:
             slices: list[bytes] = []
             count = len(topic.partition_ids)
@@ -243,8 +302,9 @@ async def _make(asked: _Asked, topics: Sequence[Topic]) -> list[bytes]:
 
 
 def _keep(asked: _Asked, topic: Topic, partitions: Sequence[bytes]) -> bytes:
-    entry = encode_topic(asked.view, topic, partitions)
-    asked.broker.topic_entries.put_entry(asked.view, topic, entry)
+    view = asked.view_of(topic)
+    entry = encode_topic(view, topic, partitions)
+    asked.broker.topic_entries.put_entry(view, topic, entry)
     return entry
 
 
@@ -270,23 +330,34 @@ def _find(broker: Broker, wanted: MetadataRequestTopic) -> Topic | None:
     return broker.topic_cache.topic_by_id(wanted.topic_id)
 
 
-async def _look_again(broker: Broker, wanted: Sequence[MetadataRequestTopic], allow_creation: bool) -> bool:
-    """See the present, and create the topics that are still missing if both flags allow it. False: the topics that are
-    not known may exist, because the store did not say in time."""
+async def _look_again(
+    broker: Broker, wanted: Sequence[MetadataRequestTopic], allow_creation: bool
+) -> tuple[bool, Set[str]]:
+    """See the present, and create the topics that are still missing if both flags and the client's rights allow it.
+    Returns False if the topics that are not known may exist, because the store did not say in time; and the topics that
+    the client may not create."""
     if not await broker.present_topics.see():
-        return False
+        return False, frozenset()
     if not (allow_creation and broker.settings.auto_create_topics_enable):
-        return True
-    missing = {each.name for each in wanted if each.name is not None and not broker.topic_cache.topic(each.name)}
+        return True, frozenset()
+    rights = broker.rights()
+    missing = {
+        each.name
+        for each in wanted
+        if each.name is not None and not broker.topic_cache.topic(each.name) and _may_look(rights, each)
+    }
+    allowed = missing
+    if not rights.sees_cluster(Operation.CREATE):
+        allowed = rights.allowed_names(Operation.CREATE, ResourceType.TOPIC, missing)
     try:
         async with asyncio.timeout(CREATE_MS_MAX / 1000):
-            created = [await _create(broker, name) for name in sorted(missing)[:CREATED_PER_REQUEST_MAX]]
+            created = [await _create(broker, name) for name in sorted(allowed)[:CREATED_PER_REQUEST_MAX]]
             if any(created):
                 await broker.hint_others()
                 await broker.follower.catch_up()
     except (SiltstoneError, TimeoutError):
-        return False
-    return True
+        return False, missing - allowed
+    return True, missing - allowed
 
 
 async def _create(broker: Broker, name: str) -> bool:
@@ -298,6 +369,21 @@ async def _create(broker: Broker, name: str) -> bool:
     except TopicExistsError:
         pass  # another agent was quicker
     return True
+
+
+def _allowed(asked: _Asked, wanted: MetadataRequestTopic, found: Topic | None) -> _Told:
+    """What was found, or the refusal to tell whether there is anything."""
+    error = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    if wanted.name is None:
+        if found is None or asked.rights.allows(Operation.DESCRIBE, ResourceType.TOPIC, found.name):
+            return found
+        name = None if asked.view.api_version >= 12 else ""
+        return MetadataResponseTopic(error_code=error, name=name, topic_id=wanted.topic_id)
+    if wanted.name not in asked.not_created and asked.rights.allows(
+        Operation.DESCRIBE, ResourceType.TOPIC, wanted.name
+    ):
+        return found
+    return MetadataResponseTopic(error_code=error, name=wanted.name, topic_id=ZERO_UUID)
 
 
 def _unknown(asked: _Asked, wanted: MetadataRequestTopic) -> MetadataResponseTopic:

@@ -20,6 +20,7 @@ from agents.groups.held import GroupRefusedError
 from agents.groups.offset_commits import Outcome
 from agents.yielding import chunks_with_yields
 from metadata.contract.groups import OffsetPlace, OffsetToCommit
+from security.acls.values import Operation, ResourceType
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
 from wire.messages.offset_commit import (
@@ -52,11 +53,15 @@ async def handle(broker: Broker, header: RequestHeader, request: OffsetCommitReq
     parts: list[_Part] = []
     async for some in chunks_with_yields([(topic.name, each) for topic in request.topics for each in topic.partitions]):
         parts += [_Part(name, each, place_of(broker.topic_cache, name, each.partition_index)) for name, each in some]
+    allowed = _allowed(broker, request, parts)
+    told: Sequence[_Part] = allowed or ()
     present = Present(broker.present_topics)
-    await _find_again(broker, present, [part for part in parts if part.place is None])
-    await _commit(broker, header, request, [part for part in parts if part.place is not None])
+    await _find_again(broker, present, [part for part in told if part.place is None])
+    # One that names no partition is a sign of life of its member.
+    if told or (allowed is not None and not parts):
+        await _commit(broker, header, request, [part for part in told if part.place is not None])
     # A topic may have been re-created. The group judges again: its generation may have moved on meanwhile.
-    gone = [part for part in parts if part.place is not None and part.error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+    gone = [part for part in told if part.place is not None and part.error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
     moved = await _find_again(broker, present, gone)
     if moved:
         await _commit(broker, header, request, moved)
@@ -73,6 +78,22 @@ async def handle(broker: Broker, header: RequestHeader, request: OffsetCommitReq
             for topic in request.topics
         ]
     )
+
+
+def _allowed(broker: Broker, request: OffsetCommitRequest, parts: Sequence[_Part]) -> Sequence[_Part] | None:
+    """Those that the client may commit; the others get their errors. None: it may not use the group at all."""
+    rights = broker.rights()
+    if rights.is_unlimited:
+        return parts
+    if not rights.allows(Operation.READ, ResourceType.GROUP, request.group_id):
+        for part in parts:
+            part.error = ErrorCode.GROUP_AUTHORIZATION_FAILED
+        return None
+    names = rights.allowed_names(Operation.READ, ResourceType.TOPIC, {part.topic_name for part in parts})
+    for part in parts:
+        if part.topic_name not in names:
+            part.error = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    return [part for part in parts if part.topic_name in names]
 
 
 async def _find_again(broker: Broker, present: Present, unknown: Sequence[_Part]) -> Sequence[_Part]:

@@ -6,11 +6,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterable
 
 from agents.broker import Broker
-from agents.groups.checks import Present, check_id, place_of
+from agents.groups.checks import Present, check_allowed, check_id, place_of
 from agents.groups.events import GroupState, GroupView
 from agents.groups.held import GroupRefusedError
 from agents.yielding import LoopYielder
 from metadata.contract.groups import OffsetPlace
+from security.acls.values import Operation, ResourceType
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
 from wire.messages.offset_delete import (
@@ -26,6 +27,7 @@ CONSUMER = "consumer"
 async def handle(broker: Broker, header: RequestHeader, request: OffsetDeleteRequest) -> OffsetDeleteResponse:
     yielder = LoopYielder()
     try:
+        check_allowed(broker.rights(), Operation.DELETE, request.group_id)
         check_id(request.group_id)
         broker.groups.check_owned(request.group_id)
         # Always look: a deletion under an outdated topic id would delete nothing, and no error would tell.
@@ -55,9 +57,12 @@ async def _judge(
 ) -> OffsetDeleteResponseTopic:
     """Adds the offsets that may go to `places`."""
     answers: list[OffsetDeleteResponsePartition] = []
+    allowed = broker.rights().allows(Operation.READ, ResourceType.TOPIC, name)
     async for partition in asked:
         place = place_of(broker.topic_cache, name, partition)
-        if place is None:
+        if not allowed:
+            error = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        elif place is None:
             error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         elif _is_subscribed(view, name):
             error = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC

@@ -18,11 +18,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from agents.broker import Broker
-from agents.groups.checks import Present, check_id, place_of
+from agents.groups.checks import Present, check_allowed, check_id, place_of
 from agents.groups.held import GroupRefusedError
 from agents.yielding import chunks_with_yields
 from metadata.contract.errors import MetadataUnavailableError
 from metadata.contract.groups import CommittedOffset, OffsetPlace
+from security.acls.values import Operation, ResourceType
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
 from wire.messages.offset_fetch import (
@@ -45,6 +46,7 @@ class _Found(NamedTuple):
     offset: int
     leader_epoch: int
     metadata: str
+    error: ErrorCode
 
 
 _AllFound: TypeAlias = Sequence[tuple[str, _Found]]
@@ -112,7 +114,7 @@ async def _one_group(broker: Broker, group_id: str, asked: Asked | None) -> Offs
                     committed_offset=each.offset,
                     committed_leader_epoch=each.leader_epoch,
                     metadata=each.metadata,
-                    error_code=error,
+                    error_code=error or each.error,
                 )
             )
     return OffsetFetchResponse(topics=list(topics.values()), error_code=error)
@@ -136,6 +138,7 @@ async def _of_many(broker: Broker, present: Present, group_id: str, asked: Asked
                     committed_offset=each.offset,
                     committed_leader_epoch=each.leader_epoch,
                     metadata=each.metadata,
+                    error_code=each.error,
                 )
             )
     return OffsetFetchResponseGroup(group_id=group_id, topics=list(topics.values()))
@@ -143,12 +146,21 @@ async def _of_many(broker: Broker, present: Present, group_id: str, asked: Asked
 
 async def _read(broker: Broker, present: Present, group_id: str, asked: Asked | None) -> _AllFound:
     """None asks for all offsets of the group. Raises GroupRefusedError."""
+    check_allowed(broker.rights(), Operation.DESCRIBE, group_id)
     check_id(group_id, may_be_empty=True)
     broker.groups.check_owned(group_id)
     try:
         if asked is None:
             return await _read_all(broker, present, group_id)
-        return await _read_some(broker, present, group_id, asked)
+        names = broker.rights().allowed_names(Operation.DESCRIBE, ResourceType.TOPIC, {name for name, _ in asked})
+        refused = [
+            (name, _found(partition, _NONE, ErrorCode.TOPIC_AUTHORIZATION_FAILED))
+            for name, partitions in asked
+            if name not in names
+            for partition in partitions
+        ]
+        allowed = [each for each in asked if each[0] in names]
+        return [*await _read_some(broker, present, group_id, allowed), *refused]
     except MetadataUnavailableError as error:
         raise GroupRefusedError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, str(error)) from error
 
@@ -157,12 +169,14 @@ async def _read_all(broker: Broker, present: Present, group_id: str) -> _AllFoun
     offsets = await broker.metadata.groups.offsets(group_id)
     if any(broker.topic_cache.topic_by_id(topic_id) is None for topic_id in {place.topic_id for place in offsets}):
         await _see(present)
+    rights = broker.rights()
     found: list[tuple[str, _Found]] = []
     in_order = sorted(offsets.items(), key=lambda item: (item[0].topic_id.int, item[0].partition))
     async for some in chunks_with_yields(in_order):
         for place, committed in some:
             topic = broker.topic_cache.topic_by_id(place.topic_id)
-            if topic is not None:  # otherwise it is being deleted right now
+            # Without a topic: it is being deleted right now.
+            if topic is not None and rights.sees(Operation.DESCRIBE, ResourceType.TOPIC, topic.name):
                 found.append((topic.name, _found(place.partition, committed)))
     return found
 
@@ -206,5 +220,5 @@ async def _offsets_at(
     return await broker.metadata.groups.offsets(group_id, known) if known else {}
 
 
-def _found(partition: int, committed: CommittedOffset) -> _Found:
-    return _Found(partition, committed.offset, committed.leader_epoch, committed.metadata)
+def _found(partition: int, committed: CommittedOffset, error: ErrorCode = ErrorCode.NONE) -> _Found:
+    return _Found(partition, committed.offset, committed.leader_epoch, committed.metadata, error)

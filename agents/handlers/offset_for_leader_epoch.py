@@ -14,6 +14,7 @@ from agents.topics.present import look_for
 from agents.yielding import LoopYielder, chunks_with_yields
 from metadata.contract.errors import MetadataUnavailableError
 from metadata.contract.topics import Watermarks
+from security.acls.values import Operation, ResourceType
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
 from wire.messages.offset_for_leader_epoch import (
@@ -31,23 +32,29 @@ LEADER_EPOCH = 0
 async def handle(
     broker: Broker, header: RequestHeader, request: OffsetForLeaderEpochRequest
 ) -> OffsetForLeaderEpochResponse:
-    seen = await look_for(
-        broker, ((topic.topic, part.partition) for topic in request.topics for part in topic.partitions)
-    )
+    names = {topic.topic for topic in request.topics}
+    allowed = broker.rights().allowed_names(Operation.DESCRIBE, ResourceType.TOPIC, names)
+    topics = [topic for topic in request.topics if topic.topic in allowed]
+    seen = await look_for(broker, ((topic.topic, part.partition) for topic in topics for part in topic.partitions))
     ids: dict[tuple[str, int], int | None] = {}
-    async for some in chunks_with_yields([(topic, part) for topic in request.topics for part in topic.partitions]):
+    async for some in chunks_with_yields([(topic, part) for topic in topics for part in topic.partitions]):
         ids.update({(topic.topic, part.partition): _partition_id(broker, topic, part) for topic, part in some})
     try:
         fresh = await broker.fresh.get([each for each in ids.values() if each is not None])
     except MetadataUnavailableError:
         fresh = None
-    topics: list[OffsetForLeaderTopicResult] = []
+    answered: list[OffsetForLeaderTopicResult] = []
     yielder = LoopYielder()
     async for topic in yielder.through(request.topics):
         parts = yielder.through(topic.partitions)
-        answers = [_answer(part, ids[topic.topic, part.partition], fresh, seen=seen) async for part in parts]
-        topics.append(OffsetForLeaderTopicResult(topic=topic.topic, partitions=answers))
-    return OffsetForLeaderEpochResponse(topics=topics)
+        answers = [
+            _answer(part, ids[topic.topic, part.partition], fresh, seen=seen)
+            if topic.topic in allowed
+            else EpochEndOffset(partition=part.partition, error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+            async for part in parts
+        ]
+        answered.append(OffsetForLeaderTopicResult(topic=topic.topic, partitions=answers))
+    return OffsetForLeaderEpochResponse(topics=answered)
 
 
 def _partition_id(broker: Broker, asked: OffsetForLeaderTopic, part: OffsetForLeaderPartition) -> int | None:

@@ -24,12 +24,14 @@ from typing import TypeAlias
 from agents.answers import NO_TRANSACTIONS
 from agents.broker import Broker
 from agents.request_context import RequestContext, RequestTrace, current_request
+from agents.security.rights import Rights
 from agents.topics.topic_ids import Wanted
 from agents.write.reply import ProduceReply
 from agents.write.stall import patience_ms
 from agents.write.submission import BATCHES_MAX, PendingBatch, Promise, Submission
 from agents.write.validation import Refusal, check_produced
 from metadata.contract.l0_commit import BatchResult
+from security.acls.values import Operation, ResourceType
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
 from wire.messages.produce import (
@@ -55,6 +57,10 @@ _NOT_SEEN = Refusal(
     message="the metadata store did not say in time whether there is such a partition; try again",
 )
 
+_NOT_ALLOWED = Refusal(
+    error=ErrorCode.TOPIC_AUTHORIZATION_FAILED, message="no right to write to this topic; an ACL can give it"
+)
+
 
 class DropConnectionError(Exception):
     """acks=0, and something was refused or the agent stops: the connection is closed, as in Kafka."""
@@ -72,9 +78,12 @@ def handle(
 ) -> ProduceResponse | Awaitable[ProduceResponse | None]:
     """None = no answer (acks 0)."""
     by_id = header.api_version >= TOPIC_IDS_SINCE
+    rights = broker.rights()
     wanted: list[Wanted] = [
         (topic.topic_id if by_id else topic.name, max([part.index for part in topic.partition_data], default=-1))
         for topic in request.topic_data
+        # A topic that the client may not write to is not looked for.
+        if rights.is_unlimited or by_id or rights.sees(Operation.WRITE, ResourceType.TOPIC, topic.name)
     ]
     records_bytes = sum(len(part.records or b"") for topic in request.topic_data for part in topic.partition_data)
     looking = broker.topic_ids.line_up(wanted, records_bytes)
@@ -95,7 +104,8 @@ def _take(
     broker: Broker, header: RequestHeader, request: ProduceRequest, *, seen: bool
 ) -> ProduceResponse | Awaitable[ProduceResponse | None]:
     """`seen`: a topic or partition that is not known does not exist."""
-    refused = _refusal_of_all(broker, request)
+    rights = broker.rights()
+    refused = _refusal_of_all(broker, rights, request)
     accepted = _Accepted()
     response = ProduceResponse(
         responses=[
@@ -105,11 +115,14 @@ def _take(
                 partition_responses=[
                     _refused(part.index, refused)
                     if refused is not None
+                    else _refused(part.index, _NOT_ALLOWED)
+                    if not may_write
                     else _check(broker, header, topic, part, accepted, seen=seen)
                     for part in topic.partition_data
                 ],
             )
             for topic in request.topic_data
+            for may_write in (rights.is_unlimited or refused is not None or _may_write(broker, header, rights, topic),)
         ]
     )
     asking = current_request()
@@ -177,12 +190,27 @@ def _submit(
         broker.write_path.submit(Submission(batches[portion], promise, asking, sender))
 
 
-def _refusal_of_all(broker: Broker, request: ProduceRequest) -> Refusal | None:
+def _may_write(broker: Broker, header: RequestHeader, rights: Rights, asked: TopicProduceData) -> bool:
+    name = asked.name
+    if header.api_version >= TOPIC_IDS_SINCE:
+        topic = broker.topic_cache.topic_by_id(asked.topic_id)
+        if topic is None:
+            return True  # it gets the error of an id that is not known
+        name = topic.name
+    return rights.allows(Operation.WRITE, ResourceType.TOPIC, name)
+
+
+def _refusal_of_all(broker: Broker, rights: Rights, request: ProduceRequest) -> Refusal | None:
     if request.acks not in (-1, 0, 1):
         return Refusal(error=ErrorCode.INVALID_REQUIRED_ACKS, message=f"acks must be -1, 0 or 1, not {request.acks}")
     if broker.draining.sends_away and request.acks:
         return _MOVED
     if request.transactional_id is not None:
+        if not rights.allows(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, request.transactional_id):
+            return Refusal(
+                error=ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+                message="no right to use this transactional id; an ACL can give it",
+            )
         return Refusal(error=ErrorCode.UNSUPPORTED_VERSION, message=NO_TRANSACTIONS)
     index_bytes_max = broker.settings.index_bytes_max
     # Every L0 file adds to the index of every agent: one that is full stops the writing, not the reading.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from agents.broker import Broker
-from agents.groups.checks import check_id
+from agents.groups.checks import check_allowed, check_id
 from agents.groups.events import SyncAnswer, SyncRequested
 from agents.groups.held import GroupRefusedError
 from runtime.logging import get_logger
+from security.acls.values import Operation
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
 from wire.messages.sync_group import SyncGroupRequest, SyncGroupResponse
@@ -19,6 +20,7 @@ ASSIGNMENTS_BYTES_MAX = 16 << 20
 
 async def handle(broker: Broker, header: RequestHeader, request: SyncGroupRequest) -> SyncGroupResponse:
     try:
+        check_allowed(broker.rights(), Operation.READ, request.group_id)
         check_id(request.group_id)
         size = sum(len(each.member_id) + len(each.assignment) for each in request.assignments)
         if size > ASSIGNMENTS_BYTES_MAX:

@@ -8,7 +8,9 @@ release and from the schema, which `siltstone migrate` raises.
 from __future__ import annotations
 
 from agents.broker import Broker
+from agents.security.refusals import cluster_refusal
 from agents.yielding import LoopYielder
+from security.acls.values import Operation
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
 from wire.messages.update_features import (
@@ -21,6 +23,8 @@ NO_FEATURES = "agents have no features with levels; `siltstone migrate` upgrades
 
 
 async def handle(broker: Broker, header: RequestHeader, request: UpdateFeaturesRequest) -> UpdateFeaturesResponse:
+    if (refused := cluster_refusal(broker.rights(), Operation.ALTER)) is not None:
+        return UpdateFeaturesResponse(error_code=refused.code, error_message=str(refused))
     if not request.feature_updates:
         return UpdateFeaturesResponse(error_message=None)
     error = ErrorCode.INVALID_UPDATE_VERSION

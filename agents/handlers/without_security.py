@@ -1,9 +1,9 @@
-"""ACLs, SASL, delegation tokens, SCRAM credentials and client quotas, until agents have any of them.
+"""SASL, delegation tokens, SCRAM credentials and client quotas, until agents have any of them.
 
-The answers are those of a Kafka broker without an authorizer whose listener is PLAINTEXT: ACLs are SECURITY_DISABLED,
-SASL has no place on this connection, delegation tokens may not be asked for on it, nobody has credentials, and there
-are no quotas. Kafka keeps a quota or a credential that a client sets. An agent refuses it: a quota that throttles
-nobody, and a password that protects nothing, would be promises that nobody keeps.
+The answers are those of a Kafka broker whose listener is PLAINTEXT: SASL has no place on this connection, delegation
+tokens may not be asked for on it, nobody has credentials, and there are no quotas. Kafka keeps a quota or a credential
+that a client sets. An agent refuses it: a quota that throttles nobody, and a password that protects nothing, would be
+promises that nobody keeps.
 """
 
 from __future__ import annotations
@@ -11,19 +11,11 @@ from __future__ import annotations
 from collections import Counter
 
 from agents.broker import Broker
+from agents.security.refusals import cluster_refusal
 from agents.yielding import LoopYielder
+from security.acls.values import Operation
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
-from wire.messages.acls import (
-    AclCreationResult,
-    CreateAclsRequest,
-    CreateAclsResponse,
-    DeleteAclsFilterResult,
-    DeleteAclsRequest,
-    DeleteAclsResponse,
-    DescribeAclsRequest,
-    DescribeAclsResponse,
-)
 from wire.messages.alter_client_quotas import (
     AlterClientQuotasRequest,
     AlterClientQuotasResponse,
@@ -56,35 +48,11 @@ from wire.messages.scram_credentials import (
     DescribeUserScramCredentialsResult,
 )
 
-NO_AUTHORIZER = "No Authorizer is configured."
-"""Kafka's words, which tools and people look for."""
 NO_SASL = "agents have no SASL: connect with security.protocol=PLAINTEXT"
 NO_CREDENTIALS = "agents have no SASL, so they keep no credentials"
 NO_QUOTAS = "agents have no quotas: nobody is throttled"
 
 _TOKENS = ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED
-
-
-def describe_acls(broker: Broker, header: RequestHeader, request: DescribeAclsRequest) -> DescribeAclsResponse:
-    return DescribeAclsResponse(error_code=ErrorCode.SECURITY_DISABLED, error_message=NO_AUTHORIZER)
-
-
-async def create_acls(broker: Broker, header: RequestHeader, request: CreateAclsRequest) -> CreateAclsResponse:
-    return CreateAclsResponse(
-        results=[
-            AclCreationResult(error_code=ErrorCode.SECURITY_DISABLED, error_message=NO_AUTHORIZER)
-            async for _ in LoopYielder().through(request.creations)
-        ]
-    )
-
-
-async def delete_acls(broker: Broker, header: RequestHeader, request: DeleteAclsRequest) -> DeleteAclsResponse:
-    return DeleteAclsResponse(
-        filter_results=[
-            DeleteAclsFilterResult(error_code=ErrorCode.SECURITY_DISABLED, error_message=NO_AUTHORIZER)
-            async for _ in LoopYielder().through(request.filters)
-        ]
-    )
 
 
 def sasl_handshake(broker: Broker, header: RequestHeader, request: SaslHandshakeRequest) -> SaslHandshakeResponse:
@@ -126,12 +94,22 @@ def describe_tokens(
 def describe_quotas(
     broker: Broker, header: RequestHeader, request: DescribeClientQuotasRequest
 ) -> DescribeClientQuotasResponse:
+    if (refused := cluster_refusal(broker.rights(), Operation.DESCRIBE_CONFIGS)) is not None:
+        return DescribeClientQuotasResponse(error_code=refused.code, error_message=str(refused), entries=None)
     return DescribeClientQuotasResponse(error_message=None, entries=[])
 
 
 async def alter_quotas(
     broker: Broker, header: RequestHeader, request: AlterClientQuotasRequest
 ) -> AlterClientQuotasResponse:
+    refused = cluster_refusal(broker.rights(), Operation.ALTER_CONFIGS)
+    if refused is not None:
+        return AlterClientQuotasResponse(
+            entries=[
+                AlteredEntryData(entity=each.entity, error_code=refused.code, error_message=str(refused))
+                async for each in LoopYielder().through(request.entries)
+            ]
+        )
     return AlterClientQuotasResponse(entries=[_altered(each) async for each in LoopYielder().through(request.entries)])
 
 
@@ -146,6 +124,8 @@ async def describe_credentials(
     broker: Broker, header: RequestHeader, request: DescribeUserScramCredentialsRequest
 ) -> DescribeUserScramCredentialsResponse:
     """No user has any. A user who is named twice is refused, as in Kafka."""
+    if (refused := cluster_refusal(broker.rights(), Operation.DESCRIBE)) is not None:
+        return DescribeUserScramCredentialsResponse(error_code=refused.code, error_message=str(refused))
     named = Counter(each.name for each in request.users or [])
     results = [_described(name, count) async for name, count in LoopYielder().through(list(named.items()))]
     return DescribeUserScramCredentialsResponse(error_message=None, results=results)
@@ -163,6 +143,15 @@ async def alter_credentials(
     broker: Broker, header: RequestHeader, request: AlterUserScramCredentialsRequest
 ) -> AlterUserScramCredentialsResponse:
     """One answer for each user: there is nothing to delete, and nothing is kept."""
+    refused = cluster_refusal(broker.rights(), Operation.ALTER)
+    if refused is not None:
+        names = [*(each.name for each in request.deletions), *(each.name for each in request.upsertions)]
+        return AlterUserScramCredentialsResponse(
+            results=[
+                AlterUserScramCredentialsResult(user=name, error_code=refused.code, error_message=str(refused))
+                async for name in LoopYielder().through(list(dict.fromkeys(names)))
+            ]
+        )
     answers = dict.fromkeys([each.name for each in request.deletions], ErrorCode.RESOURCE_NOT_FOUND)
     answers.update(dict.fromkeys([each.name for each in request.upsertions], ErrorCode.SECURITY_DISABLED))
     return AlterUserScramCredentialsResponse(

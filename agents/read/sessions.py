@@ -60,6 +60,7 @@ class FetchPart:
     """One partition of a request on its way to an answer, and of a session from one request to the next."""
 
     __slots__ = (
+        "allowed_by",
         "answer",
         "asked",
         "log",
@@ -81,6 +82,8 @@ class FetchPart:
         # Used by the handler as long as the topic cache stays at this version.
         self.topics_version = -1
         self.partition_id = -1
+        # The rights of the client that may read it. Another connection may go on with the session.
+        self.allowed_by: object = None
 
     def is_told(self, high_watermark: int, log_start: int) -> bool:
         """The client knows these values: without records and errors there is nothing to tell it."""

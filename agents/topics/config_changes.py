@@ -20,7 +20,8 @@ from contextlib import suppress
 from typing import Protocol, TypeVar
 
 from agents.broker import Broker
-from agents.topics.other_resources import check_change, check_other
+from agents.security.refusals import check_right
+from agents.topics.other_resources import GROUP, check_change, check_other
 from agents.topics.rules import RequestError, check_configs, code_of
 from agents.yielding import LoopYielder
 from metadata.configs.broker import BROKER_CONFIGS, check_topics, topic_defaults, validate_broker_configs
@@ -28,6 +29,7 @@ from metadata.configs.changes import Changes, changed
 from metadata.configs.topic import TOPIC_CONFIGS, Config, InvalidConfigError, resolve
 from runtime.errors import SiltstoneError
 from runtime.logging import get_logger
+from security.acls.values import CLUSTER_NAME, Operation, ResourceType
 from wire.error_codes import ErrorCode
 
 TOPIC, BROKER = 2, 4
@@ -43,6 +45,16 @@ def check_once(names: Iterable[str]) -> None:
     for name, count in Counter(names).items():
         if count > 1:
             raise RequestError(ErrorCode.INVALID_REQUEST, f"config {name!r} is named more than once")
+
+
+def resource_of(resource_type: int, resource_name: str) -> tuple[ResourceType, str]:
+    """The resource whose ACLs say who may see and alter these configs. Brokers, their loggers and client metrics are
+    the cluster's."""
+    if resource_type == TOPIC:
+        return ResourceType.TOPIC, resource_name
+    if resource_type == GROUP:
+        return ResourceType.GROUP, resource_name
+    return ResourceType.CLUSTER, CLUSTER_NAME
 
 
 def no_value(name: str) -> RequestError:
@@ -90,6 +102,7 @@ async def alter(
     broker: Broker, resource_type: int, resource_name: str, changes_of: ChangesOf, *, validate_only: bool
 ) -> None:
     """Raises RequestError and the errors of the metadata store."""
+    check_right(broker.rights(), Operation.ALTER_CONFIGS, *resource_of(resource_type, resource_name))
     if resource_type == TOPIC:
         await broker.follower.catch_up()
         await _alter_topic(broker, resource_name, changes_of, validate_only=validate_only)

@@ -21,6 +21,7 @@ _MIB = 1 << 20
 _GIB = 1 << 30
 
 _PLACES, _WRITE, _READ, _NETWORK = "Places", "Write path", "Read path", "Network"
+_RIGHTS = "What clients may do"
 _TOPICS, _GROUPS = "Topics and producers", "Consumer groups"
 _COMPACTOR, _PLAN, _SPARK = "Compactor", "When merges are made", "Spark"
 _DELETION, _WATCHING = "Retention and deletion", "Watching"
@@ -97,6 +98,27 @@ class Settings:
         _PLACES,
         "A stopping process finishes its work within this time, then it gives up. An agent does so after"
         " `drain.notice.ms`.",
+    )
+
+    # ---- rights
+    acl_mode: str = setting(
+        "auto",
+        _RIGHTS,
+        "What ACLs do. `off`: nothing. `shadow`: what they would refuse is told in the audit log, and allowed. `on`:"
+        " they are enforced. `auto`: `on` if some listener authenticates its clients, else `off`.",
+        choices=("auto", "off", "shadow", "on"),
+    )
+    super_users: str = setting(
+        "", _RIGHTS, "Principals that may do everything, such as `User:admin;User:ops`. No ACL denies them anything."
+    )
+    allow_everyone_if_no_acl_found: bool = setting(
+        False, _RIGHTS, "A resource that no ACL is about, whomever it names, is open to everybody."
+    )
+    security_stale_max_ms: int = duration_ms(
+        900_000,
+        _RIGHTS,
+        "An agent that has not heard the metadata store for this long denies everything to all but super users.",
+        minimum=10_000,
     )
 
     # ---- write path

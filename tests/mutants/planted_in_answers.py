@@ -44,7 +44,7 @@ ANSWERS = (
     Mutant(
         name="metadata-calls-a-topic-unknown-after-a-look-that-failed",
         file="agents/handlers/metadata_api.py",
-        text="    if not await broker.present_topics.see():\n        return False\n",
+        text="    if not await broker.present_topics.see():\n        return False, frozenset()\n",
         replacement="    await broker.present_topics.see()\n",
         tests=(f"{UNKNOWN_TOPICS}::test_while_the_store_does_not_answer_nothing_is_called_unknown",),
     ),

@@ -1,5 +1,5 @@
 """Metadata answers made from kept entries equal answers built from scratch, byte for byte, whatever changes in
-between.
+between, also what the client may see.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from hypothesis import strategies as st
 
 from agents.broker import Broker
 from agents.handlers import metadata_api
-from agents.handlers.metadata_api import CLUSTER_OPERATIONS, NOT_ASKED, SLICE_PARTITIONS, TOPIC_OPERATIONS
+from agents.handlers.metadata_api import NOT_ASKED, SLICE_PARTITIONS
 from agents.membership import Membership
 from agents.placement import eligible, leader, weight, zone_of
+from agents.security.audit import Audit
+from agents.security.rights import CLUSTER_OPERATIONS, TOPIC_OPERATIONS, UNLIMITED, JudgedRights, Rights
 from agents.tail.follower import Follower, FollowerCallbacks
 from agents.tail.log_index import LogIndex
 from agents.tail.waiters import ParkedReaders
@@ -31,6 +33,9 @@ from metadata.memory.store import MemoryMetadata
 from runtime.clock import Clock, SystemClock
 from runtime.runtime import Runtime
 from runtime.settings.table import Settings
+from security.acls.matcher import Matcher
+from security.acls.values import CLUSTER_NAME, Acl, Operation, PatternType, Permission, ResourceType
+from tests.fixtures.acls import an_acl
 from tests.fixtures.chance import examples
 from wire.api import RequestHeader, encode_response
 from wire.error_codes import ErrorCode
@@ -67,6 +72,7 @@ class Parts:
     clock: Clock = field(default_factory=RestlessClock)
     cluster_id: str = "cluster"
     bootstrap: None = None
+    creates: bool = True
     settings: Settings = field(default_factory=lambda: Settings(num_partitions=2))
 
     def __post_init__(self) -> None:
@@ -90,7 +96,11 @@ class Parts:
         self.present_topics = PresentTopics(self.follower.catch_up, SystemClock())
         self.topic_entries = TopicEntries(self.entries_bytes_max)
         self.topic_entries_lock = asyncio.Lock()
+        self.may: Rights = UNLIMITED
         self.see([agent(1)])
+
+    def rights(self) -> Rights:
+        return self.may
 
     async def hint_others(self) -> None:
         """There are none."""
@@ -107,14 +117,19 @@ class Parts:
 
     def made_anew(self, header: RequestHeader, request: MetadataRequest) -> bytes:
         """The same answer built object by object, without any kept entry."""
+        self.creates = request.allow_auto_topic_creation
         agents = self.membership.agents
         named = eligible(agents, zone_of(header.client_id))
-        operations = TOPIC_OPERATIONS if request.include_topic_authorized_operations else NOT_ASKED
+        asks = request.include_topic_authorized_operations
         wanted = request.topics
         if wanted is None or (header.api_version == 0 and not wanted):
-            topics = [described(topic, agents, named, operations) for topic in self.topic_cache.topics()]
+            topics = [
+                described(topic, agents, named, self._operations(topic.name, asks))
+                for topic in self.topic_cache.topics()
+                if self._shows(topic.name)
+            ]
         else:
-            topics = [self._answered(header, each, operations) for each in _once(wanted)]
+            topics = [self._answered(header, each, asks=asks) for each in _once(wanted)]
         response = MetadataResponse(
             brokers=[
                 MetadataResponseBroker(
@@ -129,12 +144,29 @@ class Parts:
             controller_id=agents[0].writer_id if agents else -1,
             topics=topics,
             cluster_authorized_operations=(
-                CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else NOT_ASKED
+                self._cluster_operations() if request.include_cluster_authorized_operations else NOT_ASKED
             ),
         )
         return b"".join(encode_response(header, response))
 
-    def _answered(self, header: RequestHeader, wanted: MetadataRequestTopic, operations: int) -> MetadataResponseTopic:
+    def _shows(self, name: str) -> bool:
+        return self.may.sees(Operation.DESCRIBE, ResourceType.TOPIC, name)
+
+    def _operations(self, name: str, asks: bool) -> int:
+        may = (each for each in TOPIC_OPERATIONS if self.may.sees(each, ResourceType.TOPIC, name))
+        return sum(1 << each for each in may) if asks else NOT_ASKED
+
+    def _cluster_operations(self) -> int:
+        may = [each for each in CLUSTER_OPERATIONS if self.may.sees(each, ResourceType.CLUSTER, CLUSTER_NAME)]
+        return sum(1 << each for each in may) if Operation.DESCRIBE in may else 0
+
+    def _may_create(self, name: str) -> bool:
+        return self.may.sees(Operation.CREATE, ResourceType.CLUSTER, CLUSTER_NAME) or self.may.sees(
+            Operation.CREATE, ResourceType.TOPIC, name
+        )
+
+    def _answered(self, header: RequestHeader, wanted: MetadataRequestTopic, *, asks: bool) -> MetadataResponseTopic:
+        refused = ErrorCode.TOPIC_AUTHORIZATION_FAILED
         agents = self.membership.agents
         named = eligible(agents, zone_of(header.client_id))
         if wanted.name is None:
@@ -142,13 +174,20 @@ class Parts:
             if topic is None:
                 name = None if header.api_version >= 12 else ""
                 return MetadataResponseTopic(error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=name, topic_id=wanted.topic_id)
-            return described(topic, agents, named, operations)
+            if not self._shows(topic.name):
+                name = None if header.api_version >= 12 else ""
+                return MetadataResponseTopic(error_code=refused, name=name, topic_id=wanted.topic_id)
+            return described(topic, agents, named, self._operations(topic.name, asks))
+        if not self._shows(wanted.name):
+            return MetadataResponseTopic(error_code=refused, name=wanted.name)
         topic = self.topic_cache.topic(wanted.name)
         if topic is None:
+            if self.creates and not self._may_create(wanted.name):
+                return MetadataResponseTopic(error_code=refused, name=wanted.name)
             bad = wanted.name == BAD_NAME
             error = ErrorCode.INVALID_TOPIC_EXCEPTION if bad else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             return MetadataResponseTopic(error_code=error, name=wanted.name)
-        return described(topic, agents, named, operations)
+        return described(topic, agents, named, self._operations(topic.name, asks))
 
 
 def _fail(error: Exception) -> None:
@@ -203,7 +242,21 @@ asks = st.fixed_dictionaries(
         "operations": st.booleans(),
     }
 )
+rules = st.builds(
+    an_acl,
+    pattern_type=st.sampled_from([PatternType.LITERAL, PatternType.PREFIXED]),
+    resource_name=st.sampled_from([*NAMES, "miss", "*"]),
+    operation=st.sampled_from([Operation.ALL, Operation.DESCRIBE, Operation.READ, Operation.CREATE]),
+    permission=st.sampled_from([Permission.ALLOW, Permission.ALLOW, Permission.DENY]),
+)
+of_cluster = st.builds(
+    an_acl,
+    resource_type=st.just(ResourceType.CLUSTER),
+    resource_name=st.just(CLUSTER_NAME),
+    operation=st.sampled_from([Operation.ALL, Operation.DESCRIBE, Operation.CREATE]),
+)
 steps = st.one_of(
+    st.tuples(st.just("rights"), st.none() | st.lists(rules | of_cluster, max_size=6)),
     st.tuples(st.just("ask"), asks),
     st.tuples(st.just("ask"), asks),
     st.tuples(st.just("create"), names, counts, st.integers(1, 5)),
@@ -239,10 +292,18 @@ def header_and_request(parts: Parts, ask: dict[str, object]) -> tuple[RequestHea
     )
 
 
+def rights_by(acls: Sequence[Acl]) -> Rights:
+    return JudgedRights(Matcher(acls), Audit(), "User:ann", "10.0.0.1", everything=False, shadow=False)
+
+
 async def change(parts: Parts, step: tuple[object, ...]) -> None:
     kind, what = step[0], step[1]
     if kind == "agents":
         parts.see([agent(node_id, zone) for node_id, zone in sorted(cast("list[tuple[int, str]]", what))])
+        return
+    if kind == "rights":
+        acls = cast("list[Acl] | None", what)
+        parts.may = UNLIMITED if acls is None else rights_by(acls)
         return
     if kind == "restart":  # as after a cold start from a snapshot
         parts.topic_cache.load(await parts.metadata.agents.list_topics())

@@ -1,0 +1,119 @@
+"""The audit log: who was refused what, and who changed something. Lines of the logger `siltstone.audit`, JSON if
+`log.format` is.
+
+A denial is told at once. The same one again, of the same principal, host, operation and resource, is counted, and told
+with its count (`times`) after WINDOW_MS. Above KINDS_MAX different ones in a window, the rest are counted together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextvars import Context
+from typing import NamedTuple
+
+from runtime.logging import get_logger, shows_debug
+from security.acls.values import Operation, ResourceType
+
+WINDOW_MS = 10_000.0
+KINDS_MAX = 1_000
+NAME_CHARACTERS = 200
+"""A name in a line is cut here: a client may ask about any text."""
+
+_log = get_logger("siltstone.audit")
+
+
+class Question(NamedTuple):
+    """What a client wanted to do. A name of "" stands for any resource of the type."""
+
+    principal: str
+    host: str
+    operation: Operation
+    resource_type: ResourceType
+    name: str
+
+    def facts(self) -> Mapping[str, str]:
+        return {
+            "principal": self.principal[:NAME_CHARACTERS],
+            "host": self.host,
+            "operation": self.operation.name,
+            "resource_type": self.resource_type.name,
+            "resource": self.name[:NAME_CHARACTERS],
+        }
+
+
+class Repeats:
+    """Counts what comes again within a window. Pure."""
+
+    def __init__(self, kinds_max: int = KINDS_MAX) -> None:
+        self._kinds_max = kinds_max
+        self._times: dict[tuple[str, Question], int] = {}
+        self._others = 0
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._times and not self._others
+
+    def is_first(self, verdict: str, question: Question) -> bool:
+        """False: it is counted, here or among the others."""
+        times = self._times.get((verdict, question))
+        if times is not None:
+            self._times[verdict, question] = times + 1
+        elif len(self._times) < self._kinds_max:
+            self._times[verdict, question] = 0
+            return True
+        else:
+            self._others += 1
+        return False
+
+    def take(self) -> tuple[Mapping[tuple[str, Question], int], int]:
+        """The counts of this window, and of the others; a new window begins."""
+        times = {each: count for each, count in self._times.items() if count}
+        others, self._others = self._others, 0
+        self._times.clear()
+        return times, others
+
+
+class Audit:
+    def __init__(self, window_ms: float = WINDOW_MS) -> None:
+        self._window_ms = window_ms
+        self._repeats = Repeats()
+        self._timer: asyncio.TimerHandle | None = None
+        self.tells_everything = shows_debug()
+        """Whether what is allowed is told too."""
+
+    def denied(self, question: Question, why: str = "") -> None:
+        self._tell("denied", question, {"why": why} if why else {})
+
+    def would_be_denied(self, question: Question) -> None:
+        """In mode shadow."""
+        self._tell("would be denied", question, {})
+
+    def changes(self, question: Question) -> None:
+        """A change of topics, configs or ACLs is allowed."""
+        _log.info("allowed", **question.facts())
+
+    def allowed(self, question: Question) -> None:
+        _log.debug("allowed", **question.facts())
+
+    def close(self) -> None:
+        """Tell what was counted."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._window_over()
+
+    def _tell(self, verdict: str, question: Question, facts: Mapping[str, str]) -> None:
+        if self._repeats.is_first(verdict, question):
+            _log.info(verdict, **question.facts(), **facts)
+        if self._timer is None:
+            # In a context of its own, or the line would carry the facts of one request.
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self._window_ms / 1000, self._window_over, context=Context())
+
+    def _window_over(self) -> None:
+        self._timer = None
+        times, others = self._repeats.take()
+        for (verdict, question), count in times.items():
+            _log.info(f"{verdict} again", times=count, **question.facts())
+        if others:
+            _log.info("more was denied than is told one by one", times=others)

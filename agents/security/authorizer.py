@@ -1,0 +1,169 @@
+"""Gives each client its rights, by the ACLs that this agent knows.
+
+Modes: `off` judges nothing, `shadow` judges and tells the audit log but allows, `on` enforces. Super users come first:
+no ACL denies them anything. Rights are kept on the connection until the ACLs change. What is known stands while the
+metadata store is silent, up to `security.stale.max.ms`; from then on all but super users are denied.
+
+Above BUILD_ON_LOOP_MAX ACLs, a matcher is built on a thread. The old one judges meanwhile, and changes that come
+meanwhile are made to both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Protocol
+
+from agents.request_context import ANONYMOUS, ClientConnection, current_request
+from agents.security.audit import Audit
+from agents.security.rights import UNLIMITED, JudgedRights, Rights, StaleRights
+from runtime.errors import BadInputError
+from security.acls.checks import canonical_host
+from security.acls.matcher import Matcher
+from security.acls.values import Acl
+
+BUILD_ON_LOOP_MAX = 1_000
+"""ACLs that are put in place within one turn of the event loop: 4 ms at most."""
+
+
+@dataclass(eq=False)
+class _Load:
+    """A call of `load` that is under way."""
+
+    changes: list[tuple[Collection[Acl], Collection[Acl]]] = field(default_factory=list[Any])
+    """Added and removed since the call, in order."""
+
+
+class AclMode(Enum):
+    OFF = "off"
+    SHADOW = "shadow"
+    ON = "on"
+
+
+class KnownAcls(Protocol):
+    """What this agent has heard of the store's ACLs."""
+
+    @property
+    def acls(self) -> Collection[Acl]: ...
+
+    @property
+    def stale_ms(self) -> float:
+        """Since the store was last heard."""
+        ...
+
+
+class NoAcls:
+    """No ACLs, and no store that could fall silent."""
+
+    acls: Collection[Acl] = ()
+    stale_ms = 0.0
+
+
+class Authorizer:
+    def __init__(
+        self,
+        mode: AclMode = AclMode.OFF,
+        *,
+        known: KnownAcls | None = None,
+        super_users: Collection[str] = (),
+        allow_everyone: bool = False,
+        stale_ms_max: float = float("inf"),
+        audit: Audit | None = None,
+    ) -> None:
+        self.on = mode is not AclMode.OFF
+        """False: nothing is judged, and there are no ACLs."""
+        self.known: KnownAcls = known or NoAcls()
+        self._shadow = mode is AclMode.SHADOW
+        self._super_users = frozenset(super_users)
+        self._allow_everyone = allow_everyone
+        self._stale_ms_max = stale_ms_max
+        self.audit = audit or Audit()
+        self._matcher = self._built(())
+        self._loads: list[_Load] = []
+        self._building = asyncio.Lock()
+
+    # ---- what is known
+
+    async def load(self, acls: Collection[Acl]) -> None:
+        """These are all ACLs there are, at the moment of the call."""
+        acls, load = list(acls), _Load()
+        self._loads.append(load)
+        try:
+            async with self._building:  # one after the other: the last call wins
+                if len(acls) <= BUILD_ON_LOOP_MAX:
+                    matcher = self._built(acls)
+                else:
+                    matcher = await asyncio.to_thread(self._built, acls)
+                for added, removed in load.changes:
+                    _change(matcher, added, removed)
+                self._matcher = matcher
+        finally:
+            self._loads.remove(load)
+
+    def change(self, *, added: Collection[Acl] = (), removed: Collection[Acl] = ()) -> None:
+        """At most BUILD_ON_LOOP_MAX: for more, `load` all."""
+        for load in self._loads:
+            load.changes.append((added, removed))
+        _change(self._matcher, added, removed)
+
+    def _built(self, acls: Collection[Acl]) -> Matcher:
+        return Matcher(acls, allow_everyone=self._allow_everyone)
+
+    # ---- what a client may do
+
+    def rights(self) -> Rights:
+        """Those of the client whose request is being worked on."""
+        if not self.on:
+            return UNLIMITED
+        request = current_request()
+        # Outside of a request nobody has proved anything.
+        return self.rights_of(ClientConnection(0, "?") if request is None else request.client)
+
+    def rights_of(self, client: ClientConnection) -> Rights:
+        if not self.on:
+            return UNLIMITED
+        principal, matcher = client.principal, self._matcher
+        is_super = principal in self._super_users
+        if self.known.stale_ms > self._stale_ms_max and not is_super and not self._shadow:
+            return StaleRights(self.audit, principal, client.host)
+        kept = client.rights
+        if kept is not None and kept.by(matcher, principal):
+            return kept
+        rights = client.rights = JudgedRights(
+            matcher,
+            self.audit,
+            principal,
+            canonical_host(client.host.strip("[]")),
+            everything=is_super,
+            shadow=self._shadow,
+        )
+        return rights
+
+
+def _change(matcher: Matcher, added: Iterable[Acl], removed: Iterable[Acl]) -> None:
+    for acl in removed:
+        matcher.remove(acl)
+    for acl in added:
+        matcher.add(acl)
+
+
+def mode_of(text: str, *, authenticates: bool) -> AclMode:
+    """The setting `acl.mode`. `auto`: `on` if some listener learns who its clients are."""
+    if text != "auto":
+        return AclMode(text)
+    return AclMode.ON if authenticates else AclMode.OFF
+
+
+def super_users_of(text: str) -> frozenset[str]:
+    """The setting `super.users`. Raises BadInputError."""
+    users = [each.strip() for each in text.split(";") if each.strip()]
+    for user in users:
+        kind, _, name = user.partition(":")
+        if not (kind and name) or user == ANONYMOUS:
+            raise BadInputError(
+                f"super.users: {user!r} is no principal that a client can prove to be",
+                remedy="write TYPE:NAME;TYPE:NAME, such as User:admin;User:ops",
+            )
+    return frozenset(users)
