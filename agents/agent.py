@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 
 from agents.broker import Broker
 from agents.draining import Draining, SendingAway
@@ -21,6 +22,8 @@ from agents.groups.coordinator import GroupCoordinator
 from agents.groups.events import GroupOptions
 from agents.groups.expiry import OffsetExpiry
 from agents.handlers.config_entries import broker_defaults
+from agents.listeners.listening import Listening
+from agents.listeners.serving import check_served
 from agents.membership import NOTICE_MS, Membership
 from agents.producer_ids import ProducerIds
 from agents.read.path import ReadPath, the_store_itself
@@ -44,11 +47,12 @@ from agents.zone.lines import Dial, dial
 from agents.zone.zone import Zone
 from metadata.contract.errors import MetadataUnavailableError
 from metadata.contract.l0_commit import Committed
-from metadata.contract.leases import AgentAddress
+from metadata.contract.leases import AgentAddress, Endpoint
 from metadata.contract.store import MetadataStore
 from runtime.logging import get_logger
 from runtime.runtime import Runtime
-from runtime.settings.addresses import parse_address
+from runtime.settings.addresses import format_address, parse_address
+from runtime.settings.listeners import ListenerSettings, endpoint_of, listeners_of
 from runtime.settings.table import Settings
 from storage.objects import ObjectStore
 
@@ -123,7 +127,9 @@ class Agent:
         self._expiry: asyncio.Task[None] | None = None
         self._server: Server | None = None
         self.address = ""
-        """HOST:PORT as clients are told it; known once started."""
+        """HOST:PORT as clients of the first listener are told it; known once started."""
+        self.addresses: Mapping[str, str] = {}
+        """The same of every listener, by name, the first one first."""
         self.ready = False
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Ends with an exception when the agent must halt: the metadata store went back in time, or was migrated to a
@@ -133,27 +139,43 @@ class Agent:
         """The clients that wait for this agent; None while it does not run."""
         return self._write_path.waits() if self._write_path is not None else None
 
-    def _bind_zone(self, address: str) -> socket.socket:
+    def _bind_named(self, name: str, address: str) -> socket.socket:
         try:
             return self._bind(address)
         except AddressError as error:
             raise AddressError(
-                f"zone.listen: {error.message}", remedy="choose another port for zone.listen (0 = any)"
+                f"{name}: {error.message}", remedy=f"choose another port for {name} (0 = any)"
             ) from error
+
+    def _bind_listeners(self, stack: ExitStack) -> Sequence[tuple[ListenerSettings, Listening]]:
+        """The first one first."""
+        found: list[tuple[ListenerSettings, Listening]] = []
+        for listener in listeners_of(self._settings):
+            alone = listener.address == self._settings.listen or not self._settings.listeners
+            name = listener.setting_name("address")
+            bound = self._bind(listener.address) if alone else self._bind_named(name, listener.address)
+            stack.callback(bound.close)
+            found.append((listener, Listening(name=listener.name, socket=bound)))
+        return found
 
     async def start(self) -> None:
         """Serve. Raises AddressError, MetadataUnavailableError, SchemaMismatchError, DuplicateAgentError."""
         settings = self._settings
-        listening = self._bind(settings.listen)
+        check_served(settings)
+        bound = ExitStack()
         neighbours: socket.socket | None = None
         try:
-            neighbours = self._bind_zone(settings.zone_listen) if settings.zone_listen else None
-            listen_host, port = listening.getsockname()[:2]
+            listening = self._bind_listeners(bound)
+            if settings.zone_listen:
+                neighbours = self._bind_named("zone.listen", settings.zone_listen)
+                bound.callback(neighbours.close)
+            endpoints = [_endpoint(listener, each) for listener, each in listening]
             address = AgentAddress(
-                host=settings.advertised_host or listen_host,
-                port=port,
+                host=endpoints[0].host,
+                port=endpoints[0].port,
                 zone=settings.agent_zone,
                 zone_port=neighbours.getsockname()[1] if neighbours is not None else 0,
+                endpoints=tuple(sorted(endpoints, key=lambda each: each.listener)),
             )
             identity = await self._metadata.cluster_identity()
             membership = self._membership = Membership(
@@ -174,21 +196,28 @@ class Agent:
                 )
             write_path = self._write_path = self._new_write_path(membership)
             groups = self._groups = self._new_groups(membership)
-            server = self._server = Server(self._broker(identity.cluster_id, membership, write_path, groups))
+            names = [each.listener for each in endpoints]
+            server = self._server = Server(self._broker(identity.cluster_id, names, membership, write_path, groups))
             write_path.start()
             groups.start()
             self._expiry = asyncio.create_task(self._new_expiry(groups).run_for_ever(), name="offset expiry")
-            await server.serve(listening)
+            await server.serve([each for _, each in listening])
         # Also when cancelled: the address and the lease must not stay taken by an agent that does not run.
         except BaseException:
-            listening.close()
-            if neighbours is not None:
-                neighbours.close()
+            bound.close()
             await self.stop()
             raise
-        self.address = f"[{address.host}]:{port}" if ":" in address.host else f"{address.host}:{port}"
+        self.addresses = {each.listener: format_address(each.host, each.port) for each in endpoints}
+        self.address = self.addresses[names[0]]
         self.ready = True
-        _log.info("agent ready", address=self.address, node_id=membership.node_id, zone=address.zone, pid=os.getpid())
+        _log.info(
+            "agent ready",
+            address=self.address,
+            listeners=",".join(f"{name}={told}" for name, told in self.addresses.items()),
+            node_id=membership.node_id,
+            zone=address.zone,
+            pid=os.getpid(),
+        )
 
     async def stop(self) -> None:
         """Send the clients away within `drain.notice.ms`, drain within `drain.timeout.ms`, then end.
@@ -338,7 +367,12 @@ class Agent:
         )
 
     def _broker(
-        self, cluster_id: str, membership: Membership, write_path: WritePath, groups: GroupCoordinator
+        self,
+        cluster_id: str,
+        listeners: Sequence[str],
+        membership: Membership,
+        write_path: WritePath,
+        groups: GroupCoordinator,
     ) -> Broker:
         present_topics = PresentTopics(self._follower.catch_up, self._runtime.clock)
         return Broker(
@@ -362,6 +396,7 @@ class Agent:
             fresh=FreshWatermarks(self._metadata.agents),
             membership=membership,
             draining=self._draining,
+            listeners=listeners,
             bootstrap=_bootstrap_of(self._settings),
             producer_ids=ProducerIds(self._metadata.agents, self._runtime.clock),
             groups=groups,
@@ -404,6 +439,11 @@ class Agent:
             self.failed.set_exception(error)
         else:  # it stops already
             _log.error("the agent would have to halt", error=str(error))
+
+
+def _endpoint(listener: ListenerSettings, listening: Listening) -> Endpoint:
+    host, port = endpoint_of(listener, listening.socket.getsockname()[:2])
+    return Endpoint(listener=listener.name, host=host, port=port)
 
 
 def _bootstrap_of(settings: Settings) -> AgentAddress | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 from contextvars import Context
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ from metadata.contract.errors import MetadataUnavailableError
 from metadata.contract.leases import AgentAddress
 from metadata.contract.store import MetadataStore
 from runtime.runtime import Runtime
+from runtime.settings.listeners import DEFAULT_LISTENER
 from runtime.settings.table import Settings
 
 
@@ -59,8 +61,11 @@ class Broker:
     timers: Context = field(default_factory=Context)
     """The context that timers run in. A cancelled timer keeps its context for a long time; the context of a request
     would keep the request alive with it."""
+    listeners: Sequence[str] = (DEFAULT_LISTENER,)
+    """The names of this agent's listeners, the first one first."""
     bootstrap: AgentAddress | None = None
-    """The address of `advertised.bootstrap`, under which some agent always answers."""
+    """The address of `advertised.bootstrap`, under which some agent always answers; for clients of the first listener.
+    """
     topic_entries: TopicEntries = field(default_factory=TopicEntries)
     topic_entries_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while many entries are encoded, so that clients which ask at the same time share one encoding."""

@@ -26,6 +26,7 @@ from agents.dispatch import API_VERSIONS, HANDLERS, PRODUCE, Answer
 from agents.draining import ASKING_APIS, TELLING_APIS, Talk
 from agents.handlers import api_versions
 from agents.handlers.produce import DropConnectionError
+from agents.listeners.listening import Listening
 from agents.read.budget import Release
 from agents.request_context import ClientConnection, RequestContext, RequestTrace, about_group, error_of
 from agents.sending import COPIED_BYTES, TURN_BYTES, after, next_parts
@@ -112,8 +113,8 @@ class ConnectionOwner(Protocol):
 
 
 class Connection(asyncio.BufferedProtocol):
-    def __init__(self, server: ConnectionOwner) -> None:
-        self._server = server
+    def __init__(self, server: ConnectionOwner, listening: Listening) -> None:
+        self._server, self._listening = server, listening
         self._broker = server.broker
         self._reader = FrameReader(server.broker.settings.socket_request_max_bytes, server.landing)
         self._frames: deque[memoryview] = deque()
@@ -124,7 +125,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._descriptor = -1
         """The file descriptor of a plain socket; -1 if bytes must go through the transport."""
-        self.client = ClientConnection(0, "?")
+        self.client = ClientConnection(0, "?", listening.name)
         self._slow_ms = server.broker.settings.log_slow_request_ms or float("inf")
         self._exclusive = False
         self._write_paused = False
@@ -144,7 +145,7 @@ class Connection(asyncio.BufferedProtocol):
         self._talked_ms = self._broker.runtime.clock.monotonic_ms()
         peer = transport.get_extra_info("peername")
         name = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer)
-        self.client = ClientConnection(self._server.next_connection(), name)
+        self.client = ClientConnection(self._server.next_connection(), name, self._listening.name)
         sock = cast(socket.socket | None, transport.get_extra_info("socket"))
         if sock is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

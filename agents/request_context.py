@@ -15,6 +15,7 @@ from typing import Any, cast
 from agents.security.rights import JudgedRights
 from agents.sender import Sender
 from runtime.logging import LOG_CONTEXT
+from runtime.settings.listeners import DEFAULT_LISTENER
 from runtime.tracing import Span, SpanKind, Tracing
 from wire.api import APIS, RequestHeader
 from wire.error_codes import ErrorCode
@@ -23,7 +24,6 @@ from wire.schema import Message
 OPERATION_TYPES = {"Produce": "send", "Fetch": "receive", "OffsetCommit": "settle"}
 """`messaging.operation.type`, where the semantic conventions have one."""
 PARTITIONS_SHOWN_MAX = 20
-DEFAULT_LISTENER = "default"
 ANONYMOUS = "User:ANONYMOUS"
 """Kafka's principal of a client that proves nothing."""
 
@@ -33,12 +33,12 @@ class ClientConnection:
 
     __slots__ = ("host", "listener", "number", "peer", "principal", "rights", "sender", "software", "was_sent_away")
 
-    def __init__(self, number: int, peer: str) -> None:
+    def __init__(self, number: int, peer: str, listener: str = DEFAULT_LISTENER) -> None:
         """`number` counts the connections of this process; `peer` is HOST:PORT."""
         self.number = number
         self.peer = peer
         self.host = peer.rpartition(":")[0]
-        self.listener = DEFAULT_LISTENER
+        self.listener = listener
         """The name of the listener that took the connection."""
         self.principal = ANONYMOUS
         """Who the client has proved to be, as `User:ann`."""
@@ -98,6 +98,12 @@ def client_host() -> str:
     """The client's host without its port; "" if it is not known."""
     request = current_request()
     return "" if request is None else request.client.host
+
+
+def client_listener() -> str:
+    """The name of the listener by which the client came."""
+    request = current_request()
+    return DEFAULT_LISTENER if request is None else request.client.listener
 
 
 class RequestTrace:

@@ -13,9 +13,11 @@ import asyncio
 import errno
 import socket
 from collections.abc import Sequence
+from functools import partial
 
 from agents.broker import Broker
 from agents.connection import Connection
+from agents.listeners.listening import Listening
 from runtime.errors import BadInputError
 from runtime.logging import get_logger, log_context
 from wire.api import APIS
@@ -79,7 +81,7 @@ class Server:
         self._held_bytes = 0
         self._large: dict[Connection, None] = {}
         self._last_connection = 0
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
         self._sweeps: asyncio.Task[None] | None = None
         metrics = broker.runtime.metrics
         self._counters = {
@@ -89,17 +91,18 @@ class Server:
 
     # ---- life
 
-    async def serve(self, listening: socket.socket) -> None:
-        """Accept on a bound socket (see `bind`)."""
+    async def serve(self, listening: Sequence[Listening]) -> None:
+        """Accept on bound sockets (see `bind`)."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: Connection(self), sock=listening)
+        for each in listening:
+            self._servers.append(await loop.create_server(partial(Connection, self, each), sock=each.socket))
         self._sweeps = asyncio.create_task(self._sweep_for_ever(), name="connection sweep")
 
     def stop_accepting(self) -> None:
         """No new connections and no new requests; those begun go on to their answers."""
         self.draining = True
-        if self._server is not None:
-            self._server.close()
+        for server in self._servers:
+            server.close()
         self._pump_all()
 
     async def close(self) -> None:
@@ -119,9 +122,9 @@ class Server:
             for connection in list(self._connections):
                 connection.abort()
             await self._nobody_left.wait()
-        if self._server is not None:
+        for server in self._servers:
             # After the connections: from Python 3.12 on it waits for them too.
-            await self._server.wait_closed()
+            await server.wait_closed()
 
     def talking(self) -> Sequence[Connection]:
         return list(self._connections)

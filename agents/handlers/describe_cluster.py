@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from agents.broker import Broker
 from agents.handlers.metadata_api import NOT_ASKED
+from agents.listeners.endpoints import reachable
+from agents.request_context import client_listener
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
 from wire.messages.describe_cluster import DescribeClusterBroker, DescribeClusterRequest, DescribeClusterResponse
@@ -22,18 +24,18 @@ def handle(broker: Broker, header: RequestHeader, request: DescribeClusterReques
             error_message=f"endpoint type {request.endpoint_type} is not supported; ask for brokers (1)",
             endpoint_type=request.endpoint_type,
         )
-    agents = broker.membership.agents
+    agents = reachable(broker.membership.agents, client_listener())
     return DescribeClusterResponse(
         cluster_id=broker.cluster_id,
-        controller_id=agents[0].writer_id if agents else -1,
+        controller_id=agents[0][0].writer_id if agents else -1,
         brokers=[
             DescribeClusterBroker(
                 broker_id=agent.writer_id,
-                host=agent.address.host,
-                port=agent.address.port,
+                host=endpoint.host,
+                port=endpoint.port,
                 rack=agent.address.zone or None,
             )
-            for agent in agents
+            for agent, endpoint in agents
         ],
         cluster_authorized_operations=(
             broker.rights().cluster_mask() if request.include_cluster_authorized_operations else NOT_ASKED

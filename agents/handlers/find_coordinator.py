@@ -13,6 +13,8 @@ from agents.answers import NO_TRANSACTIONS
 from agents.broker import Broker
 from agents.groups.checks import check_allowed, check_id
 from agents.groups.held import GroupRefusedError
+from agents.listeners.endpoints import endpoint_at
+from agents.request_context import client_listener
 from agents.security.refusals import not_allowed
 from agents.yielding import LoopYielder
 from security.acls.values import Operation, ResourceType
@@ -60,9 +62,11 @@ def _find(broker: Broker, version: int, key_type: int, key: str) -> Coordinator:
     owner = broker.groups.owner(key)
     if owner is None:
         return _none(key, ErrorCode.COORDINATOR_NOT_AVAILABLE, "no agent is alive")
-    return Coordinator(
-        key=key, node_id=owner.writer_id, host=owner.address.host, port=owner.address.port, error_message=None
-    )
+    # All listeners have one coordinator, because all members of a group have to meet there.
+    endpoint = endpoint_at(owner.address, client_listener())
+    if endpoint is None:
+        return _none(key, ErrorCode.COORDINATOR_NOT_AVAILABLE, "the coordinator has no listener of this name")
+    return Coordinator(key=key, node_id=owner.writer_id, host=endpoint.host, port=endpoint.port, error_message=None)
 
 
 def _none(key: str, error: ErrorCode, message: str) -> Coordinator:

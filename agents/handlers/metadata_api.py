@@ -1,4 +1,5 @@
-"""Metadata 0-13: the live agents, and the one that is named as leader of each partition.
+"""Metadata 0-13: the live agents, and the one that is named as leader of each partition. A client is told of the agents
+that have the listener by which it came.
 
 Every partition names one live agent of the client's zone as leader, by rendezvous hashing. As replicas it shows the
 leader and the live agents next in line, as many as the topic was asked for with, and all of them in sync: none can lag
@@ -23,11 +24,13 @@ from typing import TypeAlias
 from uuid import UUID
 
 from agents.broker import Broker
+from agents.listeners.endpoints import reachable
 from agents.placement import eligible, zone_of
+from agents.request_context import client_listener
 from agents.security.rights import TOPIC_OPERATIONS, Rights
 from agents.topics.rules import RequestError, check_name, check_new_name, code_of
 from agents.topics.topic_entries import View, encode_error, encode_partitions, encode_topic
-from metadata.contract.leases import AgentAddress, AgentInfo
+from metadata.contract.leases import AgentInfo, Endpoint
 from metadata.contract.topics import Topic, TopicExistsError
 from runtime.clock import Clock
 from runtime.errors import SiltstoneError
@@ -66,6 +69,9 @@ class _Asked:
 
     broker: Broker
     request: MetadataRequest
+    listener: str
+    """By which the client came. It is told of the agents that have it."""
+    endpoints: Sequence[tuple[AgentInfo, Endpoint]]
     agents: Sequence[AgentInfo]
     named: Sequence[AgentInfo]
     """The agents of the client's zone."""
@@ -122,12 +128,17 @@ def _asked(
     seen: bool = True,
     not_created: Set[str] = frozenset(),
 ) -> _Asked:
-    agents = broker.membership.agents
+    listener = client_listener()
+    endpoints = reachable(broker.membership.agents, listener)
+    agents = [agent for agent, _ in endpoints]
     named = eligible(agents, zone_of(header.client_id))
     operations = ALL_TOPIC_OPERATIONS if request.include_topic_authorized_operations else NOT_ASKED
-    view = View(header.api_version, operations, _ids(named), _ids(agents))
-    broker.topic_entries.use(view, agents, broker.membership.version)
-    return _Asked(broker, request, agents, named, view, broker.rights(), seen, not_created)
+    nobody = ErrorCode.LEADER_NOT_AVAILABLE
+    if broker.membership.agents and not agents and header.api_version >= 6:  # as in Kafka
+        nobody = ErrorCode.LISTENER_NOT_FOUND
+    view = View(header.api_version, operations, _ids(named), _ids(agents), nobody)
+    broker.topic_entries.use(view, broker.membership.agents, broker.membership.version, broker.listeners)
+    return _Asked(broker, request, listener, endpoints, agents, named, view, broker.rights(), seen, not_created)
 
 
 def _ids(agents: Sequence[AgentInfo]) -> tuple[int, ...]:
@@ -137,8 +148,8 @@ def _ids(agents: Sequence[AgentInfo]) -> tuple[int, ...]:
 def _response(asked: _Asked, topics: EncodedElements) -> MetadataResponse:
     response = MetadataResponse(
         brokers=[
-            MetadataResponseBroker(node_id=node_id, host=address.host, port=address.port, rack=address.zone or None)
-            for node_id, address in _brokers(asked)
+            MetadataResponseBroker(node_id=node_id, host=host, port=port, rack=zone or None)
+            for node_id, host, port, zone in _brokers(asked)
         ],
         cluster_id=asked.broker.cluster_id,
         controller_id=asked.agents[0].writer_id if asked.agents else -1,
@@ -151,10 +162,13 @@ def _response(asked: _Asked, topics: EncodedElements) -> MetadataResponse:
     return response
 
 
-def _brokers(asked: _Asked) -> Iterable[tuple[int, AgentAddress]]:
-    yield from ((agent.writer_id, agent.address) for agent in asked.agents)
-    if (bootstrap := asked.broker.bootstrap) is not None:
-        yield BOOTSTRAP_NODE_ID, bootstrap
+def _brokers(asked: _Asked) -> Iterable[tuple[int, str, int, str]]:
+    """(node id, host, port, zone) of each."""
+    for agent, endpoint in asked.endpoints:
+        yield agent.writer_id, endpoint.host, endpoint.port, agent.address.zone
+    bootstrap = asked.broker.bootstrap
+    if bootstrap is not None and asked.listener == asked.broker.listeners[0]:
+        yield BOOTSTRAP_NODE_ID, bootstrap.host, bootstrap.port, ""
 
 
 # ---- all topics

@@ -14,13 +14,15 @@ the least recently used view goes; a view that is too large by itself begins aga
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from agents.listeners.endpoints import reachable
 from agents.placement import eligible, replicas
 from metadata.contract.leases import AgentInfo
 from metadata.contract.topics import Topic
+from runtime.settings.listeners import DEFAULT_LISTENER
 from wire.compiler.compile import encode_elements
 from wire.error_codes import ErrorCode
 from wire.messages.metadata import MetadataResponse, MetadataResponsePartition, MetadataResponseTopic
@@ -40,7 +42,10 @@ class View(NamedTuple):
     node_ids: tuple[int, ...]
     """The agents that may be named as leaders."""
     live_ids: tuple[int, ...]
-    """All live agents: each may be shown as a replica."""
+    """All live agents that the client can reach: each may be shown as a replica. Clients of two listeners that reach
+    the same agents have one view: where an agent is stands beside the topics, not in them."""
+    nobody: ErrorCode = ErrorCode.LEADER_NOT_AVAILABLE
+    """The error of partitions for which there is no agent to name."""
 
 
 @dataclass(slots=True)
@@ -66,25 +71,40 @@ class TopicEntries:
         """The views of which something is kept, least recently used first."""
         return tuple(self._views)
 
-    def use(self, view: View, agents: Sequence[AgentInfo], agents_version: int) -> None:
-        """Call this before any other method that takes a view; `agents` are all live agents."""
+    def use(
+        self,
+        view: View,
+        agents: Sequence[AgentInfo],
+        agents_version: int,
+        listeners: Iterable[str] = (DEFAULT_LISTENER,),
+    ) -> None:
+        """Call this before any other method that takes a view. `agents` are all live agents, `listeners` the names by
+        which clients come."""
         if agents_version != self._agents_version:
             self._agents_version = agents_version
-            # The empty zone stands for clients that name no zone, or a zone without agents.
-            zones = {"", *(agent.address.zone for agent in agents)}
-            current = {tuple(agent.writer_id for agent in eligible(agents, zone)) for zone in zones}
-            live_ids = tuple(agent.writer_id for agent in agents)
-            for old in list(self._views):
-                if old.live_ids == live_ids:
-                    continue
-                kept = self._views.pop(old)
-                if old.node_ids in current:
-                    self._drop_replicated(kept)
-                    self._views[old._replace(live_ids=live_ids)] = kept
-                else:
-                    self.bytes -= kept.bytes
+            self._agents_changed({_ids(reached): reached for reached in _reached_by(listeners, agents)})
         if view in self._views:
             self._views.move_to_end(view)
+
+    def _agents_changed(self, live: Mapping[tuple[int, ...], Sequence[AgentInfo]]) -> None:
+        """`live`: the agents that clients of a listener can reach, once where listeners reach the same ones."""
+        current: dict[tuple[int, ...], tuple[int, ...]] = {}
+        for live_ids, agents in live.items():
+            # The empty zone stands for clients that name no zone, or a zone without agents.
+            zones = {"", *(agent.address.zone for agent in agents)}
+            for zone in zones:
+                current.setdefault(_ids(eligible(agents, zone)), live_ids)
+        for old in list(self._views):
+            if old.live_ids in live:
+                continue
+            kept = self._views.pop(old)
+            live_ids = current.get(old.node_ids)
+            # Views that differed in their live agents alone may have become one.
+            if live_ids is None or old._replace(live_ids=live_ids) in self._views:
+                self.bytes -= kept.bytes
+                continue
+            self._drop_replicated(kept)
+            self._views[old._replace(live_ids=live_ids)] = kept
 
     def _drop_replicated(self, kept: _Kept) -> None:
         """Drop the entries that show agents of other zones."""
@@ -148,6 +168,15 @@ class TopicEntries:
             self.bytes -= self._views.pop(oldest).bytes
 
 
+def _ids(agents: Sequence[AgentInfo]) -> tuple[int, ...]:
+    return tuple(agent.writer_id for agent in agents)
+
+
+def _reached_by(listeners: Iterable[str], agents: Sequence[AgentInfo]) -> Iterable[Sequence[AgentInfo]]:
+    for listener in listeners:
+        yield [agent for agent, _ in reachable(agents, listener)]
+
+
 def _same(known: Topic, topic: Topic) -> bool:
     """Two topics of the same name look alike in an answer."""
     return known.topic_id == topic.topic_id and len(known.partition_ids) == len(topic.partition_ids)
@@ -165,7 +194,7 @@ def encode_partitions(
 ) -> bytes:
     """Some partitions of a topic as they stand in its entry; `named` and `live` are the agents of the view."""
     placed = replicas(topic.topic_id, numbers, topic.replication_factor, named, live)
-    partitions = [_partition(number, node_ids) for number, node_ids in zip(numbers, placed, strict=True)]
+    partitions = [_partition(view, number, node_ids) for number, node_ids in zip(numbers, placed, strict=True)]
     return encode_elements(MetadataResponse, view.api_version, MetadataResponsePartition, partitions)
 
 
@@ -182,12 +211,10 @@ def encode_error(view: View, entry: MetadataResponseTopic) -> bytes:
     return encode_elements(MetadataResponse, view.api_version, MetadataResponseTopic, (entry,))
 
 
-def _partition(number: int, node_ids: list[int]) -> MetadataResponsePartition:
+def _partition(view: View, number: int, node_ids: list[int]) -> MetadataResponsePartition:
     """`node_ids`: the leader, then the other replicas. All are in sync: none can lag behind the object store."""
     if not node_ids:
-        return MetadataResponsePartition(
-            error_code=ErrorCode.LEADER_NOT_AVAILABLE, partition_index=number, leader_id=-1, leader_epoch=0
-        )
+        return MetadataResponsePartition(error_code=view.nobody, partition_index=number, leader_id=-1, leader_epoch=0)
     return MetadataResponsePartition(
         partition_index=number, leader_id=node_ids[0], leader_epoch=0, replica_nodes=node_ids, isr_nodes=node_ids
     )

@@ -22,11 +22,12 @@ locals {
     {
       SILTSTONE_OBJECT_STORE_URL = "s3://${module.storage.bucket}/${var.prefix}?${local.url_query}"
       SILTSTONE_METADATA_URL     = module.metadata.url
-      # Siltstone does not authenticate clients yet, so it listens on more than loopback only when this is set. Here the
-      # security groups decide who can connect.
-      SILTSTONE_INSECURE       = "true"
-      SILTSTONE_METRICS_LISTEN = "0.0.0.0:9644"
-      SILTSTONE_LOG_FORMAT     = "json"
+      # Clients are not authenticated, and so agents and metrics can be reached from other machines only when these are
+      # set. Here the security groups decide who can connect.
+      SILTSTONE_INSECURE         = "true"
+      SILTSTONE_METRICS_INSECURE = "true"
+      SILTSTONE_METRICS_LISTEN   = "0.0.0.0:9644"
+      SILTSTONE_LOG_FORMAT       = "json"
     },
     local.second == null ? {} : {
       SILTSTONE_PRODUCE_STORE_URL    = "s3://${var.object_store.second_bucket}/${var.object_store.second_prefix}?${local.url_query}"

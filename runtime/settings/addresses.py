@@ -40,43 +40,37 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def check_addresses(
-    *, listen: str, metrics_listen: str, advertised_host: str, advertised_bootstrap: str, insecure: bool
-) -> None:
-    """Raises SettingsError for a malformed address, or one that other machines can reach without `insecure`."""
-    for name, address in (("listen", listen), ("metrics.listen", metrics_listen)):
-        if name == "metrics.listen" and not address:
-            continue
-        host, _ = parse_address(address, name=name)
-        if not is_loopback(host) and not insecure:
-            raise SettingsError(
-                f"{name} {address} can be reached from other machines, and clients are not authenticated",
-                remedy="listen on 127.0.0.1, or pass --insecure (setting `insecure`) on a network you trust",
-            )
-    host, _ = parse_address(listen)
-    # Clients are sent to the advertised address, and these two mean "any", not a machine.
-    if host in ("0.0.0.0", "::") and not advertised_host:  # noqa: S104
-        raise SettingsError(
-            f"listen {listen} is not an address to which clients can connect",
-            remedy="set advertised.host to the name or address at which they reach this machine",
-        )
-    if not _is_host(advertised_host):
-        raise SettingsError(f"advertised.host must be a host without a port, not {advertised_host!r}")
+def check_bootstrap(advertised_bootstrap: str) -> None:
+    """Raises SettingsError for an address to which no client can connect."""
     if advertised_bootstrap:
         _, port = parse_address(advertised_bootstrap, name="advertised.bootstrap")
         if not port:
             raise SettingsError(f"advertised.bootstrap must have the port of the load balancer, not {port}")
 
 
-def check_zone(*, zone_listen: str, agent_zone: str) -> None:
-    """Raises SettingsError for an address at which agents of a zone cannot serve each other."""
+def check_metrics(*, metrics_listen: str, is_mutual: bool, insecure: bool) -> None:
+    """Raises SettingsError for an address that other machines can reach. `is_mutual`: both sides show certificates."""
+    if not metrics_listen:
+        return
+    host, _ = parse_address(metrics_listen, name="metrics.listen")
+    if not (is_loopback(host) or is_mutual or insecure):
+        raise SettingsError(
+            f"metrics.listen {metrics_listen} can be reached from other machines, and clients are not authenticated",
+            remedy="listen on 127.0.0.1, or set metrics.tls.cert.file, metrics.tls.key.file and metrics.tls.ca.file, or"
+            " metrics.insecure to true on a network you trust",
+        )
+
+
+def check_zone(*, zone_listen: str, agent_zone: str, is_mutual: bool) -> None:
+    """Raises SettingsError for an address at which agents of a zone cannot serve each other. `is_mutual`: both sides
+    show certificates."""
     if not zone_listen:
         return
     host, _ = parse_address(zone_listen, name="zone.listen")
-    if not is_loopback(host):
+    if not is_loopback(host) and not is_mutual:
         raise SettingsError(
             f"zone.listen {zone_listen} can be reached from other machines, and agents do not authenticate each other",
-            remedy="listen on 127.0.0.1; neighbours on other machines come with secured listeners",
+            remedy="listen on 127.0.0.1, or set zone.tls.cert.file, zone.tls.key.file and zone.tls.ca.file",
         )
     if not agent_zone:
         raise SettingsError(
@@ -85,7 +79,7 @@ def check_zone(*, zone_listen: str, agent_zone: str) -> None:
         )
 
 
-def _is_host(text: str) -> bool:
+def is_host(text: str) -> bool:
     """A name or an address (IPv6 without brackets), or nothing."""
     if ":" in text:
         try:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import Protocol
 
-from runtime.settings.addresses import check_addresses, check_zone
+from runtime.settings.addresses import check_bootstrap, check_metrics, check_zone
+from runtime.settings.listener_checks import CheckedListeners, check_files, check_listeners
 from runtime.settings.spark import SparkSettings, check_spark
 from runtime.settings.values import SettingsError
 
@@ -28,14 +29,11 @@ _NOT_ABOVE = (
 """In each pair the first may not exceed the second."""
 
 
-class CheckedSettings(SparkSettings, Protocol):
+class CheckedSettings(SparkSettings, CheckedListeners, Protocol):
     """The settings that these checks read, and by name those of `_NOT_ABOVE`."""
 
     @property
     def advertised_bootstrap(self) -> str: ...
-
-    @property
-    def advertised_host(self) -> str: ...
 
     @property
     def agent_zone(self) -> str: ...
@@ -44,22 +42,28 @@ class CheckedSettings(SparkSettings, Protocol):
     def gc_grace_ms(self) -> int: ...
 
     @property
-    def insecure(self) -> bool: ...
-
-    @property
     def l0_refuse_files(self) -> int: ...
 
     @property
     def l0_stall_files(self) -> int: ...
 
     @property
-    def listen(self) -> str: ...
-
-    @property
     def metadata_url(self) -> str: ...
 
     @property
+    def metrics_insecure(self) -> bool: ...
+
+    @property
     def metrics_listen(self) -> str: ...
+
+    @property
+    def metrics_tls_ca_file(self) -> str: ...
+
+    @property
+    def metrics_tls_cert_file(self) -> str: ...
+
+    @property
+    def metrics_tls_key_file(self) -> str: ...
 
     @property
     def tail_poll_ms(self) -> int: ...
@@ -69,6 +73,15 @@ class CheckedSettings(SparkSettings, Protocol):
 
     @property
     def zone_listen(self) -> str: ...
+
+    @property
+    def zone_tls_ca_file(self) -> str: ...
+
+    @property
+    def zone_tls_cert_file(self) -> str: ...
+
+    @property
+    def zone_tls_key_file(self) -> str: ...
 
 
 def check_together(settings: CheckedSettings) -> None:
@@ -107,15 +120,24 @@ def check_together(settings: CheckedSettings) -> None:
             f"trace.sample.ratio must be a number from 0 to 1, not {settings.trace_sample_ratio!r}",
             remedy="write it as 0.01 for one request in a hundred",
         )
-    check_addresses(
-        listen=settings.listen,
-        metrics_listen=settings.metrics_listen,
-        advertised_host=settings.advertised_host,
-        advertised_bootstrap=settings.advertised_bootstrap,
-        insecure=settings.insecure,
-    )
-    check_zone(zone_listen=settings.zone_listen, agent_zone=settings.agent_zone)
+    check_listeners(settings)
+    check_bootstrap(settings.advertised_bootstrap)
+    _check_inner_ports(settings)
     check_spark(settings)
+
+
+def _check_inner_ports(settings: CheckedSettings) -> None:
+    """The ports that Kafka's clients do not use."""
+    cert, key, ca = settings.metrics_tls_cert_file, settings.metrics_tls_key_file, settings.metrics_tls_ca_file
+    encrypts = check_files("metrics.tls", cert, key, ca, needs_ca=False)
+    check_metrics(
+        metrics_listen=settings.metrics_listen,
+        is_mutual=encrypts and bool(ca),
+        insecure=settings.metrics_insecure,
+    )
+    cert, key, ca = settings.zone_tls_cert_file, settings.zone_tls_key_file, settings.zone_tls_ca_file
+    is_mutual = check_files("zone.tls", cert, key, ca, needs_ca=True)
+    check_zone(zone_listen=settings.zone_listen, agent_zone=settings.agent_zone, is_mutual=is_mutual)
 
 
 def is_memory(url: str) -> bool:

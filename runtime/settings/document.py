@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from runtime.settings.listeners import FAMILY, SECTION, member_declarations
 from runtime.settings.loading import declarations, environment_name
 from runtime.settings.removed import REMOVED_SETTINGS
 from runtime.settings.values import INT31, INT63, Declared, Value
@@ -24,17 +25,16 @@ def render_settings_markdown() -> str:
     for name, declared, default in declarations():
         if declared.section != section:
             section = declared.section
-            lines += [
-                "",
-                f"## {section}",
-                "",
-                "| setting | environment | default | allowed | meaning |",
-                "|---|---|---|---|---|",
-            ]
-        lines.append(
-            f"| `{name}` | `{environment_name(name)}` | {_default_text(default)} | {_allowed_text(declared, default)} |"
-            f" {declared.doc} |"
-        )
+            lines += _head(section)
+        lines.append(_row(name, environment_name(name), declared, default))
+    lines += _head(
+        SECTION,
+        "An agent has a listener for each NAME that is set, of the letters a to z and digits. Clients are told the",
+        "endpoints of the listener that they came by. [Listeners](operations/listeners.md) has examples.",
+    )
+    for member, declared, default in member_declarations():
+        name = f"{FAMILY}NAME.{member}"
+        lines.append(_row(name, environment_name(name), declared, default))
     lines += [
         "",
         "## Removed",
@@ -47,6 +47,23 @@ def render_settings_markdown() -> str:
     ]
     lines += [f"| `{name}` | {row.release} | {row.constant} |" for name, row in sorted(REMOVED_SETTINGS.items())]
     return "\n".join(lines) + "\n"
+
+
+def _head(section: str, *about: str) -> list[str]:
+    return [
+        "",
+        f"## {section}",
+        "",
+        *about,
+        *([""] if about else []),
+        "| setting | environment | default | allowed | meaning |",
+        "|---|---|---|---|---|",
+    ]
+
+
+def _row(name: str, variable: str, declared: Declared, default: Value) -> str:
+    allowed = _allowed_text(declared, default)
+    return f"| `{name}` | `{variable}` | {_default_text(default)} | {allowed} | {declared.doc} |"
 
 
 def _default_text(default: Value) -> str:

@@ -14,6 +14,14 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
 
+from runtime.settings.listeners import (
+    FAMILY,
+    listener_of,
+    listener_values,
+    listeners_from,
+    member_declarations,
+    names_about,
+)
 from runtime.settings.removed import REMOVED_SETTINGS, warn_of_removed
 from runtime.settings.table import Settings
 from runtime.settings.values import Declared, SettingsError, Value, typed_value
@@ -26,9 +34,10 @@ error shows its traceback."""
 
 
 def declarations() -> Iterator[tuple[str, Declared, Value]]:
-    """(dotted name, declaration, default) of every setting, in the table's order."""
+    """(dotted name, declaration, default) of every setting, in the table's order, without those of listeners."""
     for each in fields(Settings):
-        yield each.name.replace("_", "."), each.metadata["declared"], cast(Value, each.default)
+        if "declared" in each.metadata:
+            yield each.name.replace("_", "."), each.metadata["declared"], cast(Value, each.default)
 
 
 def environment_name(name: str) -> str:
@@ -51,25 +60,32 @@ def load_settings(path: Path | None, environ: Mapping[str, str], overrides: Mapp
     by_variable = {environment_name(name): name for name in (*table, *REMOVED_SETTINGS)}
     for variable, text in environ.items():
         if variable.startswith(ENVIRONMENT_PREFIX) and variable not in VARIABLES_THAT_ARE_NO_SETTINGS:
-            if variable not in by_variable:
+            name = by_variable.get(variable) or _listener_setting(variable)
+            if name is None:
                 raise _unknown(variable, map(environment_name, table), source="the environment")
-            if _is_known(by_variable[variable], table, source=variable):
-                given[by_variable[variable]] = text, variable
+            if _is_known(name, table, source=variable):
+                given[name] = text, variable
     for name, text in overrides.items():
         if _is_known(name, table, source="the command line"):
             given[name] = text, "the command line"
     values: dict[str, Value] = {}
+    of_listeners: dict[str, Value] = {}
     for name, (value, source) in given.items():
-        declared, default = table[name]
-        values[name.replace(".", "_")] = typed_value(name, declared, default, value, source=source)
-    return Settings(**cast(dict[str, Any], values))
+        listener = listener_of(name)
+        declared, default = (table if listener is None else names_about(listener))[name]
+        into = values if listener is None else of_listeners
+        into[name] = typed_value(name, declared, default, value, source=source)
+    fields_given = {name.replace(".", "_"): value for name, value in values.items()}
+    return Settings(listeners=listeners_from(of_listeners), **cast(dict[str, Any], fields_given))
 
 
 def settings_environment(settings: Settings) -> dict[str, str]:
     """All settings as environment variables, for a child process; `load_settings` reads them back."""
-    values = {environment_name(name): getattr(settings, name.replace(".", "_")) for name, _, _ in declarations()}
+    values = {name: getattr(settings, name.replace(".", "_")) for name, _, _ in declarations()}
+    values |= listener_values(settings.listeners)
     return {
-        variable: str(value).lower() if isinstance(value, bool) else str(value) for variable, value in values.items()
+        environment_name(name): str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in values.items()
     }
 
 
@@ -81,9 +97,25 @@ def _is_known(name: str, table: Mapping[str, object], *, source: str) -> bool:
     if name in REMOVED_SETTINGS:
         warn_of_removed(name, source=source)
         return False
-    if name not in table:
-        raise _unknown(name, table, source=source)
+    listener = listener_of(name)
+    known = table if listener is None else names_about(listener)
+    if name not in known:
+        raise _unknown(name, known, source=source)
     return True
+
+
+def _listener_setting(variable: str) -> str | None:
+    """The setting behind a variable such as `SILTSTONE_LISTENER_EXTERNAL_ADDRESS`; None for other variables."""
+    prefix = environment_name(FAMILY)
+    if not variable.startswith(prefix):
+        return None
+    # A listener's name has no underscore, so the first one ends it.
+    listener, _, member = variable.removeprefix(prefix).partition("_")
+    known = {name.replace(".", "_").upper(): name for name, _, _ in member_declarations()}.get(member)
+    if known is None or listener != listener.upper():
+        names = [environment_name(name) for name in names_about(listener.lower())]
+        raise _unknown(variable, names, source="the environment")
+    return f"{FAMILY}{listener.lower()}.{known}"
 
 
 def _unknown(name: str, known: Iterable[str], *, source: str) -> SettingsError:

@@ -10,9 +10,10 @@ them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 from runtime.settings.checks import check_together
+from runtime.settings.listeners import ListenerSettings
 from runtime.settings.spark import SUBMITTERS
 from runtime.settings.values import INT31, check_value, count, duration_ms, setting, size_bytes
 
@@ -33,15 +34,24 @@ class Settings:
 
     # ---- places
     listen: str = setting(
-        "127.0.0.1:9092", _PLACES, "HOST:PORT on which the agent listens for Kafka clients. Port 0: any free port."
+        "",
+        _PLACES,
+        "HOST:PORT on which the agent listens for Kafka clients, for short: the address of the listener `default`. Port"
+        " 0: any free port. Empty: `127.0.0.1:9092`, or nowhere if there are other listeners.",
     )
     advertised_host: str = setting(
         "",
         _PLACES,
-        "The host at which clients reach this agent. Empty: the host of `listen`. `ecs`: the address of its ECS task.",
+        "The host at which clients reach this agent on the listener `default`. Empty: the host of its address. `ecs`:"
+        " the address of its ECS task.",
     )
+    listeners: tuple[ListenerSettings, ...] = field(default=())
+    """`listener.NAME.*` as given, by name; `listeners_of` adds that of `listen`."""
     insecure: bool = setting(
-        False, _PLACES, "Allow addresses other than loopback, although clients are not authenticated."
+        False,
+        _PLACES,
+        "Allow listeners on addresses other than loopback, although clients are not authenticated, or what they send is"
+        " not encrypted.",
     )
     object_store_url: str = setting(
         "",
@@ -75,15 +85,23 @@ class Settings:
     zone_listen: str = setting(
         "",
         _PLACES,
-        "HOST:PORT on loopback where the agent serves blocks to the agents of its `agent.zone`, so that a zone fetches"
-        " each block once. Port 0: any free port. Empty: none; every agent fetches for itself.",
+        "HOST:PORT where the agent serves blocks to the agents of its `agent.zone`, so that a zone fetches"
+        " each block once; on loopback, or with `zone.tls`. Port 0: any free port. Empty: none; every agent fetches for"
+        " itself.",
+    )
+    zone_tls_cert_file: str = setting(
+        "", _PLACES, "PEM file with the certificate that the agent shows to the agents of its zone."
+    )
+    zone_tls_key_file: str = setting("", _PLACES, "PEM file with the key of that certificate.")
+    zone_tls_ca_file: str = setting(
+        "", _PLACES, "PEM file with the authorities that may issue the certificates of other agents."
     )
     advertised_bootstrap: str = setting(
         "",
         _PLACES,
         "HOST:PORT of a load balancer, or of another name under which some agent always answers and that clients can"
-        " reach; the same for every agent. Metadata shows it as"
-        " one more broker, with id 0, where clients ask that have lost all agents they knew. Empty: none.",
+        " reach; the same for every agent. Metadata shows it as one more broker, with id 0, where clients ask that have"
+        " lost all agents they knew; on the first listener alone (`default`, else by name). Empty: none.",
     )
     drain_notice_ms: int = duration_ms(
         100_000,
@@ -366,6 +384,20 @@ class Settings:
         _WATCHING,
         "HOST:PORT for `/metrics`, `/healthz` and `/readyz`. Port 0: any free port. Empty: none.",
     )
+    metrics_insecure: bool = setting(
+        False,
+        _WATCHING,
+        "Allow an address other than loopback for `metrics.listen`, although clients are not authenticated.",
+    )
+    metrics_tls_cert_file: str = setting(
+        "", _WATCHING, "PEM file with the certificate of `metrics.listen`. Empty: it speaks plain HTTP."
+    )
+    metrics_tls_key_file: str = setting("", _WATCHING, "PEM file with the key of that certificate.")
+    metrics_tls_ca_file: str = setting(
+        "",
+        _WATCHING,
+        "PEM file with the authorities that may issue certificates of clients. Empty: clients show none.",
+    )
     metrics_groups_max: int = count(
         200,
         _WATCHING,
@@ -413,6 +445,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         for each in fields(self):
+            if "declared" not in each.metadata:  # the listeners, which have checked themselves
+                continue
             check_value(each.name.replace("_", "."), each.metadata["declared"], getattr(self, each.name), source="")
         check_together(self)
 

@@ -20,7 +20,10 @@ from siltstone.terminal.plain import say
 @click.option("--object-store", metavar="URL", help="Object store of the records (object.store.url).")
 @click.option("--metadata", metavar="URL", help="Postgres of the metadata (metadata.url).")
 @click.option(
-    "--insecure", is_flag=True, default=None, help="Allow addresses other than loopback; there is no authentication."
+    "--insecure",
+    is_flag=True,
+    default=None,
+    help="Allow listeners on addresses other than loopback without authentication and encryption.",
 )
 @click.option("--lifeline", type=int, hidden=True, help="A pipe whose end means: drain and exit.")
 def agent(

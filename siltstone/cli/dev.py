@@ -51,7 +51,10 @@ from siltstone.terminal.plain import say
 )
 @click.option("--metadata", metavar="URL", help="Metadata instead of a Postgres in DIR: postgresql://... or memory://.")
 @click.option(
-    "--insecure", is_flag=True, default=None, help="Allow addresses other than loopback; there is no authentication."
+    "--insecure",
+    is_flag=True,
+    default=None,
+    help="Allow listeners on addresses other than loopback without authentication and encryption.",
 )
 @setting_options
 def dev(

@@ -10,6 +10,7 @@ from dataclasses import replace
 from runtime.clock import SystemClock
 from runtime.errors import BadInputError
 from runtime.settings.addresses import AddressInUseError, format_address, parse_address
+from runtime.settings.listeners import DEFAULT_LISTENER, listeners_of
 from runtime.settings.table import Settings
 
 PORT_POLL_MS = 50
@@ -21,24 +22,64 @@ COMPACTOR_METRICS_PORT_ABOVE = 2_000
 
 def agent_settings(settings: Settings, agents: int, zones: Sequence[str] = ()) -> Sequence[Settings]:
     """The settings of each agent: ports count up from the given ones, port 0 stays 0, zones are assigned in turn."""
-    host, port = parse_address(settings.listen)
-    metrics_host, metrics_port = parse_address(settings.metrics_listen or "127.0.0.1:0", name="metrics.listen")
-    for name, first in (("listen", port), ("metrics.listen", metrics_port)):
+    taken: dict[str, str] = {}
+    for name, address in _addresses(settings):
+        host, first = parse_address(address, name=name)
         if first and first + agents - 1 > 65535:
             raise BadInputError(
                 f"{name}: {agents} agents need the ports from {first} up, and ports end at 65535; nothing was started",
                 remedy="choose a lower port",
             )
+        for port in range(first, first + agents if first else first):
+            other = taken.setdefault(format_address(host, port), name)
+            if other != name:
+                raise BadInputError(
+                    f"{other} and {name}: {agents} agents need {agents} ports each, and both need {port}; nothing was"
+                    " started",
+                    remedy=f"choose ports that are {agents} apart at least",
+                )
     return [
         replace(
-            settings,
-            listen=format_address(host, port and port + number),
-            metrics_listen=settings.metrics_listen
-            and format_address(metrics_host, metrics_port and metrics_port + number),
+            _with_ports_above(settings, number),
             agent_zone=zones[number % len(zones)] if zones else settings.agent_zone,
         )
         for number in range(agents)
     ]
+
+
+def _addresses(settings: Settings) -> Sequence[tuple[str, str]]:
+    """(setting, address) of every place where an agent listens for clients and scrapers."""
+    listeners = listeners_of(settings)
+    names = ["listen" if each.name == DEFAULT_LISTENER else each.setting_name("address") for each in listeners]
+    return [
+        *zip(names, (each.address for each in listeners), strict=True),
+        ("metrics.listen", settings.metrics_listen or "127.0.0.1:0"),
+    ]
+
+
+def _with_ports_above(settings: Settings, count: int) -> Settings:
+    default = next((each for each in listeners_of(settings) if each.name == DEFAULT_LISTENER), None)
+    return replace(
+        settings,
+        listen=_above(default.address, count) if default is not None else "",
+        listeners=tuple(
+            replace(
+                each,
+                address="" if each.name == DEFAULT_LISTENER else _above(each.address, count),
+                advertised=_above(each.advertised, count),
+            )
+            for each in settings.listeners
+        ),
+        metrics_listen=_above(settings.metrics_listen, count),
+    )
+
+
+def _above(address: str, count: int) -> str:
+    """The address `count` ports higher; port 0, any free one, stays, and so does no address."""
+    if not address:
+        return ""
+    host, port = parse_address(address)
+    return format_address(host, port and port + count)
 
 
 def child_settings(settings: Settings, agents: int, compactors: int, zones: Sequence[str] = ()) -> Sequence[Settings]:
@@ -57,7 +98,9 @@ def child_settings(settings: Settings, agents: int, compactors: int, zones: Sequ
     more = [
         replace(
             settings,
-            listen=format_address(parse_address(settings.listen)[0], 0),
+            listen="127.0.0.1:0",
+            advertised_host="",
+            listeners=(),
             metrics_listen=settings.metrics_listen and format_address(host, port and port + agents + number),
         )
         for number in range(compactors)
@@ -70,7 +113,7 @@ def with_metrics_ports(
 ) -> Sequence[Settings]:
     """The settings of the children, with a metrics port that stays the same from run to run where `metrics.listen`
     names none and `listen` has a fixed port. A port that is taken stays 0, any free one."""
-    first = parse_address(each[0].listen)[1]
+    first = parse_address(listeners_of(each[0])[0].address)[1]
     if first == 0:
         return each
     found: list[Settings] = []
@@ -104,8 +147,8 @@ async def await_ports(each: Sequence[Settings], stopping: asyncio.Event, *, wait
 
 def _check_ports_free(each: Sequence[Settings]) -> None:
     for settings in each:
-        for name, address in (("listen", settings.listen), ("metrics.listen", settings.metrics_listen)):
-            host, port = parse_address(address or "127.0.0.1:0", name=name)
+        for name, address in _addresses(settings):
+            host, port = parse_address(address, name=name)
             if port == 0:
                 continue
             try:

@@ -31,6 +31,7 @@ from runtime.errors import BadInputError, SiltstoneError
 from runtime.logging import get_logger
 from runtime.passwords import HOW_TO_WRITE
 from runtime.settings.checks import is_memory
+from runtime.settings.listeners import listeners_of
 from runtime.settings.loading import (
     DATA_VARIABLE,
     ENVIRONMENT_PREFIX,
@@ -339,7 +340,8 @@ async def _spawn(role: Literal["agent", "compactor"], number: int, settings: Set
         pass_fds=(lifeline,),
         start_new_session=True,
     )
-    return _Child(role=role, number=number, address=settings.listen if role == "agent" else "", process=process)
+    address = listeners_of(settings)[0].address if role == "agent" else ""
+    return _Child(role=role, number=number, address=address, process=process)
 
 
 async def _await_ready(child: _Child) -> RunningAgent:

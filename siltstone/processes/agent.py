@@ -96,7 +96,8 @@ async def serve_agent(
                 metrics=runtime.metrics,
                 not_ready=lambda: reasons_not_ready(agent, stopping),
                 producers=lambda: producers_page(agent),
-                insecure=settings.insecure,
+                insecure=settings.metrics_insecure,
+                tls_cert_file=settings.metrics_tls_cert_file,
             )
             await endpoint.start()
             stack.push_async_callback(endpoint.stop)

@@ -98,7 +98,8 @@ async def _serve(settings: Settings, *, on_ready: Callable[[RunningCompactor], N
                 listen=settings.metrics_listen,
                 metrics=runtime.metrics,
                 not_ready=not_ready,
-                insecure=settings.insecure,
+                insecure=settings.metrics_insecure,
+                tls_cert_file=settings.metrics_tls_cert_file,
             )
             await endpoint.start()
             stack.push_async_callback(endpoint.stop)

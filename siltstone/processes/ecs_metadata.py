@@ -44,10 +44,13 @@ async def settings_on_ecs(settings: Settings, environ: Mapping[str, str], clock:
 
     Raises EcsMetadataError, EcsUnavailableError.
     """
+    told = {each.name for each in settings.listeners if each.advertised.startswith(f"{ECS}:")}
     wanted = {name for name in ("advertised_host", "agent_zone") if getattr(settings, name) == ECS}
-    if not wanted:
+    if not wanted and not told:
         return settings
-    names = " and ".join(sorted(name.replace("_", ".") for name in wanted))
+    names = " and ".join(
+        sorted([*(name.replace("_", ".") for name in wanted), *(f"listener.{name}.advertised" for name in told)])
+    )
     base = environ.get(VARIABLE, "").rstrip("/")
     if not base:
         raise EcsMetadataError(
@@ -56,8 +59,14 @@ async def settings_on_ecs(settings: Settings, environ: Mapping[str, str], clock:
         )
     found: dict[str, Any] = {}
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)) as session:
-        if "advertised_host" in wanted:
-            found["advertised_host"] = address_of(await _asked(session, base, clock))
+        if told or "advertised_host" in wanted:
+            address = address_of(await _asked(session, base, clock))
+            found["listeners"] = tuple(
+                replace(each, advertised=address + each.advertised.removeprefix(ECS)) if each.name in told else each
+                for each in settings.listeners
+            )
+            if "advertised_host" in wanted:
+                found["advertised_host"] = address
         if "agent_zone" in wanted:
             found["agent_zone"] = zone_of(await _asked(session, f"{base}/task", clock))
     return replace(settings, **found)

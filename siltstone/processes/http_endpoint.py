@@ -36,12 +36,18 @@ class HttpEndpoint:
         not_ready: Callable[[], Sequence[str]],
         producers: Callable[[], Mapping[str, object]] | None = None,
         insecure: bool = False,
+        tls_cert_file: str = "",
     ) -> None:
         self._host, self._port = parse_address(listen, name="metrics.listen")
         if not is_loopback(self._host) and not insecure:
             raise SettingsError(
                 f"metrics.listen {listen} can be reached from other machines, and clients are not authenticated",
-                remedy="listen on 127.0.0.1, or pass --insecure on a network you trust",
+                remedy="listen on 127.0.0.1, or set metrics.insecure to true on a network you trust",
+            )
+        if tls_cert_file:
+            raise SettingsError(
+                "metrics.tls is set, and this release serves metrics in plain alone; nothing was started",
+                remedy="leave the settings metrics.tls.*.file empty, and metrics.listen on 127.0.0.1",
             )
         self._metrics = metrics
         self._not_ready = not_ready

@@ -14,6 +14,7 @@ from tests.mutants.planted_in_commits import COMMITS
 from tests.mutants.planted_in_drains import DRAINS
 from tests.mutants.planted_in_erase_command import ASKED
 from tests.mutants.planted_in_erasures import ERASING
+from tests.mutants.planted_in_listeners import LISTENERS
 from tests.mutants.planted_in_sums import SUMS
 from tests.mutants.planted_in_survivors import SURVIVORS
 from tests.mutants.planted_in_sweeps import SWEEPS
@@ -366,6 +367,7 @@ MUTANTS = (
     *COMMITS,
     *DRAINS,
     *BORDERS,
+    *LISTENERS,
     *SUMS,
     *SURVIVORS,
     *WIRE,

@@ -102,8 +102,8 @@ DRAINS = (
     Mutant(
         name="tools-ask-the-load-balancer-as-a-broker",
         file="agents/handlers/metadata_api.py",
-        text="        yield BOOTSTRAP_NODE_ID, bootstrap\n",
-        replacement="        yield asked.agents[0].writer_id, bootstrap\n",
+        text="        yield BOOTSTRAP_NODE_ID, bootstrap.host,",
+        replacement="        yield asked.agents[0].writer_id, bootstrap.host,",
         tests=(f"{SENT_AWAY}::test_the_load_balancer_is_one_more_broker_that_leads_nothing",),
     ),
     Mutant(

@@ -19,6 +19,7 @@ from agents.handlers import metadata_api
 from agents.handlers.metadata_api import NOT_ASKED, SLICE_PARTITIONS
 from agents.membership import Membership
 from agents.placement import eligible, leader, weight, zone_of
+from agents.request_context import ClientConnection, RequestContext
 from agents.security.audit import Audit
 from agents.security.rights import CLUSTER_OPERATIONS, TOPIC_OPERATIONS, UNLIMITED, JudgedRights, Rights
 from agents.tail.follower import Follower, FollowerCallbacks
@@ -27,10 +28,11 @@ from agents.tail.waiters import ParkedReaders
 from agents.topics.present import PresentTopics
 from agents.topics.topic_cache import TopicCache
 from agents.topics.topic_entries import TopicEntries
-from metadata.contract.leases import AgentAddress, AgentInfo
+from metadata.contract.leases import AgentAddress, AgentInfo, Endpoint
 from metadata.contract.topics import Topic
 from metadata.memory.store import MemoryMetadata
 from runtime.clock import Clock, SystemClock
+from runtime.logging import LOG_CONTEXT
 from runtime.runtime import Runtime
 from runtime.settings.table import Settings
 from security.acls.matcher import Matcher
@@ -73,6 +75,7 @@ class Parts:
     cluster_id: str = "cluster"
     bootstrap: None = None
     creates: bool = True
+    listeners: Sequence[str] = ("default", "b")
     settings: Settings = field(default_factory=lambda: Settings(num_partitions=2))
 
     def __post_init__(self) -> None:
@@ -110,35 +113,37 @@ class Parts:
         self.membership.agents = tuple(agents)
         self.membership.version += 1
 
-    async def answer(self, header: RequestHeader, request: MetadataRequest) -> bytes:
-        answer = metadata_api.handle(cast("Broker", self), header, request)
-        response = await answer if inspect.isawaitable(answer) else answer
+    async def answer(self, header: RequestHeader, request: MetadataRequest, listener: str = "default") -> bytes:
+        before = LOG_CONTEXT.set(RequestContext(header, ClientConnection(1, "10.0.0.1:5", listener)))
+        try:
+            answer = metadata_api.handle(cast("Broker", self), header, request)
+            response = await answer if inspect.isawaitable(answer) else answer
+        finally:
+            LOG_CONTEXT.reset(before)
         return b"".join(encode_response(header, response))
 
-    def made_anew(self, header: RequestHeader, request: MetadataRequest) -> bytes:
+    def made_anew(self, header: RequestHeader, request: MetadataRequest, listener: str = "default") -> bytes:
         """The same answer built object by object, without any kept entry."""
         self.creates = request.allow_auto_topic_creation
-        agents = self.membership.agents
+        agents = [each for each in self.membership.agents if told(each, listener) is not None]
         named = eligible(agents, zone_of(header.client_id))
+        is_elsewhere = header.api_version >= 6 and len(self.membership.agents) > 0
+        nobody = ErrorCode.LISTENER_NOT_FOUND if is_elsewhere else ErrorCode.LEADER_NOT_AVAILABLE
         asks = request.include_topic_authorized_operations
         wanted = request.topics
         if wanted is None or (header.api_version == 0 and not wanted):
             topics = [
-                described(topic, agents, named, self._operations(topic.name, asks))
+                described(topic, agents, named, self._operations(topic.name, asks), nobody)
                 for topic in self.topic_cache.topics()
                 if self._shows(topic.name)
             ]
         else:
-            topics = [self._answered(header, each, asks=asks) for each in _once(wanted)]
+            topics = [self._answered(header, each, agents, nobody, asks=asks) for each in _once(wanted)]
         response = MetadataResponse(
             brokers=[
-                MetadataResponseBroker(
-                    node_id=agent.writer_id,
-                    host=agent.address.host,
-                    port=agent.address.port,
-                    rack=agent.address.zone or None,
-                )
-                for agent in agents
+                MetadataResponseBroker(node_id=each.writer_id, host=host, port=port, rack=each.address.zone or None)
+                for each in agents
+                for host, port in [cast("tuple[str, int]", told(each, listener))]
             ],
             cluster_id=self.cluster_id,
             controller_id=agents[0].writer_id if agents else -1,
@@ -165,9 +170,16 @@ class Parts:
             Operation.CREATE, ResourceType.TOPIC, name
         )
 
-    def _answered(self, header: RequestHeader, wanted: MetadataRequestTopic, *, asks: bool) -> MetadataResponseTopic:
+    def _answered(
+        self,
+        header: RequestHeader,
+        wanted: MetadataRequestTopic,
+        agents: Sequence[AgentInfo],
+        nobody: ErrorCode,
+        *,
+        asks: bool,
+    ) -> MetadataResponseTopic:
         refused = ErrorCode.TOPIC_AUTHORIZATION_FAILED
-        agents = self.membership.agents
         named = eligible(agents, zone_of(header.client_id))
         if wanted.name is None:
             topic = self.topic_cache.topic_by_id(wanted.topic_id)
@@ -177,7 +189,7 @@ class Parts:
             if not self._shows(topic.name):
                 name = None if header.api_version >= 12 else ""
                 return MetadataResponseTopic(error_code=refused, name=name, topic_id=wanted.topic_id)
-            return described(topic, agents, named, self._operations(topic.name, asks))
+            return described(topic, agents, named, self._operations(topic.name, asks), nobody)
         if not self._shows(wanted.name):
             return MetadataResponseTopic(error_code=refused, name=wanted.name)
         topic = self.topic_cache.topic(wanted.name)
@@ -187,26 +199,35 @@ class Parts:
             bad = wanted.name == BAD_NAME
             error = ErrorCode.INVALID_TOPIC_EXCEPTION if bad else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             return MetadataResponseTopic(error_code=error, name=wanted.name)
-        return described(topic, agents, named, self._operations(topic.name, asks))
+        return described(topic, agents, named, self._operations(topic.name, asks), nobody)
 
 
 def _fail(error: Exception) -> None:
     raise AssertionError(error)
 
 
-def agent(node_id: int, zone: str = "") -> AgentInfo:
-    return AgentInfo(writer_id=node_id, epoch=1, address=AgentAddress(host="h", port=node_id, zone=zone))
+def agent(node_id: int, zone: str = "", listeners: Sequence[str] = ()) -> AgentInfo:
+    """Without listeners: of an older program, which knows of none."""
+    endpoints = tuple(Endpoint(listener=each, host=each, port=node_id) for each in listeners)
+    address = AgentAddress(host="h", port=node_id, zone=zone, endpoints=endpoints)
+    return AgentInfo(writer_id=node_id, epoch=1, address=address)
+
+
+def told(agent: AgentInfo, listener: str) -> tuple[str, int] | None:
+    """Where clients of the listener reach the agent, if they can."""
+    there = {each.listener: (each.host, each.port) for each in agent.address.endpoints}
+    return there.get(listener) if there else {"default": (agent.address.host, agent.address.port)}.get(listener)
 
 
 def described(
-    topic: Topic, agents: Sequence[AgentInfo], named: Sequence[AgentInfo], operations: int
+    topic: Topic, agents: Sequence[AgentInfo], named: Sequence[AgentInfo], operations: int, nobody: ErrorCode
 ) -> MetadataResponseTopic:
     partitions: list[MetadataResponsePartition] = []
     for number in range(len(topic.partition_ids)):
         node_id = leader(topic.topic_id, number, named)
         others = sorted({each.writer_id for each in agents} - {node_id}, key=lambda each: _rank(topic, number, each))
         nodes = [] if node_id < 0 else [node_id, *others][: topic.replication_factor]
-        error = ErrorCode.LEADER_NOT_AVAILABLE if node_id < 0 else ErrorCode.NONE
+        error = nobody if node_id < 0 else ErrorCode.NONE
         partitions.append(
             MetadataResponsePartition(
                 error_code=error,
@@ -231,7 +252,13 @@ def _rank(topic: Topic, number: int, node_id: int) -> int:
 names = st.sampled_from(NAMES)
 counts = st.one_of(st.integers(1, 5), st.integers(SLICE_PARTITIONS - 1, 2 * SLICE_PARTITIONS + 1))
 fleets = st.lists(
-    st.tuples(st.integers(1, 6), st.sampled_from(["", "x", "y"])), max_size=4, unique_by=lambda each: each[0]
+    st.tuples(
+        st.integers(1, 6),
+        st.sampled_from(["", "x", "y"]),
+        st.sampled_from([(), ("default",), ("b",), ("b", "default"), ("b", "default")]),
+    ),
+    max_size=4,
+    unique_by=lambda each: each[0],
 )
 asks = st.fixed_dictionaries(
     {
@@ -240,6 +267,7 @@ asks = st.fixed_dictionaries(
         "client_id": st.sampled_from([None, "c", "c,zone=x", "zone=nowhere"]),
         "create": st.booleans(),
         "operations": st.booleans(),
+        "listener": st.sampled_from(["default", "b"]),
     }
 )
 rules = st.builds(
@@ -299,7 +327,7 @@ def rights_by(acls: Sequence[Acl]) -> Rights:
 async def change(parts: Parts, step: tuple[object, ...]) -> None:
     kind, what = step[0], step[1]
     if kind == "agents":
-        parts.see([agent(node_id, zone) for node_id, zone in sorted(cast("list[tuple[int, str]]", what))])
+        parts.see([agent(*each) for each in sorted(cast("list[tuple[int, str, tuple[str, ...]]]", what))])
         return
     if kind == "rights":
         acls = cast("list[Acl] | None", what)
@@ -332,10 +360,12 @@ def test_answers_are_those_that_would_be_made_anew(history: list[tuple[object, .
             if step[0] != "ask":
                 await change(parts, step)
                 continue
-            header, request = header_and_request(parts, cast("dict[str, object]", step[1]))
-            first = await parts.answer(header, request)
-            assert first == parts.made_anew(header, request)
-            assert await parts.answer(header, request) == first
+            asked = cast("dict[str, object]", step[1])
+            header, request = header_and_request(parts, asked)
+            listener = cast("str", asked["listener"])
+            first = await parts.answer(header, request, listener)
+            assert first == parts.made_anew(header, request, listener)
+            assert await parts.answer(header, request, listener) == first
             assert parts.topic_entries.bytes <= bytes_max
 
     asyncio.run(run())
@@ -367,7 +397,7 @@ async def test_an_answer_that_takes_long_is_of_one_instant_and_not_kept_for_anot
     # when one topic goes, another comes, and the agents change meanwhile
     await change(parts, ("delete", "b"))
     await change(parts, ("create", "c", 3, 2))
-    await change(parts, ("agents", [(1, ""), (2, "")]))
+    await change(parts, ("agents", [(1, "", ()), (2, "", ())]))
     assert not answering.done()
     # then it describes the moment when it was begun, and the next answer describes the present
     assert await answering == as_it_was

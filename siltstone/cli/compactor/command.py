@@ -66,7 +66,10 @@ def _places_of(data: Path) -> tuple[str, str]:
 @click.option("--object-store", metavar="URL", help="Object store of the records (object.store.url).")
 @click.option("--metadata", metavar="URL", help="Postgres of the metadata (metadata.url).")
 @click.option(
-    "--insecure", is_flag=True, default=None, help="Allow addresses other than loopback; there is no authentication."
+    "--insecure",
+    is_flag=True,
+    default=None,
+    help="Allow metrics on addresses other than loopback, without authentication (metrics.insecure).",
 )
 @click.option("--lifeline", type=int, hidden=True, help="A pipe whose end means: give back and exit.")
 @click.pass_context
@@ -103,7 +106,7 @@ def compactor(
         "metrics.listen": metrics_listen,
         "object.store.url": object_store,
         "metadata.url": metadata,
-        "insecure": "true" if insecure else None,
+        "metrics.insecure": "true" if insecure else None,
     }
     settings = read_settings(config, assignments, options)
 

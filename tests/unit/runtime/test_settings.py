@@ -46,7 +46,7 @@ def test_the_documented_names_and_defaults_hold() -> None:
         250,
         900_000,
     )
-    assert (settings.listen, settings.insecure) == ("127.0.0.1:9092", False)
+    assert (settings.listen, settings.listeners, settings.insecure) == ("", (), False)
 
 
 def test_a_setting_has_one_name_in_three_spellings(tmp_path: Path) -> None:
@@ -217,7 +217,10 @@ def test_zero_disables_the_write_stall() -> None:
 def test_an_address_beyond_loopback_is_refused_without_insecure(name: str, address: str) -> None:
     with pytest.raises(SettingsError, match="can be reached from other machines"):
         load_settings(None, {}, {name: address})
-    load_settings(None, {}, {name: address, "insecure": "true"})
+    flags = {"listen": "insecure", "metrics.listen": "metrics.insecure"}
+    load_settings(None, {}, {name: address, flags.pop(name): "true"})
+    with pytest.raises(SettingsError, match=rf"{name} .* can be reached from other machines"):
+        load_settings(None, {}, {name: address, flags.popitem()[1]: "true"})  # the flag of the other
 
 
 def test_a_wildcard_address_needs_a_host_to_tell_clients() -> None:
@@ -246,11 +249,27 @@ def test_a_zone_is_served_on_loopback_by_agents_that_have_one() -> None:
     assert Settings(agent_zone="a", zone_listen="127.0.0.1:0").zone_listen == "127.0.0.1:0"
     with pytest.raises(SettingsError, match=r"zone\.listen 0\.0\.0\.0:7000 can be reached") as refused:
         Settings(agent_zone="a", zone_listen="0.0.0.0:7000", insecure=True)
-    assert refused.value.remedy is not None and "come with secured listeners" in refused.value.remedy
+    assert refused.value.remedy is not None and "zone.tls.ca.file" in refused.value.remedy
+    files = {f"zone_tls_{part}_file": f"{part}.pem" for part in ("cert", "key", "ca")}
+    assert Settings(agent_zone="a", zone_listen="0.0.0.0:7000", **files).zone_tls_ca_file == "ca.pem"  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match=r"zone\.tls\.ca\.file is not set"):
+        Settings(agent_zone="a", zone_listen="127.0.0.1:0", zone_tls_cert_file="c.pem", zone_tls_key_file="k.pem")
     with pytest.raises(SettingsError, match=r"agent\.zone is empty"):
         Settings(zone_listen="127.0.0.1:0")
     with pytest.raises(SettingsError, match=r"zone\.listen must be HOST:PORT"):
         Settings(agent_zone="a", zone_listen="7000")
+
+
+def test_metrics_beyond_loopback_want_certificates_of_both_sides() -> None:
+    files = {f"metrics_tls_{part}_file": f"{part}.pem" for part in ("cert", "key", "ca")}
+    Settings(metrics_listen="0.0.0.0:9644", **files)  # type: ignore[arg-type]
+    files.pop("metrics_tls_ca_file")
+    Settings(metrics_listen="127.0.0.1:9644", **files)  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match=r"metrics\.listen .* clients are not authenticated") as refused:
+        Settings(metrics_listen="0.0.0.0:9644", **files)  # type: ignore[arg-type]
+    assert "metrics.tls.ca.file" in refused.value.remedy and "metrics.insecure" in refused.value.remedy
+    with pytest.raises(SettingsError, match=r"metrics\.tls\.key\.file is not set"):
+        Settings(metrics_tls_cert_file="cert.pem")
 
 
 def test_settings_survive_the_way_through_the_environment() -> None:

@@ -1,0 +1,18 @@
+"""The bound sockets of an agent's listeners."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from runtime.settings.listeners import DEFAULT_LISTENER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listening:
+    name: str = DEFAULT_LISTENER
+    socket: socket.socket
+    tls: Callable[[], ssl.SSLContext] | None = None
+    """The context for a new connection; None: bytes go as they are."""

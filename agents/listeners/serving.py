@@ -1,0 +1,41 @@
+"""What an agent of this release can serve. A listener that asks for more is refused: served in plain, it would be open
+to everybody."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from runtime.errors import BadInputError
+from runtime.settings.listeners import listeners_of
+from runtime.settings.table import Settings
+
+SERVED_PROTOCOLS: Final = frozenset({"PLAINTEXT"})
+SERVES_PROXY_PROTOCOL: Final = False
+SERVES_ZONE_TLS: Final = False
+
+
+class UnservedError(BadInputError):
+    """A listener needs what this release does not have. Nothing was started."""
+
+
+def check_served(settings: Settings) -> None:
+    """Raises UnservedError."""
+    for listener in listeners_of(settings):
+        if listener.protocol not in SERVED_PROTOCOLS:
+            raise UnservedError(
+                f"{listener.setting_name('protocol')} is {listener.protocol}, which this release does not serve yet;"
+                " nothing was started",
+                remedy=f"set it to {' or '.join(sorted(SERVED_PROTOCOLS))} on loopback, or leave the listener out",
+            )
+        if listener.proxy_protocol_from and not SERVES_PROXY_PROTOCOL:
+            raise UnservedError(
+                f"{listener.setting_name('proxy.protocol.from')} is set, and this release does not read the PROXY"
+                " protocol yet; nothing was started",
+                remedy="leave it empty, and switch the PROXY protocol off at the load balancer",
+            )
+    if settings.zone_tls_cert_file and not SERVES_ZONE_TLS:
+        raise UnservedError(
+            "zone.tls is set, and this release does not encrypt what the agents of a zone send each other yet;"
+            " nothing was started",
+            remedy="leave the settings zone.tls.*.file empty, and zone.listen on loopback",
+        )
