@@ -57,8 +57,8 @@ BORDERS = (
     Mutant(
         name="an-agent-that-halts-waits-for-its-own-listener",
         file="agents/server.py",
-        text="        self.stop_accepting()\n        try:",
-        replacement="        try:",
+        text="        self.stop_accepting()\n        if self._acceptor is not None:\n            await",
+        replacement="        if self._acceptor is not None:\n            await",
         tests=(
             "tests/integration/agents/test_agent_faults.py::"
             "test_a_fenced_agent_beside_one_that_runs_halts_and_its_end_comes_soon",
