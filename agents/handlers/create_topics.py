@@ -22,7 +22,7 @@ from agents.topics.rules import (
 )
 from agents.yielding import LoopYielder
 from metadata.configs.broker import topic_defaults
-from metadata.rules.refusals import topic_exists
+from metadata.rules.refusals import check_cluster_partitions, topic_exists
 from runtime.errors import SiltstoneError
 from security.acls.values import Operation, ResourceType
 from wire.api import RequestHeader
@@ -76,11 +76,17 @@ async def _create(broker: Broker, asked: CreatableTopic, *, validate_only: bool)
     check_configs(configs, topic_defaults(broker.topic_cache.broker_configs))
     if broker.topic_cache.topic(asked.name) is not None:
         raise topic_exists(asked.name)
+    partitions_max = broker.settings.cluster_partitions_max
     if validate_only:
+        check_cluster_partitions(broker.topic_cache.partitions_count, partitions, partitions_max)
         result = _described(broker, asked.name, configs)
     else:
         topic = await broker.metadata.agents.create_topic(
-            asked.name, partitions=partitions, configs=configs, replication_factor=replication_factor
+            asked.name,
+            partitions=partitions,
+            configs=configs,
+            replication_factor=replication_factor,
+            cluster_partitions_max=partitions_max,
         )
         await broker.hint_others()
         result = _described(broker, topic.name, configs)

@@ -31,7 +31,7 @@ from agents.security.rights import TOPIC_OPERATIONS, Rights
 from agents.topics.rules import RequestError, check_name, check_new_name, code_of
 from agents.topics.topic_entries import View, encode_error, encode_partitions, encode_topic
 from metadata.contract.leases import AgentInfo, Endpoint
-from metadata.contract.topics import Topic, TopicExistsError
+from metadata.contract.topics import TooManyPartitionsError, Topic, TopicExistsError
 from runtime.clock import Clock
 from runtime.errors import SiltstoneError
 from security.acls.values import Operation, ResourceType
@@ -377,9 +377,14 @@ async def _look_again(
 async def _create(broker: Broker, name: str) -> bool:
     try:
         check_new_name(name)
-        await broker.metadata.agents.create_topic(name, partitions=broker.settings.num_partitions, configs={})
-    except RequestError:
-        return False
+        await broker.metadata.agents.create_topic(
+            name,
+            partitions=broker.settings.num_partitions,
+            configs={},
+            cluster_partitions_max=broker.settings.cluster_partitions_max,
+        )
+    except (RequestError, TooManyPartitionsError):
+        return False  # the topic is unknown, and the answer says so
     except TopicExistsError:
         pass  # another agent was quicker
     return True
