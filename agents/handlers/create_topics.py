@@ -35,6 +35,8 @@ from wire.messages.create_topics import (
     CreateTopicsResponse,
 )
 
+TOPICS_PER_TURN = 100
+"""Topics that are only validated, and described, before the event loop gets a turn: some 20 ms."""
 REPLICATION_FACTOR = 1
 """Kafka's `default.replication.factor`, which is fixed here."""
 
@@ -49,7 +51,7 @@ async def handle(broker: Broker, header: RequestHeader, request: CreateTopicsReq
     named = Counter(topic.name for topic in request.topics)
     results: list[CreatableTopicResult] = []
     told: set[str] = set()
-    async for asked in LoopYielder().through(request.topics):
+    async for asked in LoopYielder(TOPICS_PER_TURN).through(request.topics):
         if named[asked.name] > 1:
             # Kafka answers a name that comes twice once, with the error.
             if asked.name not in told:
