@@ -14,7 +14,7 @@ from agents.membership import Membership
 from agents.producer_ids import ProducerIds
 from agents.read.reader import Reader
 from agents.read.sessions import FetchSessions
-from agents.read.timestamps import TimestampSearch
+from agents.read.timestamps.search import TimestampSearch
 from agents.security.authorizer import Authorizer
 from agents.security.rights import UNLIMITED, Rights
 from agents.tail.follower import Follower

@@ -29,13 +29,13 @@ async def chunks_with_yields(parts: Sequence[T], parts_per_turn: int = PARTS_PER
 class LoopYielder:
     """Yields to the event loop while nested lists of one request are walked; the parts of all lists count together."""
 
-    def __init__(self) -> None:
-        self._left = PARTS_PER_TURN
+    def __init__(self, parts_per_turn: int = PARTS_PER_TURN) -> None:
+        self._parts_per_turn = self._left = parts_per_turn
 
     async def through(self, parts: Iterable[T]) -> AsyncIterator[T]:
         for part in parts:
             if not self._left:
-                self._left = PARTS_PER_TURN
+                self._left = self._parts_per_turn
                 await asyncio.sleep(0)
             self._left -= 1
             yield part

@@ -36,6 +36,8 @@ from wire.error_codes import ErrorCode
 
 SAVE_AGAIN_AFTER_MS = 5_000
 """Pause after the record of an emptied group could not be stored."""
+TOPIC_BYTES = 64
+"""Approximate memory of a place in a set."""
 PENDING_MIN = 1_000
 PENDING_PER_MEMBER = 2
 """Ids that may be out at once: PENDING_MIN, or this many for each member if that is more."""
@@ -94,6 +96,7 @@ class GroupData:
         self._saves: dict[int, SaveReason] = {}
         self._saves_made = 0
         self._subscribed_topics: frozenset[str] | None = None
+        self._subscribed_bytes = 0
         self._instructions: list[Instruction] = []
         self._load_members(record)
 
@@ -146,7 +149,8 @@ class GroupData:
     @property
     def bytes(self) -> int:
         """Approximate memory of the protocol type, the members and the pending ids, without a walk over the members."""
-        return sys.getsizeof(self._protocol_type) + self._members.bytes + self._pending_bytes
+        own = sys.getsizeof(self._protocol_type) + self._subscribed_bytes
+        return own + self._members.bytes + self._pending_bytes
 
     @property
     def pending_syncs(self) -> AbstractSet[str]:
@@ -347,7 +351,9 @@ class GroupData:
     def note_subscriptions(self) -> None:
         """Read the topics that the members subscribe to again."""
         consumers = self._protocol_type == PROTOCOL_TYPE
-        self._subscribed_topics = self._members.subscribed_topics(self._protocol) if consumers else None
+        topics = self._members.subscribed_topics(self._protocol) if consumers else None
+        self._subscribed_topics = topics
+        self._subscribed_bytes = sum(TOPIC_BYTES + sys.getsizeof(name) for name in topics or ())
 
     def elect_leader(self) -> bool:
         """The leader stays if it came; otherwise the first member that came leads. False: no member came."""
@@ -451,6 +457,7 @@ class GroupData:
         self._initial = None
         self._leader = None
         self._subscribed_topics = None
+        self._subscribed_bytes = 0
         self._join_deadline_ms = self._sync_deadline_ms = self._save_again_ms = None
 
     # ---- saves

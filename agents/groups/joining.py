@@ -12,6 +12,9 @@ from agents.groups.members import Member
 from agents.groups.rebalance import complete_join_if_all_came, rebalance
 from wire.error_codes import ErrorCode
 
+PROTOCOLS_MAX = 100
+"""Protocols that one member may name; clients name one to four."""
+
 
 def join(group: GroupData, event: JoinRequested) -> None:
     options = group.options
@@ -64,6 +67,9 @@ def _turn_away(group: GroupData, event: JoinRequested) -> None:
 
 
 def _fits(group: GroupData, event: JoinRequested) -> bool:
+    # Kafka has no such bound. A vote looks at each protocol of each member, in one turn of the event loop.
+    if len(event.protocols) > PROTOCOLS_MAX:
+        return False
     if group.state is GroupState.EMPTY:
         return bool(event.protocol_type and event.protocols)
     return event.protocol_type == group.protocol_type and group.members.share_one_of(event.protocols)

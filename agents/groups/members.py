@@ -258,13 +258,7 @@ class Members:
 
     def subscribed_topics(self, protocol: str | None) -> frozenset[str] | None:
         """The topics of all members together; None if one member's cannot be read, and without members."""
-        topics: set[str] = set()
-        for member in self:
-            of_member = subscribed_topics(member.metadata(protocol))
-            if of_member is None:
-                return None
-            topics |= of_member
-        return frozenset(topics) if self._by_id else None
+        return subscribed_topics(member.metadata(protocol) for member in self) if self._by_id else None
 
     def _withdraw(self, member: Member) -> None:
         for name in {name for name, _ in member.protocols}:

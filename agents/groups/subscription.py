@@ -9,20 +9,42 @@ rest (user data, partitions owned, generation, rack) is ignored. (ClassicGroup.c
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 
 PROTOCOL_TYPE = "consumer"
+TOPICS_MAX = 20_000
+"""Names in the subscriptions of all members of a group. They are read in one turn of the event loop, at each rebalance,
+and 1 MiB has room for 500,000. Of a group with more, the topics are unknown: its offsets do not expire."""
 
 _HEAD = struct.Struct(">hi")
 _LENGTH = struct.Struct(">h")
 
 
-def subscribed_topics(subscription: bytes) -> frozenset[str] | None:
-    """Names of topics; None for bytes that are no subscription: the client wrote them, they may be anything."""
+def subscribed_topics(subscriptions: Iterable[bytes], *, topics_max: int = TOPICS_MAX) -> frozenset[str] | None:
+    """Names of the topics of all members together; None for bytes that are no subscription (clients wrote them, they
+    may be anything), and for more than `topics_max` names. Names that two members in a row list alike count once."""
+    topics: set[str] = set()
+    left, last = topics_max, b""
+    for subscription in subscriptions:
+        if last and subscription.startswith(last):
+            continue
+        read = _read(subscription, left)
+        if read is None:
+            return None
+        count, of_member, end = read
+        left -= count
+        topics |= of_member
+        last = subscription[:end]
+    return frozenset(topics)
+
+
+def _read(subscription: bytes, topics_max: int) -> tuple[int, set[str], int] | None:
+    """(count of names, the names, where they end)."""
     if len(subscription) < _HEAD.size:
         return None
     version, count = _HEAD.unpack_from(subscription)
     # The count is the client's word: compare it with the bytes before looping by it.
-    if version < 0 or count < 0 or count * _LENGTH.size > len(subscription) - _HEAD.size:
+    if version < 0 or not 0 <= count <= topics_max or count * _LENGTH.size > len(subscription) - _HEAD.size:
         return None
     topics: set[str] = set()
     at = _HEAD.size
@@ -38,4 +60,4 @@ def subscribed_topics(subscription: bytes) -> frozenset[str] | None:
         except UnicodeDecodeError:
             return None
         at += length
-    return frozenset(topics)
+    return count, topics, at

@@ -13,6 +13,7 @@ from agents.broker import Broker
 from agents.security.refusals import check_right
 from agents.topics.rules import RequestError, assigned_replicas, check_partitions, code_of
 from agents.yielding import LoopYielder
+from metadata.rules.refusals import check_cluster_partitions
 from runtime.errors import SiltstoneError
 from runtime.logging import get_logger
 from security.acls.values import Operation, ResourceType
@@ -66,8 +67,13 @@ async def _grow(
             )
         check_partitions(asked.count)
         _check_assignments(asked, new=asked.count - present)
-        if not validate_only:
-            await broker.metadata.agents.create_partitions(topic.topic_id, asked.count)
+        partitions_max = broker.settings.cluster_partitions_max
+        if validate_only:
+            check_cluster_partitions(broker.topic_cache.partitions_count, asked.count - present, partitions_max)
+        else:
+            await broker.metadata.agents.create_partitions(
+                topic.topic_id, asked.count, cluster_partitions_max=partitions_max
+            )
             await broker.hint_others()
             if broker.topic_cache.rules(topic).compacted:
                 _log.warning(

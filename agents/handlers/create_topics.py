@@ -22,7 +22,7 @@ from agents.topics.rules import (
 )
 from agents.yielding import LoopYielder
 from metadata.configs.broker import topic_defaults
-from metadata.rules.refusals import topic_exists
+from metadata.rules.refusals import check_cluster_partitions, topic_exists
 from runtime.errors import SiltstoneError
 from security.acls.values import Operation, ResourceType
 from wire.api import RequestHeader
@@ -35,6 +35,8 @@ from wire.messages.create_topics import (
     CreateTopicsResponse,
 )
 
+TOPICS_PER_TURN = 100
+"""Topics that are only validated, and described, before the event loop gets a turn: some 20 ms."""
 REPLICATION_FACTOR = 1
 """Kafka's `default.replication.factor`, which is fixed here."""
 
@@ -49,7 +51,7 @@ async def handle(broker: Broker, header: RequestHeader, request: CreateTopicsReq
     named = Counter(topic.name for topic in request.topics)
     results: list[CreatableTopicResult] = []
     told: set[str] = set()
-    async for asked in LoopYielder().through(request.topics):
+    async for asked in LoopYielder(TOPICS_PER_TURN).through(request.topics):
         if named[asked.name] > 1:
             # Kafka answers a name that comes twice once, with the error.
             if asked.name not in told:
@@ -76,11 +78,17 @@ async def _create(broker: Broker, asked: CreatableTopic, *, validate_only: bool)
     check_configs(configs, topic_defaults(broker.topic_cache.broker_configs))
     if broker.topic_cache.topic(asked.name) is not None:
         raise topic_exists(asked.name)
+    partitions_max = broker.settings.cluster_partitions_max
     if validate_only:
+        check_cluster_partitions(broker.topic_cache.partitions_count, partitions, partitions_max)
         result = _described(broker, asked.name, configs)
     else:
         topic = await broker.metadata.agents.create_topic(
-            asked.name, partitions=partitions, configs=configs, replication_factor=replication_factor
+            asked.name,
+            partitions=partitions,
+            configs=configs,
+            replication_factor=replication_factor,
+            cluster_partitions_max=partitions_max,
         )
         await broker.hint_others()
         result = _described(broker, topic.name, configs)

@@ -4,17 +4,20 @@ There is one tier, and Kafka would call all of it local: the earliest local offs
 is no latest tiered one (-5, v9).
 
 Latest and earliest come from a fresh read of the watermarks, never from memory. By timestamp, Kafka's rule is by
-record, not by batch: the first record in offset order whose timestamp is at or above the requested one. v0 answers a
-list.
+record, not by batch: the first record in offset order whose timestamp is at or above the requested one. A request has a
+budget for that; past it, headers of batches answer (`agents/read/timestamps/budget.py`). v0 answers a list.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from agents.broker import Broker
-from agents.read.timestamps import TIMESTAMP_ERRORS, TimestampedOffset
+from agents.read.timestamps.budget import LookUpBudget
+from agents.read.timestamps.search import TIMESTAMP_ERRORS
+from agents.read.timestamps.walk import TimestampedOffset
 from agents.topics.present import look_for
 from agents.yielding import LoopYielder
 from metadata.contract.errors import MetadataUnavailableError
@@ -42,6 +45,14 @@ LEADER_EPOCH = 0
 """As in Fetch and Metadata: one epoch everywhere, because no replica can diverge."""
 
 
+@dataclass(frozen=True, slots=True)
+class _LookUps:
+    """The look-ups by timestamp of one request: a client must not wait for each partition in turn."""
+
+    present_by_ms: float
+    budget: LookUpBudget
+
+
 async def handle(broker: Broker, header: RequestHeader, request: ListOffsetsRequest) -> ListOffsetsResponse:
     rights = broker.rights()
     allowed = rights.allowed_names(Operation.DESCRIBE, ResourceType.TOPIC, {topic.name for topic in request.topics})
@@ -58,8 +69,7 @@ async def handle(broker: Broker, header: RequestHeader, request: ListOffsetsRequ
         fresh = await broker.fresh.get(list(ids.values()))
     except MetadataUnavailableError:
         fresh = None
-    # One deadline for all partitions: a client must not wait for each in turn.
-    present_by_ms = broker.runtime.clock.monotonic_ms() + SEE_PRESENT_MS
+    look_ups = _LookUps(broker.runtime.clock.monotonic_ms() + SEE_PRESENT_MS, LookUpBudget())
     asked_times = Counter((topic.name, part.partition_index) for topic in request.topics for part in topic.partitions)
     topics: list[ListOffsetsTopicResponse] = []
     yielder = LoopYielder()
@@ -76,7 +86,7 @@ async def handle(broker: Broker, header: RequestHeader, request: ListOffsetsRequ
                 if partition_id is None and not seen:
                     answers.append(_failed(part, ErrorCode.LEADER_NOT_AVAILABLE))
                     continue
-                answers.append(await _answer(broker, header.api_version, part, partition_id, fresh, present_by_ms))
+                answers.append(await _answer(broker, header.api_version, part, partition_id, fresh, look_ups))
         topics.append(ListOffsetsTopicResponse(name=topic.name, partitions=answers))
     return ListOffsetsResponse(topics=topics)
 
@@ -98,7 +108,7 @@ async def _answer(
     asked: ListOffsetsPartition,
     partition_id: int | None,
     fresh: Mapping[int, Watermarks] | None,
-    present_by_ms: float,
+    look_ups: _LookUps,
 ) -> ListOffsetsPartitionResponse:
     if partition_id is None:
         return _failed(asked, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
@@ -121,7 +131,7 @@ async def _answer(
         found = None
     else:
         try:
-            found = await _by_timestamp(broker, asked.timestamp, watermarks, present_by_ms)
+            found = await _by_timestamp(broker, asked.timestamp, watermarks, look_ups)
         except TIMESTAMP_ERRORS as error:
             _log.error("no offset for timestamp", partition_id=partition_id, error=str(error))
             return _failed(asked, ErrorCode.KAFKA_STORAGE_ERROR)
@@ -131,18 +141,18 @@ async def _answer(
 
 
 async def _by_timestamp(
-    broker: Broker, timestamp: int, watermarks: Watermarks, present_by_ms: float
+    broker: Broker, timestamp: int, watermarks: Watermarks, look_ups: _LookUps
 ) -> TimestampedOffset | None:
     """Raises TIMESTAMP_ERRORS, MetadataUnavailableError, and TimeoutError if this agent does not catch up in time."""
     partition_id = watermarks.partition_id
     while (log := broker.index.partition(partition_id)) is not None and log.end < watermarks.high_watermark:
-        left_ms = present_by_ms - broker.runtime.clock.monotonic_ms()
+        left_ms = look_ups.present_by_ms - broker.runtime.clock.monotonic_ms()
         # Our index may lag behind the fresh watermark: searched now, the newest records would be missed.
         if left_ms <= 0 or not await broker.parked_readers.wait([partition_id], left_ms):
             raise TimeoutError
     if timestamp == MAX_TIMESTAMP:
-        return await broker.timestamps.largest(partition_id)
-    return await broker.timestamps.first_at(partition_id, timestamp)
+        return await broker.timestamps.largest(partition_id, look_ups.budget)
+    return await broker.timestamps.first_at(partition_id, timestamp, look_ups.budget)
 
 
 def _found(

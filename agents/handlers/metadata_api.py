@@ -31,7 +31,7 @@ from agents.security.rights import TOPIC_OPERATIONS, Rights
 from agents.topics.rules import RequestError, check_name, check_new_name, code_of
 from agents.topics.topic_entries import View, encode_error, encode_partitions, encode_topic
 from metadata.contract.leases import AgentInfo, Endpoint
-from metadata.contract.topics import Topic, TopicExistsError
+from metadata.contract.topics import TooManyPartitionsError, Topic, TopicExistsError
 from runtime.clock import Clock
 from runtime.errors import SiltstoneError
 from security.acls.values import Operation, ResourceType
@@ -59,6 +59,9 @@ ALL_TOPIC_OPERATIONS = sum(1 << operation for operation in TOPIC_OPERATIONS)
 SLICE_PARTITIONS = 256
 """Entries encoded without looking at the clock: about a millisecond."""
 SLICE_TOPICS = 64
+SLICE_WANTED = 1_000
+"""Topics that a request names, answered before the event loop gets a turn: of those that do not exist an error is
+encoded."""
 SLICE_MS = 2.0
 """The clock is looked at after each of these slices, and the event loop gets a turn after this time."""
 
@@ -255,12 +258,12 @@ def _some_topics(
         else:
             ready[topic.topic_id] = entry
     # Few entries are encoded right here: that costs less than a task and the lock.
-    if sum(len(topic.partition_ids) for topic in missing.values()) > SLICE_PARTITIONS:
+    if len(wanted) > SLICE_WANTED or sum(len(topic.partition_ids) for topic in missing.values()) > SLICE_PARTITIONS:
         return _make_missing(asked, wanted, found, ready, missing)
     for topic in missing.values():
         partitions = encode_partitions(asked.view, topic, range(len(topic.partition_ids)), asked.named, asked.agents)
         ready[topic.topic_id] = _keep(asked, topic, [partitions])
-    return _joined(asked, wanted, found, ready)
+    return _response(asked, EncodedElements(len(wanted), (b"".join(_parts(asked, wanted, found, ready)),)))
 
 
 async def _make_missing(
@@ -272,22 +275,27 @@ async def _make_missing(
 ) -> MetadataResponse:
     async with asked.broker.topic_entries_lock:
         made = await _make(asked, list(missing.values()))
-    return _joined(asked, wanted, found, {**ready, **dict(zip(missing, made, strict=True))})
+    entries = {**ready, **dict(zip(missing, made, strict=True))}
+    parts: list[bytes] = []
+    for start in range(0, len(wanted), SLICE_WANTED):
+        some = slice(start, start + SLICE_WANTED)
+        parts += _parts(asked, wanted[some], found[some], entries)
+        await asyncio.sleep(0)
+    return _response(asked, EncodedElements(len(parts), (b"".join(parts),)))
 
 
-def _joined(
+def _parts(
     asked: _Asked,
     wanted: Sequence[MetadataRequestTopic],
     found: Sequence[_Told],
     entries: Mapping[UUID, bytes],
-) -> MetadataResponse:
-    parts = [
+) -> list[bytes]:
+    return [
         entries[topic.topic_id]
         if isinstance(topic, Topic)
         else encode_error(asked.view, _unknown(asked, each) if topic is None else topic)
         for each, topic in zip(wanted, found, strict=True)
     ]
-    return _response(asked, EncodedElements(len(parts), (b"".join(parts),)))
 
 
 # ---- entries
@@ -377,9 +385,14 @@ async def _look_again(
 async def _create(broker: Broker, name: str) -> bool:
     try:
         check_new_name(name)
-        await broker.metadata.agents.create_topic(name, partitions=broker.settings.num_partitions, configs={})
-    except RequestError:
-        return False
+        await broker.metadata.agents.create_topic(
+            name,
+            partitions=broker.settings.num_partitions,
+            configs={},
+            cluster_partitions_max=broker.settings.cluster_partitions_max,
+        )
+    except (RequestError, TooManyPartitionsError):
+        return False  # the topic is unknown, and the answer says so
     except TopicExistsError:
         pass  # another agent was quicker
     return True

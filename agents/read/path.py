@@ -20,7 +20,7 @@ from agents.read.pools import Pools
 from agents.read.reader import Reader
 from agents.read.source import BlockSource, StoreSource
 from agents.read.surveys import Surveys
-from agents.read.timestamps import TimestampSearch
+from agents.read.timestamps.search import TimestampSearch
 from agents.tail.log_index import LogIndex
 from metadata.contract.readers import ReaderMetadata
 from runtime.runtime import Runtime

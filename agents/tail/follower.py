@@ -23,7 +23,7 @@ fell behind the rows that the store keeps starts again from a snapshot.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
 from contextvars import Context
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -197,9 +197,8 @@ class Follower:
             # An answer that failed half-way comes again. Taken in twice, the creation of a topic that was deleted and
             # made anew would take the name from its successor.
             if change.change_id > self._applied_id:
-                self._apply(change)
+                await self._apply(change, slices)
                 self._applied_id = change.change_id
-            await slices.took(len(change.detail.get("partition_ids", ())))
         for file in tail.files:
             self._add(file.file_id, _ref(file), file.index, live=file.live)
             await slices.took(len(file.index) // ROW_BYTES)
@@ -264,13 +263,22 @@ class Follower:
         self._parked_readers.wake_all()
         self._report()
 
-    def _apply(self, change: Change) -> None:
-        for partition_id in self._topic_cache.apply(change):
-            self._index.drop_partition(partition_id)
-            self._parked_readers.wake([partition_id])
+    async def _apply(self, change: Change, slices: Slices) -> None:
+        partition_ids: Sequence[int] = change.detail.get("partition_ids", ())
+        # Before the topic is known: nobody finds a partition of it that is not open. Cancelled here, and in the loop
+        # over the dropped ones, it is done again.
         if change.kind in (ChangeKind.TOPIC_CREATED, ChangeKind.PARTITIONS_ADDED):
-            for partition_id in change.detail["partition_ids"]:
-                self._index.open_partition(partition_id, start=0, end=0)
+            for some in _slices_of(partition_ids):
+                for partition_id in some:
+                    self._index.open_partition(partition_id, start=0, end=0)
+                await slices.took(len(some))
+        self._topic_cache.apply(change)
+        if change.kind is ChangeKind.TOPIC_DELETED:
+            for some in _slices_of(partition_ids):
+                for partition_id in some:
+                    self._index.drop_partition(partition_id)
+                self._parked_readers.wake(some)
+                await slices.took(len(some))
         if change.kind is ChangeKind.LOG_START_MOVED:
             for partition_id, offset in change.detail["offsets"].items():
                 self._index.move_log_start(int(partition_id), offset)
@@ -309,3 +317,7 @@ def _later(one: Cursor, other: Cursor) -> Cursor:
         for writer_id, seen in other.writers.items():
             writers[writer_id] = max(writers.get(writer_id, seen), seen)
     return Cursor(writers=writers, change_id=max(one.change_id, other.change_id), decided=other.decided)
+
+
+def _slices_of(partition_ids: Sequence[int]) -> Iterator[Sequence[int]]:
+    return (partition_ids[first : first + LOAD_SLICE] for first in range(0, len(partition_ids), LOAD_SLICE))

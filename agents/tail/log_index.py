@@ -220,7 +220,8 @@ class LogIndex:
 
     def open_partition(self, partition_id: int, *, start: int, end: int) -> None:
         """Begin a partition at a known state: new (0, 0), or from a snapshot. A known partition stays as it is."""
-        self._partitions.setdefault(partition_id, PartitionLog(start, end))
+        if partition_id not in self._partitions:
+            self._partitions[partition_id] = PartitionLog(start, end)
 
     def load_file(self, file_id: int, ref: FileRef, rows: Iterable[IndexRow]) -> None:
         """Take in a file of the snapshot that `open_partition` was called with: below the end, in file id order."""

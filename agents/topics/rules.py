@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from metadata.configs.topic import InvalidConfigError, validate_overrides
 from metadata.contract.errors import MetadataUnavailableError
-from metadata.contract.topics import InvalidPartitionsError, TopicExistsError, UnknownTopicError
+from metadata.contract.topics import InvalidPartitionsError, TooManyPartitionsError, TopicExistsError, UnknownTopicError
 from runtime.errors import SiltstoneError
 from wire.error_codes import ErrorCode
 
@@ -109,6 +109,9 @@ def code_of(error: SiltstoneError) -> ErrorCode:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         case InvalidPartitionsError():
             return ErrorCode.INVALID_PARTITIONS
+        case TooManyPartitionsError():
+            # As Kafka's controller refuses an excessive number of partitions: clients show it with our message.
+            return ErrorCode.POLICY_VIOLATION
         case InvalidConfigError():
             return ErrorCode.INVALID_CONFIG
         case MetadataUnavailableError():

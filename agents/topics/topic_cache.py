@@ -77,6 +77,11 @@ class TopicCache:
     def partition(self, partition_id: int) -> PartitionRef | None:
         return self._partitions.get(partition_id)
 
+    @property
+    def partitions_count(self) -> int:
+        """Of all topics."""
+        return len(self._partitions)
+
     def configs(self, topic: Topic) -> Mapping[str, str]:
         """Every config of the topic as it is in force: override, else the cluster-wide default, else our setting, else
         Kafka's default."""
@@ -89,31 +94,28 @@ class TopicCache:
             known = self._rules[topic.topic_id] = rules_of(self.configs(topic))
         return known
 
-    def apply(self, change: Change) -> list[int]:
-        """Take in one change. Returns the partition ids that ended with it."""
+    def apply(self, change: Change) -> None:
+        """Take in one change."""
         if change.kind is ChangeKind.BROKER_CONFIGS_CHANGED:
             self._set_broker_configs(change.detail["configs"])
-            return []
+            return
         topic_id, detail = change.topic_id, change.detail
         if topic_id is None:
-            return []
+            return
         known = self._by_id.get(topic_id)
         match change.kind:
             case ChangeKind.TOPIC_CREATED if known is None:
                 self._put(_created(topic_id, detail))
             case ChangeKind.TOPIC_DELETED if known is not None:
                 self._remove(known)
-                self.version += 1
-                return list(known.partition_ids)
             case ChangeKind.CONFIGS_CHANGED if known is not None:
                 self._put(replace(known, configs=dict(detail["configs"])))
-                return []
+                return
             case ChangeKind.PARTITIONS_ADDED if known is not None:
                 self._put(replace(known, partition_ids=tuple(detail["partition_ids"])))
             case _:
-                return []
+                return
         self.version += 1
-        return []
 
     def _set_broker_configs(self, configs: Mapping[str, str]) -> None:
         self.broker_configs = dict(configs)

@@ -70,10 +70,19 @@ class AgentMetadata(Protocol):
     async def list_topics(self) -> Sequence[Topic]: ...
 
     async def create_topic(
-        self, name: str, *, partitions: int, configs: Mapping[str, str], replication_factor: int = 1
+        self,
+        name: str,
+        *,
+        partitions: int,
+        configs: Mapping[str, str],
+        replication_factor: int = 1,
+        cluster_partitions_max: int | None = None,
     ) -> Topic:
-        """Raises TopicExistsError. The caller has validated the name, the config values, and the replication factor
-        (1 to 32,767)."""
+        """Raises TopicExistsError, and TooManyPartitionsError if all topics together would have more partitions than
+        `cluster_partitions_max`, however many callers create some at the same time.
+
+        The caller has validated the name, the config values, and the replication factor (1 to 32,767).
+        """
         ...
 
     async def delete_topic(self, topic_id: uuid.UUID) -> None:
@@ -84,8 +93,11 @@ class AgentMetadata(Protocol):
         """
         ...
 
-    async def create_partitions(self, topic_id: uuid.UUID, count: int) -> Topic:
-        """Grow the topic to `count` partitions. Raises UnknownTopicError, InvalidPartitionsError."""
+    async def create_partitions(
+        self, topic_id: uuid.UUID, count: int, *, cluster_partitions_max: int | None = None
+    ) -> Topic:
+        """Grow the topic to `count` partitions. Raises UnknownTopicError, InvalidPartitionsError, and
+        TooManyPartitionsError as `create_topic` does."""
         ...
 
     async def alter_configs(self, topic_id: uuid.UUID, changes: Changes | TopicDecision) -> Topic:

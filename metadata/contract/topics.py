@@ -45,6 +45,10 @@ class InvalidPartitionsError(BadInputError):
     """`create_partitions` with a count that is not above the present one."""
 
 
+class TooManyPartitionsError(BadInputError):
+    """The partitions of all topics together would be more than the caller allows."""
+
+
 class InvalidOffsetError(BadInputError):
     """DeleteRecords with an offset above the high watermark or below zero."""
 

@@ -112,10 +112,17 @@ class MemoryAgents:
         return sorted(self.database.topics.values(), key=lambda topic: topic.name)
 
     async def create_topic(
-        self, name: str, *, partitions: int, configs: Mapping[str, str], replication_factor: int = 1
+        self,
+        name: str,
+        *,
+        partitions: int,
+        configs: Mapping[str, str],
+        replication_factor: int = 1,
+        cluster_partitions_max: int | None = None,
     ) -> Topic:
         if any(topic.name == name for topic in self.database.topics.values()):
             raise refusals.topic_exists(name)
+        refusals.check_cluster_partitions(len(self.database.partitions), partitions, cluster_partitions_max)
         topic_id = self._ids.uuid4()
         topic = Topic(
             topic_id=topic_id,
@@ -151,11 +158,14 @@ class MemoryAgents:
             group.offsets = {place: offset for place, offset in group.offsets.items() if place.topic_id != topic_id}
         self._changed(ChangeKind.TOPIC_DELETED, topic, partition_ids=list(topic.partition_ids))
 
-    async def create_partitions(self, topic_id: uuid.UUID, count: int) -> Topic:
+    async def create_partitions(
+        self, topic_id: uuid.UUID, count: int, *, cluster_partitions_max: int | None = None
+    ) -> Topic:
         topic = self._topic(topic_id)
         present = len(topic.partition_ids)
         if count <= present:
             raise refusals.not_more_partitions(topic.name, present, count)
+        refusals.check_cluster_partitions(len(self.database.partitions), count - present, cluster_partitions_max)
         partition_ids = topic.partition_ids + self._new_partitions(topic_id, topic.name, count - present)
         topic = self.database.topics[topic_id] = replace(topic, partition_ids=partition_ids)
         self._changed(ChangeKind.PARTITIONS_ADDED, topic, partition_ids=list(partition_ids))

@@ -71,17 +71,29 @@ class PostgresAgents:
         return await self._topics.list_topics()
 
     async def create_topic(
-        self, name: str, *, partitions: int, configs: Mapping[str, str], replication_factor: int = 1
+        self,
+        name: str,
+        *,
+        partitions: int,
+        configs: Mapping[str, str],
+        replication_factor: int = 1,
+        cluster_partitions_max: int | None = None,
     ) -> Topic:
         return await self._topics.create_topic(
-            name, partitions=partitions, configs=configs, replication_factor=replication_factor
+            name,
+            partitions=partitions,
+            configs=configs,
+            replication_factor=replication_factor,
+            cluster_partitions_max=cluster_partitions_max,
         )
 
     async def delete_topic(self, topic_id: uuid.UUID) -> None:
         await self._topics.delete_topic(topic_id)
 
-    async def create_partitions(self, topic_id: uuid.UUID, count: int) -> Topic:
-        return await self._topics.create_partitions(topic_id, count)
+    async def create_partitions(
+        self, topic_id: uuid.UUID, count: int, *, cluster_partitions_max: int | None = None
+    ) -> Topic:
+        return await self._topics.create_partitions(topic_id, count, cluster_partitions_max=cluster_partitions_max)
 
     async def alter_configs(self, topic_id: uuid.UUID, changes: Changes | TopicDecision) -> Topic:
         return await self._topics.alter_configs(topic_id, changes)

@@ -10,6 +10,7 @@
 6. the lock of all committed offsets (`metadata/postgres/groups/offsets.py`), only in `delete_topic`;
 7. the lock of `changes`, which `append_change` takes last.
 
+The lock of growth (`metadata/postgres/log/topics.py`) is taken before all of these, by whoever adds partitions.
 `delete_topic` takes the topic's row and its watermarks between 1 and 3. A commit of an L0 file takes none of these. A
 write for a consumer group takes rows of groups, which no other transaction takes, and then 6, shared. The lock of
 stamps and rows of erasures (`metadata/postgres/erasures/erasures.py`) are taken with none of these.

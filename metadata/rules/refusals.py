@@ -25,6 +25,7 @@ from metadata.contract.topics import (
     InvalidOffsetError,
     InvalidPartitionsError,
     NotCompactedError,
+    TooManyPartitionsError,
     TopicExistsError,
     UnknownTopicError,
 )
@@ -85,6 +86,15 @@ def unknown_partition(partition_id: int) -> UnknownTopicError:
 
 def not_more_partitions(name: str, present: int, count: int) -> InvalidPartitionsError:
     return InvalidPartitionsError(f"topic {name!r} has {present} partitions; {count} is not more")
+
+
+def check_cluster_partitions(present: int, added: int, partitions_max: int | None) -> None:
+    """Raises TooManyPartitionsError. `present`: of all topics."""
+    if partitions_max is not None and present + added > partitions_max:
+        raise TooManyPartitionsError(
+            f"all topics together have {present} partitions; {added} more would be above cluster.partitions.max"
+            f" ({partitions_max}): ask for fewer, delete topics, or raise the setting of the agents"
+        )
 
 
 def offset_outside(offset: int, next_offset: int) -> InvalidOffsetError:

@@ -240,6 +240,11 @@ class Settings:
     num_partitions: int = count(
         1, _TOPICS, "Partitions of a topic that is created without a number of them.", maximum=100_000
     )
+    cluster_partitions_max: int = count(
+        200_000,
+        _TOPICS,
+        "Partitions of all topics together; more are refused. Each takes memory in every agent, and rows in Postgres.",
+    )
     producer_id_expiration_ms: int = duration_ms(
         86_400_000, _TOPICS, "The sequence numbers of a producer that is silent for longer are forgotten."
     )

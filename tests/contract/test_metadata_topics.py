@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
+from functools import partial
+
+import pytest
 
 from metadata.contract.leases import AgentAddress
 from metadata.contract.tail import ChangeKind, Cursor
+from metadata.contract.topics import TooManyPartitionsError, Topic
 from metadata.rules.refusals import agent_lease_ended, not_more_partitions, topic_exists, unknown_topic_id
 from tests.contract.metadata_worlds import World, new_topic, raises_exactly
 
@@ -145,3 +150,32 @@ async def test_the_cluster_id_stays_and_remembers_its_store(world: World) -> Non
     assert (before.store_bound, after.store_bound) == (False, True)
     assert before.cluster_id == after.cluster_id
     assert len(before.cluster_id) == 22
+
+
+# ---- partitions of all topics ----------------------------------------------------------------------------------------
+
+
+async def test_partitions_of_all_topics_are_bounded_however_many_create_at_once(world: World) -> None:
+    create = partial(world.service.agents.create_topic, configs={}, cluster_partitions_max=10)
+    first = await create("first", partitions=4)
+    # a topic that exists is called that, whatever is left
+    with raises_exactly(topic_exists("first")):
+        await create("first", partitions=100)
+    # when ten ask for two each
+    asked = await asyncio.gather(*(create(f"t{n}", partitions=2) for n in range(10)), return_exceptions=True)
+    refused = [each for each in asked if isinstance(each, TooManyPartitionsError)]
+    # then three fit
+    assert len(refused) == 7
+    assert len([each for each in asked if isinstance(each, Topic)]) == 3
+    assert "cluster.partitions.max (10)" in str(refused[0])
+    grow = world.service.agents.create_partitions
+    with pytest.raises(TooManyPartitionsError, match="have 10 partitions; 1 more would be above"):
+        await grow(first.topic_id, 5, cluster_partitions_max=10)
+    # and what is deleted makes room
+    gone = next(each for each in asked if isinstance(each, Topic))
+    await world.service.agents.delete_topic(gone.topic_id)
+    grown = await asyncio.gather(
+        *(grow(first.topic_id, 6, cluster_partitions_max=10) for _ in range(2)), return_exceptions=True
+    )
+    assert sum(isinstance(each, Topic) for each in grown) == 1
+    assert sum(len(topic.partition_ids) for topic in await world.service.agents.list_topics()) == 10

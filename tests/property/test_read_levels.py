@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from agents.read.path import ReadPath
 from agents.read.reader import Taken, Want
+from agents.read.timestamps.budget import LookUpBudget
 from agents.tail.follower import Follower, FollowerCallbacks
 from agents.tail.log_index import LogIndex
 from agents.tail.waiters import ParkedReaders
@@ -51,14 +52,14 @@ METRICS = Metrics()
 def small_blocks() -> Iterator[None]:
     """Small blocks, so that a few records fill several blocks of a file and of the cache."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("agents.read.plan", "agents.read.timestamps", "storage.format.file_writer"):
+        for module in ("agents.read.plan", "agents.read.timestamps.search", "storage.format.file_writer"):
             patch.setattr(f"{module}.BLOCK_BYTES", BLOCK_BYTES)
         for module in ("agents.read.cache", "agents.read.blocks", "agents.read.ahead"):
             patch.setattr(f"{module}.BLOCK_BYTES", BLOCK_BYTES // 2)
         patch.setattr("agents.read.plan.READ_BYTES_MIN", READ_BYTES_MIN)
         patch.setattr("agents.read.reader.READ_BYTES_MIN", READ_BYTES_MIN)
         patch.setattr("agents.read.leveled.EXTENTS_PER_LOOK_UP", 2)
-        patch.setattr("agents.read.timestamps.EXTENTS_PER_LOOK_UP", 2)
+        patch.setattr("agents.read.timestamps.search.EXTENTS_PER_LOOK_UP", 2)
         yield
 
 
@@ -298,10 +299,10 @@ class World:
             ]
             for asked in (0, self.random.randint(1, 1_000), 1_001):
                 expected = next((each for each in records if each[1] >= asked), None)
-                found = await self.reads.timestamps.first_at(number, asked)
+                found = await self.reads.timestamps.first_at(number, asked, LookUpBudget())
                 assert (None if found is None else (found.offset, found.timestamp_ms)) == expected
             expected = min(records, key=lambda each: (-each[1], each[0]), default=None)
-            found = await self.reads.timestamps.largest(number)
+            found = await self.reads.timestamps.largest(number, LookUpBudget())
             assert (None if found is None else (found.offset, found.timestamp_ms)) == expected
 
 

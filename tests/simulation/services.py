@@ -295,11 +295,21 @@ class SimulatedMetadata(FarSide):
         return await self._ask(self.server.agents.live_agents)
 
     async def create_topic(
-        self, name: str, *, partitions: int, configs: Mapping[str, str], replication_factor: int = 1
+        self,
+        name: str,
+        *,
+        partitions: int,
+        configs: Mapping[str, str],
+        replication_factor: int = 1,
+        cluster_partitions_max: int | None = None,
     ) -> Topic:
         return await self._ask(
             lambda: self.server.agents.create_topic(
-                name, partitions=partitions, configs=configs, replication_factor=replication_factor
+                name,
+                partitions=partitions,
+                configs=configs,
+                replication_factor=replication_factor,
+                cluster_partitions_max=cluster_partitions_max,
             )
         )
 
@@ -309,8 +319,12 @@ class SimulatedMetadata(FarSide):
     async def alter_configs(self, topic_id: uuid.UUID, changes: Changes | TopicDecision) -> Topic:
         return await self._ask(lambda: self.server.agents.alter_configs(topic_id, changes))
 
-    async def create_partitions(self, topic_id: uuid.UUID, count: int) -> Topic:
-        return await self._ask(lambda: self.server.agents.create_partitions(topic_id, count))
+    async def create_partitions(
+        self, topic_id: uuid.UUID, count: int, *, cluster_partitions_max: int | None = None
+    ) -> Topic:
+        return await self._ask(
+            lambda: self.server.agents.create_partitions(topic_id, count, cluster_partitions_max=cluster_partitions_max)
+        )
 
     async def list_topics(self) -> Sequence[Topic]:
         return await self._ask(self.server.agents.list_topics)

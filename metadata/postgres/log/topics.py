@@ -1,9 +1,9 @@
 """Topics in Postgres: one transaction per change, with a row in `changes` as its last step.
 
-Order of locks: the topic's row; watermark rows by id; the name's row in `deleted_topics`; the locks of
-`metadata/postgres/rows.py`; the lock of `changes`. The commit function takes only watermark rows, also by id, so the
-two cannot deadlock. A deletion waits for commits in flight. A later commit finds no watermark row and refuses the
-batches. A deletion also waits for merges, and kills the extents that they put in.
+Order of locks: the lock of growth, if partitions are added; the topic's row; watermark rows by id; the name's row in
+`deleted_topics`; the locks of `metadata/postgres/rows.py`; the lock of `changes`. The commit function takes only
+watermark rows, also by id, so the two cannot deadlock. A deletion waits for commits in flight. A later commit finds no
+watermark row and refuses the batches. A deletion also waits for merges, and kills the extents that they put in.
 
 A deletion reads its time after it has locked the watermarks. So every producer with state on the topic has an older
 producer id. A new topic of the same name waits at the unique index of the name, so its partitions see that time.
@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import ARRAY, aggregate_order_by, insert
+from sqlalchemy.dialects.postgresql import aggregate_order_by, insert
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -27,7 +27,7 @@ from metadata.contract.topics import Topic
 from metadata.postgres.connection import Database
 from metadata.postgres.groups.offsets import delete_offsets_of_topic
 from metadata.postgres.log.broker_configs import BROKER_CONFIGS_SET
-from metadata.postgres.rows import append_change, begin_killing, kill_extents, lock_partitions, now_ms
+from metadata.postgres.rows import append_change, begin_killing, kill_extents, now_ms
 from metadata.postgres.tables import (
     DELETED_TOPICS,
     EXTENTS,
@@ -37,19 +37,43 @@ from metadata.postgres.tables import (
     TOPICS,
     WATERMARKS,
 )
-from metadata.rules.refusals import not_more_partitions, topic_exists, unknown_topic_id
+from metadata.rules.refusals import check_cluster_partitions, not_more_partitions, topic_exists, unknown_topic_id
 
 # Copies the time at which a predecessor of the same name was deleted: the commit then reads nothing more for it.
 _INSERT_PARTITIONS = sa.text(
-    """INSERT INTO partitions (topic_id, partition, created_ms, predecessor_deleted_ms)
-    SELECT t.topic_id, n, clock_ms(), d.deleted_ms
-    FROM topics t LEFT JOIN deleted_topics d ON d.name = t.name, generate_series(:first ::integer, :last ::integer) AS n
-    WHERE t.topic_id = :topic_id ORDER BY n
-    RETURNING partition_id, partition"""
+    """WITH made AS (
+        INSERT INTO partitions (topic_id, partition, created_ms, predecessor_deleted_ms)
+        SELECT t.topic_id, n, clock_ms(), d.deleted_ms
+        FROM topics t LEFT JOIN deleted_topics d ON d.name = t.name,
+            generate_series(:first ::integer, :last ::integer) AS n
+        WHERE t.topic_id = :topic_id ORDER BY n
+        RETURNING partition_id, partition
+    )
+    SELECT array_agg(partition_id ORDER BY partition) FROM made"""
 ).bindparams(sa.bindparam("topic_id", type_=sa.Uuid))
-_IDS = sa.bindparam("partition_ids", type_=ARRAY(sa.Integer))
-_INSERT_WATERMARKS = sa.text("INSERT INTO watermarks (partition_id) SELECT unnest(:partition_ids)").bindparams(_IDS)
-_INSERT_LOG_STARTS = sa.text("INSERT INTO log_starts (partition_id) SELECT unnest(:partition_ids)").bindparams(_IDS)
+GROWTH_LOCK = 7_310_575_222
+# What concerns each partition stays in the store: rows or ids of 100,000 would hold up the agent's event loop.
+_TOPIC_ID = sa.bindparam("topic_id", type_=sa.Uuid)
+_INSERT_WATERMARKS = sa.text(
+    """INSERT INTO watermarks (partition_id) SELECT partition_id FROM partitions
+    WHERE topic_id = :topic_id AND partition BETWEEN :first AND :last"""
+).bindparams(_TOPIC_ID)
+_INSERT_LOG_STARTS = sa.text(
+    """INSERT INTO log_starts (partition_id) SELECT partition_id FROM partitions
+    WHERE topic_id = :topic_id AND partition BETWEEN :first AND :last"""
+).bindparams(_TOPIC_ID)
+_LOCK_WATERMARKS = sa.text(
+    """SELECT count(*) FROM (
+        SELECT w.partition_id FROM watermarks w JOIN partitions p ON p.partition_id = w.partition_id
+        WHERE p.topic_id = :topic_id ORDER BY w.partition_id FOR UPDATE OF w
+    ) AS locked"""
+).bindparams(_TOPIC_ID)
+_LOCK_LOG_STARTS = sa.text(
+    """SELECT count(*) FROM (
+        SELECT l.partition_id FROM log_starts l JOIN partitions p ON p.partition_id = l.partition_id
+        WHERE p.topic_id = :topic_id ORDER BY l.partition_id FOR NO KEY UPDATE OF l
+    ) AS locked"""
+).bindparams(_TOPIC_ID)
 
 
 class Topics:
@@ -59,11 +83,18 @@ class Topics:
         self._database = database
 
     async def create_topic(
-        self, name: str, *, partitions: int, configs: Mapping[str, str], replication_factor: int = 1
+        self,
+        name: str,
+        *,
+        partitions: int,
+        configs: Mapping[str, str],
+        replication_factor: int = 1,
+        cluster_partitions_max: int | None = None,
     ) -> Topic:
         topic_id = self._database.ids.uuid4()
 
         async def work(connection: AsyncConnection) -> Topic:
+            await _begin_growing(connection, cluster_partitions_max)
             made = sa.insert(TOPICS).values(
                 topic_id=topic_id,
                 name=name,
@@ -76,6 +107,7 @@ class Topics:
             # Not looked up before: two creators at once would both find the name free. The unique index decides.
             except IntegrityError as error:
                 raise topic_exists(name) from error
+            await _check_growth(connection, partitions, cluster_partitions_max)
             partition_ids = await _add_partitions(connection, topic_id, range(partitions))
             topic = Topic(
                 topic_id=topic_id,
@@ -102,12 +134,11 @@ class Topics:
             topic = await _locked(connection, topic_id)
             gone = sa.select(PARTITIONS.c.partition_id).where(PARTITIONS.c.topic_id == topic_id)
             # Wait for commits in flight before the time is read and the extents are looked up.
-            rows = sa.select(WATERMARKS.c.partition_id).where(WATERMARKS.c.partition_id.in_(gone))
-            await connection.execute(rows.order_by(WATERMARKS.c.partition_id).with_for_update(of=WATERMARKS))
+            await connection.execute(_LOCK_WATERMARKS, {"topic_id": topic_id})
             deleted = insert(DELETED_TOPICS).values(name=topic.name, deleted_ms=sa.text("clock_ms()"))
             again = {"deleted_ms": deleted.excluded.deleted_ms}
             await connection.execute(deleted.on_conflict_do_update(index_elements=["name"], set_=again))
-            await lock_partitions(connection, topic.partition_ids)
+            await connection.execute(_LOCK_LOG_STARTS, {"topic_id": topic_id})
             live = sa.select(EXTENTS.c.extent_id).where(EXTENTS.c.partition_id.in_(gone), EXTENTS.c.state == "live")
             dying = sorted((await connection.execute(live)).scalars())
             await kill_extents(connection, dying, at_ms=await now_ms(connection))
@@ -139,12 +170,16 @@ class Topics:
 
         return await self._database.write(work)
 
-    async def create_partitions(self, topic_id: uuid.UUID, count: int) -> Topic:
+    async def create_partitions(
+        self, topic_id: uuid.UUID, count: int, *, cluster_partitions_max: int | None = None
+    ) -> Topic:
         async def work(connection: AsyncConnection) -> Topic:
+            await _begin_growing(connection, cluster_partitions_max)
             topic = await _locked(connection, topic_id)
             present = len(topic.partition_ids)
             if count <= present:
                 raise not_more_partitions(topic.name, present, count)
+            await _check_growth(connection, count - present, cluster_partitions_max)
             added = await _add_partitions(connection, topic_id, range(present, count))
             partition_ids = topic.partition_ids + added
             detail = {"partition_ids": list(partition_ids)}
@@ -198,13 +233,24 @@ async def _locked(connection: AsyncConnection, topic_id: uuid.UUID) -> Topic:
     return found[0]
 
 
+async def _begin_growing(connection: AsyncConnection, cluster_partitions_max: int | None) -> None:
+    """Take the lock of growth, before any other: whoever counts the partitions counts alone."""
+    if cluster_partitions_max is not None:
+        await connection.execute(sa.text(f"SELECT pg_advisory_xact_lock({GROWTH_LOCK})"))
+
+
+async def _check_growth(connection: AsyncConnection, added: int, cluster_partitions_max: int | None) -> None:
+    if cluster_partitions_max is not None:
+        present = (await connection.execute(sa.select(sa.func.count()).select_from(PARTITIONS))).scalar_one()
+        check_cluster_partitions(present, added, cluster_partitions_max)
+
+
 async def _add_partitions(connection: AsyncConnection, topic_id: uuid.UUID, numbers: range) -> tuple[int, ...]:
     span = {"topic_id": topic_id, "first": numbers.start, "last": numbers.stop - 1}
-    made = (await connection.execute(_INSERT_PARTITIONS, span)).all()
-    partition_ids = tuple(row.partition_id for row in sorted(made, key=lambda row: row.partition))
+    made = (await connection.execute(_INSERT_PARTITIONS, span)).scalar_one()
     for statement in (_INSERT_WATERMARKS, _INSERT_LOG_STARTS):
-        await connection.execute(statement, {"partition_ids": list(partition_ids)})
-    return partition_ids
+        await connection.execute(statement, span)
+    return tuple(made)
 
 
 async def _append(connection: AsyncConnection, kind: ChangeKind, topic: Topic, detail: Mapping[str, Any]) -> None:

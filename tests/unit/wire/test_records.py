@@ -15,6 +15,7 @@ from wire.records import (
     Record,
     build_batch,
     iter_records,
+    iter_times,
     read_payload,
     record_facts,
     walk,
@@ -235,3 +236,33 @@ def test_a_walk_stops_at_the_bound(codec: Codec) -> None:
     assert len(list(walk(batch, bytes_max=len(plain)))) == 1
     with pytest.raises(DecompressedTooLargeError):
         list(walk(batch, bytes_max=len(plain) - 1))
+
+
+def test_times_are_those_of_the_records_and_wrong_bounds_are_seen() -> None:
+    payload = SMALLEST + record(varint(-70) + varint(1) + b"\x02k\x04vv\x04\x02h\x02x\x04\xc3\xa9\x01")
+    assert list(iter_times(payload, 2)) == [
+        (each.offset_delta, each.timestamp_delta_ms) for each in iter_records(payload, 2)
+    ]
+    far = record(varint(-(2**40)) + varint(300) + b"\x01\x01\x00")
+    assert list(iter_times(far, 1)) == [(300, -(2**40))]
+    for wrong, count, index in (
+        (SMALLEST, 2, 0),  # more records than bytes
+        (SMALLEST, -1, 0),
+        (SMALLEST + SMALLEST, 1, 1),  # bytes behind the last record
+        (SMALLEST + record(b"\x00\x00\x01\x01\x00", length=70), 2, 1),  # leaves the payload
+        (record(b"\x00\x00\x01\x01\x00", length=2), 1, 0),
+        (record(b"\xff" * 11 + b"\x01"), 1, 0),  # more than 64 bits
+        (record(b"\x00\xff\xff\xff\xff\x7f"), 1, 0),  # more than 32 bits
+        (record(b"\xff\xff\xff\xff\xff"), 1, 0),  # a delta leaves the payload
+        (record(b"\xff\xff\xff\xff\xff") + SMALLEST, 2, 0),  # a delta leaves its record
+    ):
+        with pytest.raises(CorruptRecordError) as error:
+            list(iter_times(wrong, count))
+        assert error.value.record_index == index
+
+
+def test_times_of_a_record_with_many_headers_cost_nothing_more() -> None:
+    count = 100_000
+    payload = record(b"\x00\x00\x01\x01" + varint(count) + bytes(2 * count))
+    assert len(next(iter_records(payload, 1)).headers) == count
+    assert list(iter_times(payload, 1)) == [(0, 0)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agents.groups.events import GroupOptions, GroupState, JoinedMember
+from agents.groups.joining import PROTOCOLS_MAX
 from tests.fixtures.group_machine import DELAY_MS, REBALANCE_MS, SESSION_MS, Machine, subscription
 from wire.error_codes import ErrorCode
 
@@ -373,3 +374,13 @@ def test_a_loaded_group_above_the_limit_gathers_again_and_loses_its_last() -> No
         ErrorCode.GROUP_MAX_SIZE_REACHED,
     ]
     assert machine.member_ids == members[:2]
+
+
+# ---- members that make themselves costly
+
+
+def test_a_member_with_more_protocols_than_any_client_has_is_refused() -> None:
+    machine = Machine()
+    few, many = (tuple((f"p{n}", b"") for n in range(count)) for count in (PROTOCOLS_MAX, PROTOCOLS_MAX + 1))
+    assert machine.error(machine.join(protocols=many)) is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    assert machine.error(machine.join(protocols=few)) is not ErrorCode.INCONSISTENT_GROUP_PROTOCOL

@@ -9,7 +9,7 @@ import pytest
 from agents.groups.events import GroupOptions, GroupState
 from agents.groups.group import Group
 from agents.groups.group_data import PENDING_MIN
-from tests.fixtures.group_machine import SESSION_MS, Machine
+from tests.fixtures.group_machine import SESSION_MS, Machine, subscription
 from wire.error_codes import ErrorCode
 
 LONG = 100_000
@@ -88,3 +88,14 @@ def test_members_that_are_loaded_weigh_what_they_weighed_before() -> None:
     machine = Machine()
     machine.become_stable("i", None)
     assert Group("g", machine.options, machine.saves[-1].record, 0).bytes == machine.group.bytes
+
+
+def test_the_topics_of_subscriptions_are_counted() -> None:
+    machine = Machine()
+    names = [f"topic-{n}" for n in range(1_000)]
+    metadata = subscription(*names)
+    machine.known_join(protocols=(("range", metadata),))
+    parked = machine.group.bytes
+    machine.sleep(10_000)
+    assert machine.group.view().subscribed_topics == set(names)
+    assert machine.group.bytes - parked > 50 * len(names)

@@ -17,12 +17,12 @@ def test_the_topics_are_read_whatever_version_and_fields_follow(
     topics: frozenset[str], version: int, tail: bytes
 ) -> None:
     written = struct.pack(">h", version) + subscription(*topics)[2:-4] + tail
-    assert subscribed_topics(written) == topics
+    assert subscribed_topics([written]) == topics
 
 
 @given(st.binary(max_size=60))
 def test_any_bytes_give_topics_or_nothing(junk: bytes) -> None:
-    found = subscribed_topics(junk)
+    found = subscribed_topics([junk])
     assert found is None or all(isinstance(topic, str) for topic in found)
 
 
@@ -41,4 +41,12 @@ def test_any_bytes_give_topics_or_nothing(junk: bytes) -> None:
     ],
 )
 def test_what_is_no_subscription_names_no_topics(what: str, written: bytes) -> None:
-    assert subscribed_topics(written) is None, what
+    assert subscribed_topics([written]) is None, what
+
+
+def test_more_names_than_are_read_in_one_turn_are_unknown_and_equal_ones_count_once() -> None:
+    first, other = subscription("a", "b"), subscription("c", "d", "e")
+    assert subscribed_topics([first, other], topics_max=5) == set("abcde")
+    assert subscribed_topics([first, other], topics_max=4) is None
+    # members of one program list the same topics, and own different partitions
+    assert subscribed_topics([first + b"%d" % n for n in range(100)], topics_max=2) == set("ab")

@@ -3,11 +3,12 @@
 The candidates are known without reading: the largest timestamp of every L0 extent is in the index, that of every merged
 one in the metadata store. The candidates are read in offset order: a large one by its block index, and in a block only
 batches whose header qualifies are walked. An extent, block or batch may promise more than it holds, because dedupe
-keeps the timestamps of batches that it emptied.
+keeps the timestamps of batches that it emptied, and a sender may claim any.
 
 L0 extents are looked at *before* the store is asked for merged ones. Records that are merged in between are then in
 both and read once; in the other order they would be in neither. Flagged extents, whose bytes are no batches, are passed
-over. For sound batches whose records cannot be read, the header gives the answer.
+over. For sound batches whose records cannot be read, and for those that the request's budget does not reach, the header
+gives the answer (`walk.py`, `budget.py`).
 """
 
 from __future__ import annotations
@@ -18,32 +19,25 @@ from typing import TypeVar
 
 from agents.read.leveled import BlockIndexes
 from agents.read.locate import TRIES_MAX, CatchUp
-from agents.read.pieces import Pieces
-from agents.read.plan import CutBatch, ReadRange, batches_of
+from agents.read.plan import ReadRange
 from agents.read.pools import Pools
+from agents.read.timestamps.budget import LookUpBudget, LookUpShares
+from agents.read.timestamps.walk import FirstAt, Largest, Looking, TimestampedOffset, look_through
 from agents.tail.log_index import LogIndex, PartitionLog
 from metadata.contract.leveled import LeveledExtent
 from metadata.contract.readers import ReaderMetadata
 from storage.format.block_index import BLOCK_BYTES, BlockEntry, block_end
 from storage.format.file_format import CorruptFileError
 from storage.objects import ObjectNotFoundError, ObjectStoreError
-from wire.batch import NO_TIMESTAMP_MS, BatchHeader, CorruptBatchError, crc_matches, read_header
+from wire.batch import NO_TIMESTAMP_MS, CorruptBatchError
 from wire.codecs import CodecError
-from wire.records import CorruptRecordError, walk
+from wire.records import CorruptRecordError
 
 EXTENTS_PER_LOOK_UP = 64
-RECORDS_MAX = 1 << 20
-"""Records of one batch: a batch that claims more is not walked, as the compactor does not read it either."""
 TIMESTAMP_ERRORS = (ObjectStoreError, CorruptFileError, CorruptBatchError, CorruptRecordError, CodecError)
 """The errors that a look-up by timestamp may raise."""
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class TimestampedOffset:
-    offset: int
-    timestamp_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,29 +60,30 @@ class TimestampSearch:
         self._blocks = blocks
         self._pools = pools
         self._catch_up = catch_up
+        self._shares = LookUpShares()
 
-    async def first_at(self, partition_id: int, timestamp_ms: int) -> TimestampedOffset | None:
+    async def first_at(self, partition_id: int, timestamp_ms: int, budget: LookUpBudget) -> TimestampedOffset | None:
         """The first record in offset order, from the log start on, whose timestamp is at or above `timestamp_ms`."""
 
         async def search() -> TimestampedOffset | None:
             async for candidate in self._candidates(partition_id, timestamp_ms):
-                found = await self._first_in(candidate, timestamp_ms, self._log_start(partition_id))
+                found = await self._first_in(candidate, timestamp_ms, self._log_start(partition_id), budget)
                 if found is not None:
                     return found
             return None
 
         return await self._again_when_gone(search)
 
-    async def largest(self, partition_id: int) -> TimestampedOffset | None:
+    async def largest(self, partition_id: int, budget: LookUpBudget) -> TimestampedOffset | None:
         """The first record that has the partition's largest timestamp; None if the partition is empty."""
 
         async def search() -> TimestampedOffset | None:
             best = await self._most_promising(partition_id)
             if best is None:
                 return None
-            found = await self._first_in(best, best.max_timestamp_ms, self._log_start(partition_id))
+            found = await self._first_in(best, best.max_timestamp_ms, self._log_start(partition_id), budget)
             # Dedupe may have emptied the batch that had the largest timestamp: then every extent has to be compared.
-            return found if found is not None else await self._largest_of_all(partition_id)
+            return found if found is not None else await self._largest_of_all(partition_id, budget)
 
         return await self._again_when_gone(search)
 
@@ -102,16 +97,16 @@ class TimestampSearch:
             candidates.append(_Candidate(_range_of(merged), merged.max_timestamp_ms, merged))
         return min(candidates, key=_promise, default=None)
 
-    async def _largest_of_all(self, partition_id: int) -> TimestampedOffset | None:
+    async def _largest_of_all(self, partition_id: int, budget: LookUpBudget) -> TimestampedOffset | None:
         """The fallback if the most promising extent did not keep its promise: all of them, until none can do better."""
         candidates = [each async for each in self._candidates(partition_id, None)]
         best: TimestampedOffset | None = None
         for candidate in sorted(candidates, key=_promise):
             # Sorted by promise: no later extent can do better than what was found.
-            if best is not None and _promise(candidate) > _rank(best):
+            if best is not None and _promise(candidate) > best.rank:
                 break
-            found = await self._largest_in(candidate, self._log_start(partition_id))
-            if found is not None and (best is None or _rank(found) < _rank(best)):
+            found = await self._largest_in(candidate, self._log_start(partition_id), budget)
+            if found is not None and (best is None or found.rank < best.rank):
                 best = found
         return best
 
@@ -196,28 +191,38 @@ class TimestampSearch:
     # ---- looking into an extent
 
     async def _first_in(
-        self, candidate: _Candidate, timestamp_ms: int, log_start_offset: int
+        self, candidate: _Candidate, timestamp_ms: int, log_start_offset: int, budget: LookUpBudget
     ) -> TimestampedOffset | None:
         if candidate.merged is not None and candidate.merged.flagged_reason is not None:
             return None
+        first = FirstAt(timestamp_ms)
         for where, promised_ms in await self._blocks_of(candidate):
-            if promised_ms >= timestamp_ms:
-                data = await self._pools.bytes_of(where)
-                for found in _records_of(data, where, timestamp_ms, log_start_offset):
-                    if found.timestamp_ms >= timestamp_ms:
-                        return found
+            if promised_ms >= timestamp_ms and await self._look_through(where, first, log_start_offset, budget):
+                return first.found
         return None
 
-    async def _largest_in(self, candidate: _Candidate, log_start_offset: int) -> TimestampedOffset | None:
-        best: TimestampedOffset | None = None
+    async def _largest_in(
+        self, candidate: _Candidate, log_start_offset: int, budget: LookUpBudget
+    ) -> TimestampedOffset | None:
+        largest = Largest(NO_TIMESTAMP_MS)
         for where, promised_ms in sorted(await self._blocks_of(candidate), key=lambda each: -each[1]):
-            least_ms = best.timestamp_ms if best is not None else NO_TIMESTAMP_MS
-            if promised_ms < least_ms:
+            if promised_ms < largest.least_ms:
                 break
-            for found in _records_of(await self._pools.bytes_of(where), where, least_ms, log_start_offset):
-                if best is None or _rank(found) < _rank(best):
-                    best = found
-        return best
+            await self._look_through(where, largest, log_start_offset, budget)
+        return largest.found
+
+    async def _look_through(
+        self, where: ReadRange, looking: Looking, log_start_offset: int, budget: LookUpBudget
+    ) -> bool:
+        release = await self._shares.read.take(where.length, self._pools.source([where]))
+        try:
+            data = await self._pools.bytes_of(where)
+            budget.took_read(where.length)
+            return await look_through(
+                data, where, looking, log_start_offset=log_start_offset, budget=budget, shares=self._shares
+            )
+        finally:
+            release()
 
     async def _blocks_of(self, candidate: _Candidate) -> list[tuple[ReadRange, int]]:
         """Ranges of whole batches and the largest timestamp of each; in pieces of a MiB if there is an index."""
@@ -248,50 +253,6 @@ def _pieces(extent: LeveledExtent, blocks: Sequence[BlockEntry]) -> Iterator[tup
     for number, block in enumerate(blocks):
         end = block_end(blocks, number, extent.length)
         yield _range_of(extent, block.position, end - block.position), block.max_timestamp_ms
-
-
-def _records_of(
-    data: memoryview, where: ReadRange, timestamp_ms: int, log_start_offset: int
-) -> Iterator[TimestampedOffset]:
-    """Records at or above the log start, from the batches that promise one at or above the timestamp.
-
-    A sound batch may still have records that cannot be read (a client can send one to a topic that is not compacted).
-    Only its header can be believed: it counts as a record of the largest timestamp at its base offset, so that a
-    consumer that reads on from the answer misses no record that qualifies.
-    """
-    for batch in batches_of(Pieces([data]), where):
-        if isinstance(batch, CutBatch):
-            raise CorruptBatchError(f"an extent or block of {where.key} ends inside a batch")
-        whole = data[batch.start : batch.start + batch.size_bytes]
-        header = read_header(whole)
-        if header.max_timestamp_ms < timestamp_ms or batch.next_offset <= log_start_offset:
-            continue
-        try:
-            for offset, at_ms in _walked(whole, header):
-                if batch.base_offset + offset >= log_start_offset:
-                    yield TimestampedOffset(batch.base_offset + offset, at_ms)
-        except (CorruptRecordError, CodecError):
-            if not crc_matches(whole, 0, header):
-                raise
-            yield TimestampedOffset(max(batch.base_offset, log_start_offset), header.max_timestamp_ms)
-
-
-def _walked(batch: memoryview, header: BatchHeader) -> Iterator[tuple[int, int]]:
-    """(offset delta, timestamp) of each record. Raises CodecError or CorruptRecordError, maybe after some records."""
-    if header.records_count > RECORDS_MAX:
-        raise CorruptRecordError(0, f"the batch claims {header.records_count} records; at most {RECORDS_MAX} are read")
-    last = -1
-    for number, record in enumerate(walk(batch)):
-        if not last < record.offset_delta <= header.last_offset_delta:
-            raise CorruptRecordError(number, f"offset delta {record.offset_delta} after {last}")
-        last = record.offset_delta
-        at_ms = header.base_timestamp_ms + record.timestamp_delta_ms
-        yield last, header.max_timestamp_ms if header.is_log_append_time else at_ms
-
-
-def _rank(found: TimestampedOffset) -> tuple[int, int]:
-    """The larger timestamp first, then the lower offset."""
-    return -found.timestamp_ms, found.offset
 
 
 def _promise(candidate: _Candidate) -> tuple[int, int]:

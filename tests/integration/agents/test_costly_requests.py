@@ -1,0 +1,86 @@
+"""One request of about 1 MiB, made to be costly: its longest turn of the event loop, from the frame to the answer."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.fixtures.agents import Dial, StartAgent
+from tests.fixtures.loop_stalls import loop_stalls
+from wire.api import encode_request
+from wire.messages.create_topics import CreatableTopic, CreateTopicsRequest
+from wire.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
+from wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from wire.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
+from wire.messages.metadata import MetadataRequest, MetadataRequestTopic
+from wire.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestGroup
+from wire.schema import Message, message_table
+
+STALL_MS_MAX = 100.0
+
+COSTLY: dict[str, tuple[int, Message]] = {
+    "topics to validate": (
+        7,
+        CreateTopicsRequest(
+            topics=[CreatableTopic(name=f"n{n}", num_partitions=1, replication_factor=1) for n in range(3_000)],
+            validate_only=True,
+        ),
+    ),
+    "topics that do not exist": (
+        12,
+        MetadataRequest(
+            topics=[MetadataRequestTopic(name=f"not a name {n}") for n in range(35_000)],
+            allow_auto_topic_creation=False,
+        ),
+    ),
+    "configs": (
+        4,
+        DescribeConfigsRequest(
+            resources=[DescribeConfigsResource(resource_type=2, resource_name=f"u{n}") for n in range(50_000)]
+        ),
+    ),
+    "partitions to read": (
+        12,
+        FetchRequest(
+            max_wait_ms=0,
+            topics=[FetchTopic(topic="t", partitions=[FetchPartition(partition=n % 1_000) for n in range(30_000)])],
+        ),
+    ),
+    "times": (
+        9,
+        ListOffsetsRequest(
+            topics=[
+                ListOffsetsTopic(name="t", partitions=[ListOffsetsPartition(partition_index=n % 1_000, timestamp=5)])
+                for n in range(40_000)
+            ]
+        ),
+    ),
+    "groups": (
+        8,
+        OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group_id=f"g{n}", topics=None) for n in range(40_000)]),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COSTLY)
+async def test_a_costly_request_holds_up_nobody(start_agent: StartAgent, dial: Dial, name: str) -> None:
+    running = await start_agent()
+    await (await dial.kafka(running.address)).create_topic("t", partitions=1_000)
+    version, request = COSTLY[name]
+    frame = b"".join(
+        bytes(part) for part in encode_request(message_table(type(request)).api_key, version, 1, "c", request)
+    )
+    host, port = running.address.rsplit(":", 1)
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        with loop_stalls() as stalls:
+            writer.write(frame)
+            async with asyncio.timeout(60):
+                size = int.from_bytes(await reader.readexactly(4), "big")
+                while size:
+                    size -= len(await reader.read(min(size, 1 << 16)))
+    finally:
+        writer.close()
+        await writer.wait_closed()
+    assert stalls.longest_ms < STALL_MS_MAX, stalls
