@@ -1,7 +1,7 @@
 """One agent: a stateless broker over an object store and the metadata store.
 
-Start: bind the address (so that the port is known and ours), register under it, load the snapshot, serve. Clients that
-connect earlier wait in the socket's backlog.
+Start: bind the address (so that the port is known and ours), register under it, load the snapshot with users, ACLs and
+quotas, serve. Clients that connect earlier wait in the socket's backlog.
 
 Stop, on SIGTERM: leave the Metadata answers and serve on until the other agents know, send the clients to them
 (`draining.py`), begin no new request, seal and commit the buffer, answer, give the lease back. A crash at any point
@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 
 from agents.broker import Broker
@@ -28,7 +28,8 @@ from agents.membership import NOTICE_MS, Membership
 from agents.producer_ids import ProducerIds
 from agents.read.path import ReadPath, the_store_itself
 from agents.read.sessions import SESSIONS_MAX, FetchSessions
-from agents.security.authorizer import Authorizer, mode_of, super_users_of
+from agents.security.authorizer import BUILD_ON_LOOP_MAX, AclMode, Authorizer, mode_of, super_users_of
+from agents.security.known import KnownSecurity
 from agents.server import AddressError, Server, bind
 from agents.tail.follower import Follower, FollowerCallbacks
 from agents.tail.fresh_watermarks import FreshWatermarks
@@ -47,13 +48,15 @@ from agents.zone.lines import Dial, dial
 from agents.zone.zone import Zone
 from metadata.contract.errors import MetadataUnavailableError
 from metadata.contract.l0_commit import Committed
-from metadata.contract.leases import AgentAddress, Endpoint
+from metadata.contract.leases import AgentAddress, Endpoint, WriterLease
 from metadata.contract.store import MetadataStore
+from runtime.errors import BugError
 from runtime.logging import get_logger
 from runtime.runtime import Runtime
 from runtime.settings.addresses import format_address, parse_address
 from runtime.settings.listeners import ListenerSettings, endpoint_of, listeners_of
 from runtime.settings.table import Settings
+from security.acls.values import Acl
 from storage.objects import ObjectStore
 
 _log = get_logger(__name__)
@@ -86,6 +89,7 @@ class Agent:
         self._stall = WriteStall(
             StallLimits(stall_files=settings.l0_stall_files, refuse_files=settings.l0_refuse_files), runtime.metrics
         )
+        self._security = KnownSecurity(metadata=metadata.security, lease=self._lease, runtime=runtime)
         self._follower = Follower(
             metadata=metadata.agents,
             topic_cache=self._topic_cache,
@@ -98,6 +102,7 @@ class Agent:
                 # late: the read path is made after the follower, which it needs
                 on_deduped=lambda partition_ids: self._reads.forget(partition_ids),
                 on_merged=lambda keys: self._reads.drop_files(keys),
+                security=self._security,
             ),
             runtime=runtime,
         )
@@ -110,12 +115,8 @@ class Agent:
             runtime=runtime,
             around=self._zone.around if self._zone is not None else the_store_itself,
         )
-        self.authorizer = Authorizer(
-            mode_of(settings.acl_mode, authenticates=False),
-            super_users=super_users_of(settings.super_users),
-            allow_everyone=settings.allow_everyone_if_no_acl_found,
-            stale_ms_max=settings.security_stale_max_ms,
-        )
+        self._acl_mode = mode_of(settings.acl_mode, authenticates=False)
+        self.authorizer = self._new_authorizer()
         self._draining = Draining()
         self._hurry = asyncio.Event()
         self._telling: asyncio.Timeout | None = None
@@ -159,7 +160,8 @@ class Agent:
         return found
 
     async def start(self) -> None:
-        """Serve. Raises AddressError, MetadataUnavailableError, SchemaMismatchError, DuplicateAgentError."""
+        """Serve. Raises AddressError, MetadataUnavailableError, SchemaMismatchError, DuplicateAgentError,
+        OlderProgramsAtWorkError."""
         settings = self._settings
         check_served(settings)
         bound = ExitStack()
@@ -178,6 +180,8 @@ class Agent:
                 endpoints=tuple(sorted(endpoints, key=lambda each: each.listener)),
             )
             identity = await self._metadata.cluster_identity()
+            if self._acl_mode is AclMode.ON:
+                await self._metadata.security.exclude_older_programs()
             membership = self._membership = Membership(
                 metadata=self._metadata.agents, address=address, runtime=self._runtime
             )
@@ -256,6 +260,7 @@ class Agent:
         if self._write_path is not None:
             await self._write_path.close()
         await self._follower.stop()
+        await self._security.stop()
         # Before the read path, whose pools it serves from.
         if self._zone is not None:
             await self._zone.close()
@@ -321,6 +326,19 @@ class Agent:
             await self._runtime.clock.sleep_ms(FLUSH_POLL_MS)
 
     # ---- parts
+
+    def _new_authorizer(self) -> Authorizer:
+        settings = self._settings
+        made = Authorizer(
+            self._acl_mode,
+            known=self._security,
+            super_users=super_users_of(settings.super_users),
+            allow_everyone=settings.allow_everyone_if_no_acl_found,
+            stale_ms_max=settings.security_stale_max_ms,
+        )
+        if made.on:
+            self._security.on_acls.append(self._acls_changed)
+        return made
 
     def _new_write_path(self, membership: Membership) -> WritePath:
         settings = self._settings
@@ -400,6 +418,7 @@ class Agent:
             bootstrap=_bootstrap_of(self._settings),
             producer_ids=ProducerIds(self._metadata.agents, self._runtime.clock),
             groups=groups,
+            security=self._security,
             metadata=self._metadata,
             runtime=self._runtime,
             authorizer=self.authorizer,
@@ -416,6 +435,18 @@ class Agent:
             hint = asyncio.create_task(self._hint(), name="hint")
             self._hints.add(hint)
             hint.add_done_callback(self._hints.discard)
+
+    async def _acls_changed(self, came: Collection[Acl], went: Collection[Acl]) -> None:
+        if len(came) + len(went) <= BUILD_ON_LOOP_MAX:
+            self.authorizer.change(added=came, removed=went)
+        else:
+            await self.authorizer.load(self._security.acls)
+        self._parked_readers.wake_all()  # a parked Fetch asks for its rights again when it wakes
+
+    def _lease(self) -> WriterLease:
+        if self._membership is None:
+            raise BugError("the agent has no lease")
+        return self._membership.current
 
     def _live_files_changed(self, live_files: int) -> None:
         self._stall.files_changed(live_files)

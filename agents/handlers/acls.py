@@ -10,7 +10,7 @@ REQUEST_TIMED_OUT: the change is made, and to ask for it again is no error.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar, cast
+from typing import TypeVar
 
 from agents.broker import Broker
 from agents.security.refusals import cluster_refusal
@@ -141,7 +141,7 @@ async def _seen_everywhere(broker: Broker, change_id: int) -> None:
 
 
 def _store(broker: Broker) -> SecurityMetadata:
-    return cast(Any, broker.metadata).security
+    return broker.metadata.security
 
 
 def _check_may(broker: Broker, operation: Operation) -> None:
