@@ -12,12 +12,14 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from agents.broker import Broker
 from agents.connection import Connection
 from agents.listeners.listening import Listening
+from agents.listeners.proxied import ProxiedConnections
+from agents.listeners.proxy_protocol import TrustedProxies
 from runtime.errors import BadInputError
 from runtime.logging import get_logger, log_context
 from wire.api import APIS
@@ -82,6 +84,7 @@ class Server:
         self._large: dict[Connection, None] = {}
         self._last_connection = 0
         self._servers: list[asyncio.Server] = []
+        self._proxied: list[ProxiedConnections] = []
         self._sweeps: asyncio.Task[None] | None = None
         metrics = broker.runtime.metrics
         self._counters = {
@@ -95,14 +98,25 @@ class Server:
         """Accept on bound sockets (see `bind`)."""
         loop = asyncio.get_running_loop()
         for each in listening:
-            self._servers.append(await loop.create_server(partial(Connection, self, each), sock=each.socket))
+            self._servers.append(await loop.create_server(self._maker(each), sock=each.socket))
         self._sweeps = asyncio.create_task(self._sweep_for_ever(), name="connection sweep")
+
+    def _maker(self, listening: Listening) -> Callable[[], asyncio.BaseProtocol]:
+        make = partial(Connection, self, listening)
+        if not listening.proxies:
+            return make
+        refused = self.broker.runtime.metrics.protocol_errors_total.labels(reason="proxy_header").inc
+        proxied = ProxiedConnections(TrustedProxies(listening.proxies), make, refused)
+        self._proxied.append(proxied)
+        return proxied.connection
 
     def stop_accepting(self) -> None:
         """No new connections and no new requests; those begun go on to their answers."""
         self.draining = True
         for server in self._servers:
             server.close()
+        for proxied in self._proxied:
+            proxied.close()
         self._pump_all()
 
     async def close(self) -> None:
