@@ -156,7 +156,7 @@ class Agent:
             name = listener.setting_name("address")
             bound = self._bind(listener.address) if alone else self._bind_named(name, listener.address)
             stack.callback(bound.close)
-            found.append((listener, Listening(name=listener.name, socket=bound)))
+            found.append((listener, Listening(name=listener.name, socket=bound, proxies=listener.proxies)))
         return found
 
     async def start(self) -> None:

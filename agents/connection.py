@@ -116,6 +116,8 @@ class Connection(asyncio.BufferedProtocol):
         self._descriptor = -1
         """The file descriptor of a plain socket; -1 if bytes must go through the transport."""
         self.client = ClientConnection(0, "?", listening.name)
+        self.told_peer: tuple[str, int] | None = None
+        """Where the client is, by the word of a load balancer that is trusted; to be set before `connection_made`."""
         self._slow_ms = server.broker.settings.log_slow_request_ms or float("inf")
         self._exclusive = False
         self._write_paused = False
@@ -131,7 +133,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        peer = transport.get_extra_info("peername")
+        peer = self.told_peer or transport.get_extra_info("peername")
         name = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer)
         self.client = ClientConnection(self._server.next_connection(), name, self._listening.name)
         sock = cast(socket.socket | None, transport.get_extra_info("socket"))

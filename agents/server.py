@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from agents.broker import Broker
@@ -22,6 +22,8 @@ from agents.listeners.acceptor import Acceptor, Pause
 from agents.listeners.admission import EVICTIONS, REFUSALS, Admission, Cause, Limits
 from agents.listeners.listening import Listening
 from agents.listeners.pace import TokenBucket
+from agents.listeners.proxied import ProxiedConnections
+from agents.listeners.proxy_protocol import TrustedProxies
 from agents.request_context import ClientConnection
 from runtime.errors import BadInputError
 from runtime.log_bursts import Bursts
@@ -88,6 +90,7 @@ class Server:
         self._large: dict[Connection, None] = {}
         self._last_connection = 0
         self._acceptors: list[Acceptor] = []
+        self._proxied: list[ProxiedConnections] = []
         self._sweeps: asyncio.Task[None] | None = None
         metrics, settings = broker.runtime.metrics, broker.settings
         self._admission: Admission[Connection] = Admission(
@@ -115,17 +118,29 @@ class Server:
         clock = self.broker.runtime.clock
         pace = TokenBucket(self.broker.settings.connection_creation_rate, clock.monotonic_ms())
         for each in listening:
-            factory = partial(Connection, self, each)
-            acceptor = Acceptor(each.socket, factory=factory, pace=pace, clock=clock, on_pause=self._accepting_paused)
+            acceptor = Acceptor(
+                each.socket, factory=self._maker(each), pace=pace, clock=clock, on_pause=self._accepting_paused
+            )
             self._acceptors.append(acceptor)
             acceptor.start()
         self._sweeps = asyncio.create_task(self._sweep_for_ever(), name="connection sweep")
+
+    def _maker(self, listening: Listening) -> Callable[[], asyncio.BaseProtocol]:
+        make = partial(Connection, self, listening)
+        if not listening.proxies:
+            return make
+        refused = self.broker.runtime.metrics.protocol_errors_total.labels(reason="proxy_header").inc
+        proxied = ProxiedConnections(TrustedProxies(listening.proxies), make, refused)
+        self._proxied.append(proxied)
+        return proxied.connection
 
     def stop_accepting(self) -> None:
         """No new connections and no new requests; those begun go on to their answers."""
         self.draining = True
         for acceptor in self._acceptors:
             acceptor.close()
+        for proxied in self._proxied:
+            proxied.close()
         self._pump_all()
 
     async def close(self) -> None:

@@ -10,7 +10,6 @@ from runtime.settings.listeners import listeners_of
 from runtime.settings.table import Settings
 
 SERVED_PROTOCOLS: Final = frozenset({"PLAINTEXT"})
-SERVES_PROXY_PROTOCOL: Final = False
 SERVES_ZONE_TLS: Final = False
 
 
@@ -26,12 +25,6 @@ def check_served(settings: Settings) -> None:
                 f"{listener.setting_name('protocol')} is {listener.protocol}, which this release does not serve yet;"
                 " nothing was started",
                 remedy=f"set it to {' or '.join(sorted(SERVED_PROTOCOLS))} on loopback, or leave the listener out",
-            )
-        if listener.proxy_protocol_from and not SERVES_PROXY_PROTOCOL:
-            raise UnservedError(
-                f"{listener.setting_name('proxy.protocol.from')} is set, and this release does not read the PROXY"
-                " protocol yet; nothing was started",
-                remedy="leave it empty, and switch the PROXY protocol off at the load balancer",
             )
     if settings.zone_tls_cert_file and not SERVES_ZONE_TLS:
         raise UnservedError(

@@ -118,8 +118,8 @@ IN_WHAT_IT_MAKES = [
     Seed(
         "a password in a task's environment",
         "main.tf",
-        '      SILTSTONE_LOG_FORMAT     = "json"',
-        '      SILTSTONE_LOG_FORMAT     = "json"\n      PGPASSWORD               = "hunter2"',
+        '      SILTSTONE_LOG_FORMAT       = "json"',
+        '      SILTSTONE_LOG_FORMAT       = "json"\n      PGPASSWORD                 = "hunter2"',
         "tasks",
         "container agent has a secret in plain text: PGPASSWORD",
         place="modules/agents/main.tf",

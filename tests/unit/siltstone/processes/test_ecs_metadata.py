@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web
 
 from runtime.clock import ManualClock
+from runtime.settings.listeners import ListenerSettings
 from runtime.settings.table import Settings
 from siltstone.processes.ecs_metadata import VARIABLE, EcsMetadataError, EcsUnavailableError, settings_on_ecs
 from tests.fixtures.s3 import free_port
@@ -92,6 +93,16 @@ async def test_address_and_zone_are_those_of_the_task(endpoint: Endpoint) -> Non
     settings = await found(endpoint)
     assert (settings.advertised_host, settings.agent_zone) == ("10.0.2.100", "us-west-2d")
     assert settings.listen == ON_ECS.listen
+
+
+async def test_a_listener_may_be_advertised_at_the_address_of_the_task(endpoint: Endpoint) -> None:
+    told = ListenerSettings(name="a", address="127.0.0.1:9093", advertised="ecs:9093")
+    other = ListenerSettings(name="b", address="127.0.0.1:9094", advertised="ecs.example:9094")
+    settings = await found(endpoint, Settings(listeners=(told, other)))
+    assert [each.advertised for each in settings.listeners] == ["10.0.2.100:9093", "ecs.example:9094"]
+    assert endpoint.asked == ["/v4/id-1"]
+    with pytest.raises(EcsMetadataError, match=r"listener\.a\.advertised is set to `ecs`"):
+        await settings_on_ecs(Settings(listeners=(told,)), {}, ManualClock())
 
 
 async def test_only_what_is_wanted_is_asked(endpoint: Endpoint) -> None:
