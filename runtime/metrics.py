@@ -72,6 +72,17 @@ class Metrics:
         self.protocol_errors_total = self._counter(
             "protocol_errors_total", "Connections closed because of malformed input.", "reason"
         )
+        self.tls_certificate_expires_seconds = self._gauge(
+            "tls_certificate_expires_seconds",
+            "Time until the certificate of a listener expires, that of its issuers included; below 0 once it has.",
+            "listener",
+        )
+        self.tls_reloads_total = self._counter(
+            "tls_reloads_total",
+            "Changed TLS files of a listener: `used`, or `refused` while what was loaded before goes on.",
+            "listener",
+            "outcome",
+        )
         self.produce_bytes_total = self._counter("produce_bytes_total", "Bytes of record batches acknowledged.")
         self.produce_batches_total = self._counter(
             "produce_batches_total", "Record batches answered: `stored`, `duplicate` or `refused`.", "outcome"
