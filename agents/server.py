@@ -22,6 +22,7 @@ from agents.listeners.acceptor import Acceptor, Pause
 from agents.listeners.admission import EVICTIONS, REFUSALS, Admission, Cause, Limits
 from agents.listeners.listening import Listening
 from agents.listeners.pace import TokenBucket
+from agents.listeners.tls_connection import TlsConnection
 from agents.request_context import ClientConnection
 from runtime.errors import BadInputError
 from runtime.log_bursts import Bursts
@@ -115,11 +116,16 @@ class Server:
         clock = self.broker.runtime.clock
         pace = TokenBucket(self.broker.settings.connection_creation_rate, clock.monotonic_ms())
         for each in listening:
-            factory = partial(Connection, self, each)
+            factory = partial(self._connection, each)
             acceptor = Acceptor(each.socket, factory=factory, pace=pace, clock=clock, on_pause=self._accepting_paused)
             self._acceptors.append(acceptor)
             acceptor.start()
         self._sweeps = asyncio.create_task(self._sweep_for_ever(), name="connection sweep")
+
+    def _connection(self, listening: Listening) -> Connection:
+        if listening.tls is None:
+            return Connection(self, listening)
+        return TlsConnection(self, listening, listening.tls)
 
     def stop_accepting(self) -> None:
         """No new connections and no new requests; those begun go on to their answers."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import socket
-import ssl
-from collections.abc import Callable
 from dataclasses import dataclass
 
+from agents.listeners.listener_tls import ListenerTls
 from runtime.settings.listeners import DEFAULT_LISTENER
 
 
@@ -14,5 +13,5 @@ from runtime.settings.listeners import DEFAULT_LISTENER
 class Listening:
     name: str = DEFAULT_LISTENER
     socket: socket.socket
-    tls: Callable[[], ssl.SSLContext] | None = None
-    """The context for a new connection; None: bytes go as they are."""
+    tls: ListenerTls | None = None
+    """None: bytes go as they are."""

@@ -194,11 +194,16 @@ class TlsLayer:
                 self._object.unwrap()
         return self.take_outgoing()
 
-    # ---- about the peer, once the handshake is over
+    # ---- about the peer
+
+    @property
+    def has_begun(self) -> bool:
+        """Some bytes came, of whatever kind."""
+        return bool(self._start)
 
     @property
     def peer_certificate(self) -> bytes | None:
-        """DER; None if the client showed none."""
+        """DER; None if the client showed none. Like all below, it is known once the handshake is over."""
         return self._object.getpeercert(binary_form=True)
 
     @property
