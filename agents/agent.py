@@ -22,6 +22,7 @@ from agents.groups.coordinator import GroupCoordinator
 from agents.groups.events import GroupOptions
 from agents.groups.expiry import OffsetExpiry
 from agents.handlers.config_entries import broker_defaults
+from agents.listeners.listener_tls import TlsOfListeners
 from agents.listeners.listening import Listening
 from agents.listeners.serving import check_served
 from agents.membership import NOTICE_MS, Membership
@@ -118,15 +119,15 @@ class Agent:
         self._acl_mode = mode_of(settings.acl_mode, authenticates=False)
         self.authorizer = self._new_authorizer()
         self._draining = Draining()
-        self._hurry = asyncio.Event()
         self._telling: asyncio.Timeout | None = None
-        self._stopping = asyncio.Lock()
+        self._hurry, self._stopping = asyncio.Event(), asyncio.Lock()
         self._hints: set[asyncio.Task[None]] = set()
         self._membership: Membership | None = None
         self._write_path: WritePath | None = None
         self._groups: GroupCoordinator | None = None
         self._expiry: asyncio.Task[None] | None = None
         self._server: Server | None = None
+        self._tls: TlsOfListeners | None = None
         self.address = ""
         """HOST:PORT as clients of the first listener are told it; known once started."""
         self.addresses: Mapping[str, str] = {}
@@ -148,7 +149,16 @@ class Agent:
                 f"{name}: {error.message}", remedy=f"choose another port for {name} (0 = any)"
             ) from error
 
-    def _bind_listeners(self, stack: ExitStack) -> Sequence[tuple[ListenerSettings, Listening]]:
+    def reload_certificates(self) -> None:
+        """Read the TLS files of all listeners again now; they are also looked at every ten seconds."""
+        if self._tls is not None:
+            self._tls.reload()
+
+    @property
+    def has_certificates(self) -> bool:
+        return bool(self._tls)
+
+    def _bind_listeners(self, stack: ExitStack, tls: TlsOfListeners) -> Sequence[tuple[ListenerSettings, Listening]]:
         """The first one first."""
         found: list[tuple[ListenerSettings, Listening]] = []
         for listener in listeners_of(self._settings):
@@ -156,18 +166,25 @@ class Agent:
             name = listener.setting_name("address")
             bound = self._bind(listener.address) if alone else self._bind_named(name, listener.address)
             stack.callback(bound.close)
-            found.append((listener, Listening(name=listener.name, socket=bound, proxies=listener.proxies)))
+            found.append(
+                (
+                    listener,
+                    Listening(name=listener.name, socket=bound, proxies=listener.proxies, tls=tls.of(listener.name)),
+                )
+            )
         return found
 
     async def start(self) -> None:
-        """Serve. Raises AddressError, MetadataUnavailableError, SchemaMismatchError, DuplicateAgentError,
-        OlderProgramsAtWorkError."""
+        """Serve. Raises AddressError, TlsFileError, SettingsError, MetadataUnavailableError, SchemaMismatchError,
+        DuplicateAgentError, OlderProgramsAtWorkError.
+        """
         settings = self._settings
         check_served(settings)
         bound = ExitStack()
         neighbours: socket.socket | None = None
         try:
-            listening = self._bind_listeners(bound)
+            tls = self._tls = TlsOfListeners(listeners_of(settings), self._runtime)
+            listening = self._bind_listeners(bound, tls)
             if settings.zone_listen:
                 neighbours = self._bind_named("zone.listen", settings.zone_listen)
                 bound.callback(neighbours.close)
@@ -205,6 +222,7 @@ class Agent:
             write_path.start()
             groups.start()
             self._expiry = asyncio.create_task(self._new_expiry(groups).run_for_ever(), name="offset expiry")
+            tls.start()
             await server.serve([each for _, each in listening])
         # Also when cancelled: the address and the lease must not stay taken by an agent that does not run.
         except BaseException:
@@ -256,6 +274,8 @@ class Agent:
             await self._groups.close()
         if self._server is not None:
             await self._server.close()
+        if self._tls is not None:
+            await self._tls.close()
         # After the server: nobody can submit any more.
         if self._write_path is not None:
             await self._write_path.close()

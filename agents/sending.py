@@ -19,10 +19,10 @@ TURN_BYTES = 2 << 20
 write would otherwise get its 50 MB in one turn, and all other clients would wait for it."""
 
 
-def next_parts(unsent: deque[Octets | Release]) -> list[Octets]:
-    """Take the next slice off the line: at most WRITE_BYTES in WRITE_PARTS pieces, up to the next release."""
+def next_parts(unsent: deque[Octets | Release], bytes_max: int = WRITE_BYTES) -> list[Octets]:
+    """Take the next slice off the line: at most `bytes_max` in WRITE_PARTS pieces, up to the next release."""
     parts: list[Octets] = []
-    room = WRITE_BYTES
+    room = bytes_max
     while unsent and room > 0 and len(parts) < WRITE_PARTS:
         item = unsent[0]
         if callable(item):

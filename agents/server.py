@@ -24,6 +24,7 @@ from agents.listeners.listening import Listening
 from agents.listeners.pace import TokenBucket
 from agents.listeners.proxied import ProxiedConnections
 from agents.listeners.proxy_protocol import TrustedProxies
+from agents.listeners.tls_connection import TlsConnection
 from agents.request_context import ClientConnection
 from runtime.errors import BadInputError
 from runtime.log_bursts import Bursts
@@ -126,13 +127,18 @@ class Server:
         self._sweeps = asyncio.create_task(self._sweep_for_ever(), name="connection sweep")
 
     def _maker(self, listening: Listening) -> Callable[[], asyncio.BaseProtocol]:
-        make = partial(Connection, self, listening)
+        make = partial(self._connection, listening)
         if not listening.proxies:
             return make
         refused = self.broker.runtime.metrics.protocol_errors_total.labels(reason="proxy_header").inc
         proxied = ProxiedConnections(TrustedProxies(listening.proxies), make, refused)
         self._proxied.append(proxied)
         return proxied.connection
+
+    def _connection(self, listening: Listening) -> Connection:
+        if listening.tls is None:
+            return Connection(self, listening)
+        return TlsConnection(self, listening, listening.tls)
 
     def stop_accepting(self) -> None:
         """No new connections and no new requests; those begun go on to their answers."""

@@ -28,6 +28,7 @@ class Metrics:
         self.registry = CollectorRegistry(auto_describe=True)
         self._declared: list[DeclaredMetric] = []
         self._declare_clients()
+        self._declare_tls()
         self._declare_files()
         self._declare_reads_and_health()
         self._declare_groups()
@@ -105,6 +106,19 @@ class Metrics:
             " `siltstone producers` names them.",
         )
         self.buffered_bytes = self._gauge("buffered_bytes", "Bytes held for waiting produce requests.")
+
+    def _declare_tls(self) -> None:
+        self.tls_certificate_expires_seconds = self._gauge(
+            "tls_certificate_expires_seconds",
+            "Time until the certificate of a listener expires, that of its issuers included; below 0 once it has.",
+            "listener",
+        )
+        self.tls_reloads_total = self._counter(
+            "tls_reloads_total",
+            "Changed TLS files of a listener: `used`, or `refused` while what was loaded before goes on.",
+            "listener",
+            "outcome",
+        )
 
     def _declare_files(self) -> None:
         self.l0_files_total = self._counter(

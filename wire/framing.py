@@ -28,7 +28,7 @@ _EAGER_BYTES_MAX: Final = 1_048_576
 _EAGER_FACTOR: Final = 16
 
 _LENGTH: Final = struct.Struct(">i")
-_HTTP_STARTS: Final = (b"GET ", b"POST", b"HEAD", b"PUT ", b"OPTI", b"DELE", b"PATC", b"PRI ")
+HTTP_STARTS: Final = (b"GET ", b"POST", b"HEAD", b"PUT ", b"OPTI", b"DELE", b"PATC", b"PRI ")
 _TLS_HANDSHAKE: Final = b"\x16\x03"
 
 _new_bytearray = ctypes.pythonapi.PyByteArray_FromStringAndSize
@@ -124,7 +124,7 @@ class FrameReader:
 
     def _refusal(self, size: int, prefix: bytes) -> MalformedFrameError:
         hint = ""
-        if prefix in _HTTP_STARTS:
+        if prefix in HTTP_STARTS:
             hint = "this looks like HTTP; this port speaks the Kafka protocol"
         elif prefix.startswith(_TLS_HANDSHAKE):
             hint = "this looks like TLS; this port speaks the Kafka protocol without TLS"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import socket
-import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from agents.listeners.listener_tls import ListenerTls
 from runtime.settings.listeners import DEFAULT_LISTENER, Network
 
 
@@ -16,5 +16,5 @@ class Listening:
     socket: socket.socket
     proxies: Sequence[Network] = ()
     """Who begins each connection with a PROXY header."""
-    tls: Callable[[], ssl.SSLContext] | None = None
-    """The context for a new connection; None: bytes go as they are."""
+    tls: ListenerTls | None = None
+    """None: bytes go as they are."""

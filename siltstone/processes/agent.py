@@ -28,7 +28,7 @@ from siltstone.processes.log_and_traces import log_and_traces
 from siltstone.processes.opening import lifeline_watched, opened_stores
 from siltstone.processes.process_watch import process_watched
 from siltstone.processes.running import RunningAgent
-from siltstone.processes.stopping import stop_signals, unless
+from siltstone.processes.stopping import on_hangup, stop_signals, unless
 from storage.objects import ObjectStore
 
 _log = get_logger(__name__)
@@ -64,7 +64,7 @@ async def run_agent(
     gc.set_threshold(*GARBAGE_THRESHOLDS)
 
     with stop_signals(stopping, again), lifeline_watched(lifeline, stopping):
-        await serve_agent(settings, on_ready=ready, stopping=stopping, again=again)
+        await serve_agent(settings, on_ready=ready, stopping=stopping, again=again, on_hangup=on_hangup)
 
 
 async def serve_agent(
@@ -74,9 +74,11 @@ async def serve_agent(
     stopping: asyncio.Event,
     again: asyncio.Event | None = None,
     beside: Beside | None = None,
+    on_hangup: Callable[[Callable[[], None]], None] | None = None,
 ) -> None:
     """Run as `run_agent` does, but without signals, until `stopping` is set. `again` ends the wait for clients.
 
+    `on_hangup` takes what SIGHUP does in an agent with certificates: it reads them again. Without any it stops.
     `beside` is for stores of memory://.
     """
     runtime = Runtime()
@@ -88,6 +90,8 @@ async def serve_agent(
         agent = await unless(stopping, _started(settings, runtime, stack, beside))
         if agent is None:
             return
+        if on_hangup is not None and agent.has_certificates:
+            on_hangup(agent.reload_certificates)
         watched = process_watched(runtime, role="agent", not_ready=lambda: reasons_not_ready(agent, stopping))
         await stack.enter_async_context(watched)
         metrics_url = ""

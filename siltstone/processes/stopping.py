@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -31,6 +31,11 @@ def stop_signals(stopping: asyncio.Event, again: asyncio.Event | None = None) ->
     finally:
         for number in STOP_SIGNALS:
             loop.remove_signal_handler(number)
+
+
+def on_hangup(then: Callable[[], None]) -> None:
+    """Within `stop_signals`: SIGHUP no longer stops the process but calls `then`."""
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, then)
 
 
 async def unless(stopping: asyncio.Event, work: Coroutine[Any, Any, T] | asyncio.Future[T]) -> T | None:

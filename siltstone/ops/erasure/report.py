@@ -12,15 +12,16 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from metadata.erasures.contract import Erasure, ErasureStage, KeyMark
 from runtime.errors import BadInputError
 from runtime.text import plural, size_text
 from siltstone.kafka.record_format import time_text
-
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 SEEN_LATE_MS = 60_000
 """A compactor looks every 10 s, so one that began to look so late has taken over from another."""
@@ -29,7 +30,6 @@ NOT_COVERED = (
     " objects in a versioned bucket (docs/erasure.md)"
 )
 FORMAT = "siltstone-erasure-report-1"
-INSTALL_EXTRA = "in Siltstone's clone: pip install -c constraints.txt '.[sign]'"
 
 
 class NotDoneError(BadInputError):
@@ -93,12 +93,6 @@ def canonical_json(value: Any) -> bytes:
 
 def read_signing_key(path: Path) -> Ed25519PrivateKey:
     """Raises SigningKeyError, OSError."""
-    try:
-        from cryptography.exceptions import UnsupportedAlgorithm
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-        from cryptography.hazmat.primitives.serialization import load_pem_private_key
-    except ImportError as error:
-        raise SigningKeyError("--sign-key needs the package cryptography", remedy=INSTALL_EXTRA) from error
     try:
         key = load_pem_private_key(path.read_bytes(), password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
