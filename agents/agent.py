@@ -115,6 +115,7 @@ class Agent:
             super_users=super_users_of(settings.super_users),
             allow_everyone=settings.allow_everyone_if_no_acl_found,
             stale_ms_max=settings.security_stale_max_ms,
+            clock=runtime.clock,
         )
         self._draining = Draining()
         self._hurry = asyncio.Event()
@@ -185,6 +186,7 @@ class Agent:
             # `join` raises its own errors; from here on only the beats can find a fatal one.
             membership.on_fatal = self._fail
             await self._follower.start()
+            await self.authorizer.start()
             self._reads.start()
             if self._zone is not None and neighbours is not None:
                 await self._zone.start(
@@ -261,7 +263,7 @@ class Agent:
             await self._zone.close()
         await self._reads.close()
         await asyncio.gather(*self._hints, return_exceptions=True)
-        self.authorizer.audit.close()
+        await self.authorizer.close()
         # Last: the parts above write under this lease, and whoever takes the address next fences it.
         if self._membership is not None:
             await self._membership.leave()

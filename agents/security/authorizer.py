@@ -11,21 +11,23 @@ meanwhile are made to both.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable, Set
+from contextvars import Context
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from agents.request_context import ANONYMOUS, ClientConnection, current_request
 from agents.security.audit import Audit
 from agents.security.rights import UNLIMITED, JudgedRights, Rights, StaleRights
+from runtime.clock import Clock, SystemClock
 from runtime.errors import BadInputError
 from security.acls.checks import canonical_host
 from security.acls.matcher import Matcher
 from security.acls.values import Acl
 
-BUILD_ON_LOOP_MAX = 1_000
-"""ACLs that are put in place within one turn of the event loop: 4 ms at most."""
+BUILD_ON_LOOP_MAX = 5_000
+"""ACLs that are put in place within one turn of the event loop, in 30 ms at most."""
 
 
 @dataclass(eq=False)
@@ -42,23 +44,32 @@ class AclMode(Enum):
     ON = "on"
 
 
+Hears: TypeAlias = Callable[[Collection[Acl], Collection[Acl]], None]
+
+
 class KnownAcls(Protocol):
-    """What this agent has heard of the store's ACLs."""
+    """What this agent has heard of the store's ACLs (`agents/security/known.py`)."""
+
+    on_acls: list[Hears]
+    """Called with the ACLs that came and those that went, after `acls` has changed."""
 
     @property
-    def acls(self) -> Collection[Acl]: ...
+    def acls(self) -> Set[Acl]: ...
 
-    @property
-    def stale_ms(self) -> float:
-        """Since the store was last heard."""
+    def stale_ms(self, now_ms: float) -> float:
+        """How long ago the store was heard, by the monotonic clock."""
         ...
 
 
 class NoAcls:
     """No ACLs, and no store that could fall silent."""
 
-    acls: Collection[Acl] = ()
-    stale_ms = 0.0
+    def __init__(self) -> None:
+        self.on_acls: list[Hears] = []
+        self.acls: Set[Acl] = frozenset()
+
+    def stale_ms(self, now_ms: float) -> float:
+        return 0.0
 
 
 class Authorizer:
@@ -70,6 +81,7 @@ class Authorizer:
         super_users: Collection[str] = (),
         allow_everyone: bool = False,
         stale_ms_max: float = float("inf"),
+        clock: Clock | None = None,
         audit: Audit | None = None,
     ) -> None:
         self.on = mode is not AclMode.OFF
@@ -79,17 +91,42 @@ class Authorizer:
         self._super_users = frozenset(super_users)
         self._allow_everyone = allow_everyone
         self._stale_ms_max = stale_ms_max
+        self._clock = clock or SystemClock()
         self.audit = audit or Audit()
         self._matcher = self._built(())
         self._loads: list[_Load] = []
         self._building = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     # ---- what is known
 
-    async def load(self, acls: Collection[Acl]) -> None:
-        """These are all ACLs there are, at the moment of the call."""
-        acls, load = list(acls), _Load()
+    async def start(self) -> None:
+        """Take in what is known, and what comes after it. Nobody is judged before."""
+        if self.on:
+            self.known.on_acls.append(self.hear)
+            await self.load(self.known.acls)
+
+    def hear(self, came: Collection[Acl], went: Collection[Acl]) -> None:
+        if len(came) + len(went) <= BUILD_ON_LOOP_MAX:
+            self.change(added=came, removed=went)
+            return
+        task = asyncio.create_task(self.load(self.known.acls), name="load ACLs", context=Context())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        if self.hear in self.known.on_acls:
+            self.known.on_acls.remove(self.hear)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.audit.close()
+
+    def load(self, acls: Collection[Acl]) -> Coroutine[None, None, None]:
+        """These are all ACLs there are, at the moment of the call: what comes before the end is added to them."""
+        load = _Load()
         self._loads.append(load)
+        return self._load(list(acls), load)
+
+    async def _load(self, acls: Collection[Acl], load: _Load) -> None:
         try:
             async with self._building:  # one after the other: the last call wins
                 if len(acls) <= BUILD_ON_LOOP_MAX:
@@ -103,7 +140,7 @@ class Authorizer:
             self._loads.remove(load)
 
     def change(self, *, added: Collection[Acl] = (), removed: Collection[Acl] = ()) -> None:
-        """At most BUILD_ON_LOOP_MAX: for more, `load` all."""
+        """All of it within this call: for very many, `load` all."""
         for load in self._loads:
             load.changes.append((added, removed))
         _change(self._matcher, added, removed)
@@ -126,7 +163,8 @@ class Authorizer:
             return UNLIMITED
         principal, matcher = client.principal, self._matcher
         is_super = principal in self._super_users
-        if self.known.stale_ms > self._stale_ms_max and not is_super and not self._shadow:
+        stale_ms = self.known.stale_ms(self._clock.monotonic_ms())
+        if stale_ms > self._stale_ms_max and not is_super and not self._shadow:
             return StaleRights(self.audit, principal, client.host)
         kept = client.rights
         if kept is not None and kept.by(matcher, principal):

@@ -10,7 +10,7 @@ import pytest
 
 from agents.request_context import ClientConnection
 from agents.security import authorizer as authorizers
-from agents.security.authorizer import AclMode, Authorizer, mode_of, super_users_of
+from agents.security.authorizer import AclMode, Authorizer, NoAcls, mode_of, super_users_of
 from agents.security.rights import CLUSTER_OPERATIONS, KEPT_MAX, TOPIC_OPERATIONS, UNLIMITED, JudgedRights
 from runtime.errors import BadInputError
 from runtime.logging import configure
@@ -21,11 +21,18 @@ TOPIC, CLUSTER = ResourceType.TOPIC, ResourceType.CLUSTER
 READ, WRITE, DESCRIBE, ALTER = Operation.READ, Operation.WRITE, Operation.DESCRIBE, Operation.ALTER
 
 
-class Known:
+class Known(NoAcls):
     """What an agent has heard, by hand."""
 
-    acls: Collection[Acl] = ()
-    stale_ms = 0.0
+    silent_ms = 0.0
+
+    def stale_ms(self, now_ms: float) -> float:
+        return self.silent_ms
+
+    def tell(self, came: Collection[Acl], went: Collection[Acl] = ()) -> None:
+        self.acls = frozenset({*self.acls, *came} - {*went})
+        for hear in self.on_acls:
+            hear(came, went)
 
 
 def client(principal: str = "User:ann", peer: str = "10.0.0.1:5000") -> ClientConnection:
@@ -88,15 +95,15 @@ async def test_a_store_that_was_silent_for_too_long_ends_all_rights_but_those_of
     judge = Authorizer(AclMode.ON, known=known, super_users=["User:root"], stale_ms_max=1_000)
     await judge.load([an_acl(operation=Operation.ALL)])
     ann, root = client(), client("User:root")
-    known.stale_ms = 1_000.0
+    known.silent_ms = 1_000.0
     assert judge.rights_of(ann).allows(READ, TOPIC, "t")
-    known.stale_ms = 1_001.0
+    known.silent_ms = 1_001.0
     stale = judge.rights_of(ann)
     assert not stale.allows(READ, TOPIC, "t") and not stale.sees(READ, TOPIC, "t")
     assert not stale.allows_any(WRITE, TOPIC) and not stale.allows_every(WRITE, TOPIC)
     assert stale.mask(TOPIC_OPERATIONS, TOPIC, "t") == stale.cluster_mask() == 0
     assert judge.rights_of(root).allows(READ, TOPIC, "t")
-    known.stale_ms = 0.0
+    known.silent_ms = 0.0
     assert judge.rights_of(ann).allows(READ, TOPIC, "t")
 
 
@@ -107,7 +114,7 @@ async def test_shadow_allows_and_tells_what_it_would_refuse(capfd: pytest.Captur
     rights = judge.rights_of(client())
     assert rights.allows(READ, TOPIC, "t") and rights.sees(READ, TOPIC, "t") and rights.allows_any(WRITE, TOPIC)
     assert rights.mask(TOPIC_OPERATIONS, TOPIC, "t") == UNLIMITED.mask(TOPIC_OPERATIONS, TOPIC, "t")
-    known.stale_ms = 5_000.0
+    known.silent_ms = 5_000.0
     assert judge.rights_of(client()).allows(READ, TOPIC, "t")
     judge.audit.close()
     told = _audit_lines(capfd)
@@ -152,6 +159,24 @@ async def test_many_acls_are_put_in_place_off_the_loop_and_no_change_is_lost(mon
     rights = judge.rights_of(ann)
     allowed = [name for name in ("t0", "t1", "t9", "new", "old") if rights.allows(READ, TOPIC, name)]
     assert allowed == ["t0", "t9", "new"]
+
+
+async def test_it_takes_in_what_is_known_and_what_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(authorizers, "BUILD_ON_LOOP_MAX", 3)
+    known = Known()
+    known.tell([an_acl(resource_name="first")])
+    judge = Authorizer(AclMode.ON, known=known)
+    await judge.start()
+    many = [an_acl(resource_name=f"t{number}") for number in range(10)]
+    known.tell(many)
+    known.tell([an_acl(resource_name="last")], [an_acl(resource_name="t1")])
+    ann = client()
+    assert judge.rights_of(ann).allows(READ, TOPIC, "first") and judge.rights_of(ann).allows(READ, TOPIC, "last")
+    await judge.close()
+    rights = judge.rights_of(ann)
+    allowed = [name for name in ("first", "t0", "t1", "t9", "last") if rights.allows(READ, TOPIC, name)]
+    assert allowed == ["first", "t0", "t9", "last"]
+    assert known.on_acls == []
 
 
 def test_the_settings_in_words() -> None:
