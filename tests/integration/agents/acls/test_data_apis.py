@@ -1,7 +1,5 @@
 """What a client may not do with records: sessions, waiting fetches, producers without acks, and lists of topics."""
 
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
