@@ -31,12 +31,25 @@ JOB_BEAT_MS = 2_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """Where clients of one listener reach an agent."""
+
+    listener: str
+    """The listener's name, as in `listener.NAME.address`."""
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AgentAddress:
     host: str
     port: int
     zone: str = ""
     zone_port: int = 0
     """Where the agent serves blocks to the agents of its zone (`agents/zone/`); 0: it does not."""
+    endpoints: tuple[Endpoint, ...] = ()
+    """One for each of the agent's listeners, by name. Empty: registered by an older program, which has one listener alone;
+    its clients find it at `host` and `port`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
