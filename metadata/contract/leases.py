@@ -48,8 +48,8 @@ class AgentAddress:
     zone_port: int = 0
     """Where the agent serves blocks to the agents of its zone (`agents/zone/`); 0: it does not."""
     endpoints: tuple[Endpoint, ...] = ()
-    """One for each of the agent's listeners, by name. Empty: registered by an older program, which has one listener alone;
-    its clients find it at `host` and `port`."""
+    """One for each of the agent's listeners, by name. Empty: registered by an older program, which has one listener
+    alone; its clients find it at `host` and `port`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
