@@ -14,6 +14,7 @@ from agents.producer_ids import ProducerIds
 from agents.read.reader import Reader
 from agents.read.sessions import FetchSessions
 from agents.read.timestamps import TimestampSearch
+from agents.security.known import KnownSecurity
 from agents.tail.follower import Follower
 from agents.tail.fresh_watermarks import FreshWatermarks
 from agents.tail.log_index import LogIndex
@@ -51,6 +52,7 @@ class Broker:
     draining: Draining
     producer_ids: ProducerIds
     groups: GroupCoordinator
+    security: KnownSecurity
     metadata: MetadataStore
     runtime: Runtime
     timers: Context = field(default_factory=Context)
