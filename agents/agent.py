@@ -1,7 +1,7 @@
 """One agent: a stateless broker over an object store and the metadata store.
 
-Start: bind the address (so that the port is known and ours), register under it, load the snapshot, serve. Clients that
-connect earlier wait in the socket's backlog.
+Start: bind the address (so that the port is known and ours), register under it, load the snapshot with users, ACLs and
+quotas, serve. Clients that connect earlier wait in the socket's backlog.
 
 Stop, on SIGTERM: leave the Metadata answers and serve on until the other agents know, send the clients to them
 (`draining.py`), begin no new request, seal and commit the buffer, answer, give the lease back. A crash at any point
@@ -29,6 +29,7 @@ from agents.producer_ids import ProducerIds
 from agents.read.path import ReadPath, the_store_itself
 from agents.read.sessions import SESSIONS_MAX, FetchSessions
 from agents.security.authorizer import Authorizer, mode_of, super_users_of
+from agents.security.known import KnownSecurity
 from agents.server import AddressError, Server, bind
 from agents.tail.follower import Follower, FollowerCallbacks
 from agents.tail.fresh_watermarks import FreshWatermarks
@@ -47,8 +48,9 @@ from agents.zone.lines import Dial, dial
 from agents.zone.zone import Zone
 from metadata.contract.errors import MetadataUnavailableError
 from metadata.contract.l0_commit import Committed
-from metadata.contract.leases import AgentAddress, Endpoint
+from metadata.contract.leases import AgentAddress, Endpoint, WriterLease
 from metadata.contract.store import MetadataStore
+from runtime.errors import BugError
 from runtime.logging import get_logger
 from runtime.runtime import Runtime
 from runtime.settings.addresses import format_address, parse_address
@@ -86,6 +88,7 @@ class Agent:
         self._stall = WriteStall(
             StallLimits(stall_files=settings.l0_stall_files, refuse_files=settings.l0_refuse_files), runtime.metrics
         )
+        self._security = KnownSecurity(metadata=metadata.security, lease=self._lease, runtime=runtime)
         self._follower = Follower(
             metadata=metadata.agents,
             topic_cache=self._topic_cache,
@@ -98,6 +101,7 @@ class Agent:
                 # late: the read path is made after the follower, which it needs
                 on_deduped=lambda partition_ids: self._reads.forget(partition_ids),
                 on_merged=lambda keys: self._reads.drop_files(keys),
+                security=self._security,
             ),
             runtime=runtime,
         )
@@ -258,6 +262,7 @@ class Agent:
         if self._write_path is not None:
             await self._write_path.close()
         await self._follower.stop()
+        await self._security.stop()
         # Before the read path, whose pools it serves from.
         if self._zone is not None:
             await self._zone.close()
@@ -402,6 +407,7 @@ class Agent:
             bootstrap=_bootstrap_of(self._settings),
             producer_ids=ProducerIds(self._metadata.agents, self._runtime.clock),
             groups=groups,
+            security=self._security,
             metadata=self._metadata,
             runtime=self._runtime,
             authorizer=self.authorizer,
@@ -418,6 +424,11 @@ class Agent:
             hint = asyncio.create_task(self._hint(), name="hint")
             self._hints.add(hint)
             hint.add_done_callback(self._hints.discard)
+
+    def _lease(self) -> WriterLease:
+        if self._membership is None:
+            raise BugError("the agent has no lease")
+        return self._membership.current
 
     def _live_files_changed(self, live_files: int) -> None:
         self._stall.files_changed(live_files)

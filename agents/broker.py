@@ -16,6 +16,7 @@ from agents.read.reader import Reader
 from agents.read.sessions import FetchSessions
 from agents.read.timestamps import TimestampSearch
 from agents.security.authorizer import Authorizer
+from agents.security.known import KnownSecurity
 from agents.security.rights import UNLIMITED, Rights
 from agents.tail.follower import Follower
 from agents.tail.fresh_watermarks import FreshWatermarks
@@ -55,6 +56,7 @@ class Broker:
     draining: Draining
     producer_ids: ProducerIds
     groups: GroupCoordinator
+    security: KnownSecurity
     metadata: MetadataStore
     runtime: Runtime
     authorizer: Authorizer = field(default_factory=Authorizer)

@@ -27,7 +27,7 @@ from collections.abc import Callable, Collection, Coroutine, Iterable
 from contextvars import Context
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
 from agents.tail.log_index import FileRef, LogIndex
 from agents.tail.waiters import ParkedReaders
@@ -55,6 +55,23 @@ LATE_MS = 2 * QUIET_POLL_MS
 still waits."""
 
 
+class FollowsSecurity(Protocol):
+    """Whoever keeps users, ACLs and quotas, of which this module only passes the changes on."""
+
+    async def load(self) -> None:
+        """Read everything anew. Called after a snapshot was read and before its cursor is taken: no change in between
+        is missed. If it raises, the snapshot is not taken either."""
+        ...
+
+    async def take_in(self, changes: Iterable[Change]) -> None:
+        """All changes of an answer, before the cursor moves. If it raises, they come again."""
+        ...
+
+    def heard(self, sent_ms: float) -> None:
+        """All that the store answered to a read is taken in. `sent_ms`: when it was sent, by the monotonic clock."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowerCallbacks:
     """The owner's reactions to what a follower learns."""
@@ -67,6 +84,7 @@ class FollowerCallbacks:
     """Ids of partitions whose extents a merge replaced."""
     on_merged: Callable[[Collection[str]], None] = lambda _: None
     """Keys of L0 files that a merge replaced, once the index no longer names them."""
+    security: FollowsSecurity | None = None
 
 
 class Follower:
@@ -204,10 +222,12 @@ class Follower:
             self._add(file.file_id, _ref(file), file.index, live=file.live)
             await slices.took(len(file.index) // ROW_BYTES)
         await self._drop_merged(tail)
+        if self._callbacks.security is not None:
+            await self._callbacks.security.take_in(tail.changes)
         # The cursor moves last: an answer that was taken in only in part is brought again, and taking it in twice does
         # no harm.
         self._cursor = _later(self._cursor, tail.cursor)
-        self._seen_ms = sent_ms
+        self._saw(sent_ms)
         self._metrics.tail_files_total.inc(len(tail.files))
         self._report()
 
@@ -232,7 +252,12 @@ class Follower:
             await self._load(await self._metadata.snapshot())
         finally:
             self._own_meanwhile = None
+        self._saw(sent_ms)
+
+    def _saw(self, sent_ms: float) -> None:
         self._seen_ms = sent_ms
+        if self._callbacks.security is not None:
+            self._callbacks.security.heard(sent_ms)
 
     async def _load(self, snapshot: Snapshot) -> None:
         """Built beside the known state, in slices: until all is there, readers see what was known before."""
@@ -250,6 +275,8 @@ class Follower:
             for _ in range(0, len(file.index), LOAD_SLICE * ROW_BYTES):
                 index.load_file(file.file_id, ref, islice(rows, LOAD_SLICE))
                 await slices.took(min(len(file.index) // ROW_BYTES, LOAD_SLICE))
+        if self._callbacks.security is not None:
+            await self._callbacks.security.load()
         # Nothing may yield from here on.
         self._topic_cache.become(topic_cache)
         self._index.become(index)

@@ -25,7 +25,7 @@ import zstandard
 from metadata.contract.backup import BackupInstant, BackupTable, DoneJob, Row
 from metadata.contract.files import L0File
 from metadata.contract.tail import Change, ChangeKind, Cursor
-from metadata.postgres.backup.tables import TABLES
+from metadata.postgres.backup.tables import LATER_TABLES, TABLES
 from runtime.errors import BadInputError, SiltstoneError
 from wire.crc import crc32c
 
@@ -128,6 +128,7 @@ def _arrow_type(kind: str) -> Any:
         "int16": pa.int16,
         "int32": pa.int32,
         "int64": pa.int64,
+        "float64": pa.float64,
         "text": pa.string,
     }[item]()
     return pa.list_(type_) if item != kind else type_
@@ -233,10 +234,10 @@ def decode_manifest(body: bytes, *, cluster_id: str) -> Manifest:
         }
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise BackupDamagedError(f"the manifest cannot be read: {error!r}") from error
-    missing = TABLES.keys() - tables.keys()
+    missing = TABLES.keys() - tables.keys() - LATER_TABLES
     if missing:
         raise BackupDamagedError(f"the manifest lacks the table {min(missing)}")
-    return Manifest(instant=instant, tables={name: tables[name] for name in TABLES})
+    return Manifest(instant=instant, tables={name: tables[name] for name in TABLES if name in tables})
 
 
 # ---- increments ---------------------------------------------------------------------------------------------------

@@ -41,7 +41,8 @@ class BackupTable(Protocol):
     def columns(self) -> tuple[str, ...]: ...
 
     def kind(self, column: str) -> str:
-        """How the values of a column are stored: binary, bool, int16, int32, int64 or text; [] behind it for arrays."""
+        """How the values of a column are stored: binary, bool, int16, int32, int64, float64 or text; [] behind it for
+        arrays."""
         ...
 
     def stored(self, column: str, value: Any) -> Any:

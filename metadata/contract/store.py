@@ -18,6 +18,7 @@ from metadata.contract.groups import GroupMetadata
 from metadata.contract.operators import OperatorMetadata
 from metadata.contract.readers import ReaderMetadata
 from metadata.erasures.contract import ErasureMetadata
+from metadata.security.contract import SecurityMetadata
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +45,9 @@ class MetadataStore(Protocol):
 
     @property
     def erasures(self) -> ErasureMetadata: ...
+
+    @property
+    def security(self) -> SecurityMetadata: ...
 
     @property
     def readers(self) -> ReaderMetadata: ...

@@ -27,6 +27,11 @@ class ChangeKind(StrEnum):
     LOG_START_MOVED = "log_start_moved"  # offsets: {partition_id as text: log start offset}
     BROKER_CONFIGS_CHANGED = "broker_configs_changed"  # configs (all cluster-wide ones that are set, by Kafka's names)
     MERGED = "merged"  # job_id, l0_files: [ids of L0 files it replaced], deduped: [partition ids]; never both empty
+    # Of these three, a detail has at most 1,000 rows, in the form of metadata/security/details.py; a call that changes
+    # more makes several changes, which become visible together.
+    USERS_CHANGED = "users_changed"  # names, and nothing else of them
+    ACLS_CHANGED = "acls_changed"  # added, removed
+    QUOTAS_CHANGED = "quotas_changed"  # quotas: (entity, key, new value or null)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

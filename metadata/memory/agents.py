@@ -74,6 +74,7 @@ class MemoryAgents:
             writer.epoch += 1
         # Seqs count within an epoch; the old lease, and a drain of the old process, are over.
         writer.address, writer.last_seq, writer.draining = address, -1, False
+        writer.seen_change = 0
         writer.lease_until_ms = now_ms + LEASE_MS
         return WriterLease(writer_id=writer_id, epoch=writer.epoch)
 

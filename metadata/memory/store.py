@@ -16,6 +16,7 @@ from metadata.memory.erasures import MemoryErasures
 from metadata.memory.groups import MemoryGroups
 from metadata.memory.operators import MemoryOperators
 from metadata.memory.readers import MemoryReaders
+from metadata.memory.security import MemorySecurity
 from metadata.memory.tables import MemoryDatabase
 from runtime.runtime import Runtime
 
@@ -44,6 +45,7 @@ class MemoryMetadata:
         self.compactors = MemoryCompactors(self.database, clock)
         self.deletion = MemoryDeletion(self.database, clock, producer_id_expiration_ms=producer_id_expiration_ms)
         self.erasures = MemoryErasures(self.database, clock)
+        self.security = MemorySecurity(self.database, clock, ids)
         self.readers = MemoryReaders(self.database, clock)
         self.operators = MemoryOperators(self.database, clock)
 

@@ -21,6 +21,9 @@ from metadata.memory.hints import Hint
 from metadata.rules.history import ServerHistory
 from metadata.rules.merge_commit import CleanedState
 from metadata.rules.producer_state import Producer
+from security.acls.values import Acl
+from security.quotas.values import QuotaEntity
+from security.scram import Mechanism, ScramCredential
 
 FIRST_SERVER = ServerHistory(system_identifier=1, timeline=1, database_oid=1)
 
@@ -36,6 +39,8 @@ class Writer:
     forgotten: tuple[int, int] = (-1, -1)
     """The highest (epoch, seq) whose row was forgotten, or whose index was given back."""
     files: list[int] = field(default_factory=list[int])
+    seen_change: int = 0
+    """The last change of users and ACLs that the holder of the lease has applied."""
 
 
 @dataclass(slots=True)
@@ -180,6 +185,13 @@ class MemoryDatabase:
     producers_seen_ms: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
     producer_id_blocks: list[tuple[range, int]] = field(default_factory=list[tuple[range, int]])
     groups: dict[str, StoredGroup] = field(default_factory=dict[str, StoredGroup])
+    users: dict[str, dict[Mechanism, ScramCredential]] = field(
+        default_factory=dict[str, dict[Mechanism, ScramCredential]], repr=False
+    )
+    acls: dict[Acl, None] = field(default_factory=dict[Acl, None])
+    """A set that keeps the order of creation."""
+    quotas: dict[QuotaEntity, dict[str, float]] = field(default_factory=dict[QuotaEntity, dict[str, float]])
+    secrets: dict[str, bytes] = field(default_factory=dict[str, bytes], repr=False)
     changes: list[tuple[Change, int]] = field(default_factory=list[tuple[Change, int]])
     """Each change with the time at which it was made."""
     news: list[Hint] = field(default_factory=list[Hint])
@@ -189,10 +201,12 @@ class MemoryDatabase:
 
     def append_change(
         self, kind: ChangeKind, topic_id: uuid.UUID | None, detail: Mapping[str, Any], *, now_ms: int
-    ) -> None:
+    ) -> int:
+        """Returns the change's id."""
         change = Change(change_id=self.next_change_id, kind=kind, topic_id=topic_id, detail=detail)
         self.changes.append((change, now_ms))
         self.next_change_id += 1
+        return change.change_id
 
     def in_force(self, topic: Topic) -> Mapping[str, str]:
         """A topic's overrides over the cluster-wide defaults."""

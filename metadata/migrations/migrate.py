@@ -40,6 +40,7 @@ from metadata.migrations.schema_versions import (
     Running,
     SchemaState,
     check_takes,
+    listed,
     read_running,
     read_state,
     revision_of,
@@ -369,10 +370,8 @@ def _check_nobody_must_stop(plan: MigrationPlan) -> None:
     """Raises OldProgramsAtWorkError."""
     if not plan.must_stop:
         return
-    named = ", ".join(f"{each.kind} {each.place} (schema {revision_of(each.program)})" for each in plan.must_stop[:5])
-    more = f" and {len(plan.must_stop) - 5} more" if len(plan.must_stop) > 5 else ""
     raise OldProgramsAtWorkError(
         f"schema {plan.target} takes programs of schema {revision_of(plan.oldest_program)} and newer, but older ones"
-        f" are at work: {named}{more}; nothing was changed",
+        f" are at work: {listed(plan.must_stop)}; nothing was changed",
         remedy="upgrade them to a release in between first, or stop them; a killed one still counts for 10 s",
     )

@@ -94,6 +94,12 @@ def too_old(running: Iterable[Running], oldest_program: int) -> Sequence[Running
     return sorted(each for each in running if each.program < oldest_program)
 
 
+def listed(programs: Sequence[Running]) -> str:
+    """The programs, for a sentence that names them."""
+    named = ", ".join(f"{each.kind} {each.place} (schema {revision_of(each.program)})" for each in programs[:5])
+    return named + (f" and {len(programs) - 5} more" if len(programs) > 5 else "")
+
+
 async def read_state(connection: Connection) -> SchemaState:
     """Read the schema's state. Every role of ours may read it. Raises what the driver raises."""
     if await connection.fetchval("SELECT to_regclass('alembic_version')") is None:

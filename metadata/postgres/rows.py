@@ -12,7 +12,8 @@
 
 `delete_topic` takes the topic's row and its watermarks between 1 and 3. A commit of an L0 file takes none of these. A
 write for a consumer group takes rows of groups, which no other transaction takes, and then 6, shared. The lock of
-stamps and rows of erasures (`metadata/postgres/erasures/erasures.py`) are taken with none of these.
+stamps and rows of erasures (`metadata/postgres/erasures/erasures.py`) are taken with none of these; those of users,
+ACLs and quotas (`metadata/postgres/security/security.py`) with 7 alone, which comes after them.
 """
 
 from __future__ import annotations
@@ -155,10 +156,11 @@ async def move_log_starts(connection: AsyncConnection, starts: Mapping[int, int]
 
 async def append_change(
     connection: AsyncConnection, kind: ChangeKind, topic_id: uuid.UUID | None, detail: Mapping[str, Any]
-) -> None:
-    """Call this last: every other transaction that appends a change waits for this lock until we have committed."""
+) -> int:
+    """Call this last: every other transaction that appends a change waits for this lock until we have committed.
+    Returns the change's id."""
     row = {"kind": kind.value, "topic_id": topic_id, "detail": dict(detail)}
-    await connection.execute(_APPEND_CHANGE, row)
+    return (await connection.execute(_APPEND_CHANGE, row)).scalar_one()
 
 
 async def leveled(

@@ -21,6 +21,7 @@ from metadata.postgres.log.news import News
 from metadata.postgres.operators import PostgresOperators
 from metadata.postgres.readers import PostgresReaders
 from metadata.postgres.rows import now_ms
+from metadata.postgres.security.security import PostgresSecurity
 from metadata.postgres.tables import CLUSTER
 from runtime.runtime import Runtime
 
@@ -43,6 +44,7 @@ class PostgresMetadata:
         self.compactors = PostgresCompactors(database, self._news)
         self.deletion = PostgresDeletion(database, producer_id_expiration_ms=producer_id_expiration_ms)
         self.erasures = PostgresErasures(database)
+        self.security = PostgresSecurity(database, self._news)
         self.readers = PostgresReaders(database)
         self.operators = PostgresOperators(database)
         self.backup = PostgresBackup(database)

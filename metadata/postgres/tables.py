@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql as pg
 
-SCHEMA_REVISION = "0006"
+SCHEMA_REVISION = "0007"
 """The Alembic revision this code works with."""
 
 METADATA = sa.MetaData()
@@ -80,6 +80,8 @@ AGENTS = sa.Table(
     sa.Column("draining", sa.Boolean, nullable=False, server_default=sa.false()),
     sa.Column("program_schema", sa.Integer),
     sa.Column("zone_port", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("endpoints", pg.JSONB, nullable=False, server_default=sa.text("'[]'")),
+    sa.Column("seen_change", sa.BigInteger, nullable=False, server_default="0"),
 )
 
 TOPICS = sa.Table(
@@ -392,4 +394,48 @@ CHANGES = sa.Table(
     sa.Column("topic_id", sa.Uuid),
     sa.Column("detail", pg.JSONB, nullable=False),
     sa.Column("created_ms", sa.BigInteger, nullable=False),
+)
+
+SCRAM_USERS = sa.Table(
+    "scram_users",
+    METADATA,
+    sa.Column("name_hash", sa.LargeBinary, primary_key=True),
+    sa.Column("name", Utf8, nullable=False),
+    sa.Column("mechanism", sa.SmallInteger, primary_key=True, autoincrement=False),
+    sa.Column("salt", sa.LargeBinary, nullable=False),
+    sa.Column("iterations", sa.Integer, nullable=False),
+    sa.Column("stored_key", sa.LargeBinary, nullable=False),
+    sa.Column("server_key", sa.LargeBinary, nullable=False),
+)
+
+ACLS = sa.Table(
+    "acls",
+    METADATA,
+    sa.Column("acl_id", sa.LargeBinary, primary_key=True),
+    sa.Column("resource_type", sa.SmallInteger, nullable=False),
+    sa.Column("pattern_type", sa.SmallInteger, nullable=False),
+    sa.Column("resource_name", Utf8, nullable=False),
+    sa.Column("principal", Utf8, nullable=False),
+    sa.Column("host", Utf8, nullable=False),
+    sa.Column("operation", sa.SmallInteger, nullable=False),
+    sa.Column("permission", sa.SmallInteger, nullable=False),
+)
+
+CLIENT_QUOTAS = sa.Table(
+    "client_quotas",
+    METADATA,
+    sa.Column("quota_id", sa.LargeBinary, primary_key=True),
+    sa.Column("user_name", Utf8),
+    sa.Column("client_id", Utf8),
+    sa.Column("ip", Utf8),
+    sa.Column("defaults", sa.SmallInteger, nullable=False),
+    sa.Column("key", sa.Text, nullable=False),
+    sa.Column("value", sa.Double, nullable=False),
+)
+
+SECRETS = sa.Table(
+    "secrets",
+    METADATA,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("value", sa.LargeBinary, nullable=False),
 )

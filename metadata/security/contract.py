@@ -14,9 +14,14 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from metadata.contract.leases import AgentInfo, WriterLease
+from runtime.errors import BadInputError
 from security.acls.values import Acl, AclFilter
 from security.quotas.values import QuotaEntity
 from security.scram import Mechanism, ScramCredential
+
+
+class OlderProgramsAtWorkError(BadInputError):
+    """Programs of releases that know nothing of users, ACLs and quotas are at work. Nothing was changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +48,16 @@ class UserChange:
 class SecurityMetadata(Protocol):
     """Every method may raise `MetadataUnavailableError`; its own docstring names its other errors.
 
-    A method that changes something returns the id of its change; agents whose cursor has reached it have applied it.
+    A method that changes something returns the id of its last change; agents whose cursor has reached it have applied
+    it. If nothing had to change, it is the id of the last change of users, ACLs or quotas, so that a caller who
+    repeats a call waits for the agents as the first one did. Such a method hints to the followers by itself. It may
+    raise OlderProgramsAtWorkError; once it succeeded, programs of older releases can work no more.
     """
+
+    async def exclude_older_programs(self) -> None:
+        """From now on no program works that knows nothing of ACLs: it would let everybody in. Raises
+        OlderProgramsAtWorkError."""
+        ...
 
     async def security(self) -> SecurityState: ...
 
@@ -71,7 +84,8 @@ class SecurityMetadata(Protocol):
     # -- who knows of a change
 
     async def report_seen(self, lease: WriterLease, change_id: int) -> None:
-        """The agent has applied every change of users and ACLs up to this id."""
+        """The agent has applied every change of users and ACLs up to this id. Counts for this lease alone; a lease that
+        ended is no error."""
         ...
 
     async def agents_behind(self, change_id: int) -> Sequence[AgentInfo]:

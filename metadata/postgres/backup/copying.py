@@ -23,7 +23,7 @@ from runtime.errors import BugError
 _HEAD = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _END = b"\xff\xff"
 _READ_BYTES = 1 << 20
-_COUNT, _LENGTH = struct.Struct(">h"), struct.Struct(">i")
+_COUNT, _LENGTH, _FLOAT = struct.Struct(">h"), struct.Struct(">i"), struct.Struct(">d")
 _INTEGERS = {2: "h", 4: "i", 8: "q"}
 _LAYOUTS_MAX = 100
 
@@ -121,6 +121,8 @@ def _decoder(type_: Any) -> Decode:
             return bytes
         case sa.Boolean():
             return _is_true
+        case sa.Float():
+            return _double
         case sa.Text():
             return bytes.decode
         case sa.Uuid():
@@ -141,6 +143,10 @@ def _utf8(field: bytes) -> str:
 
 def _is_true(field: bytes) -> bool:
     return field == b"\1"
+
+
+def _double(field: bytes) -> float:
+    return _FLOAT.unpack(field)[0]
 
 
 def _uuid(field: bytes) -> uuid.UUID:

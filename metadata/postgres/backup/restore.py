@@ -21,7 +21,8 @@ from metadata.migrations.migrate import STATEMENT_TIMEOUT_MS
 from metadata.postgres.backup.producers import restored
 from metadata.postgres.backup.tables import PRODUCERS, TABLES
 from metadata.postgres.connection import CONNECTION_ERRORS, connect, unavailable
-from metadata.postgres.tables import CLUSTER, FILES, PRODUCER_STATES, TOPICS, WRITERS
+from metadata.postgres.security.older import note_excluded
+from metadata.postgres.tables import ACLS, CLIENT_QUOTAS, CLUSTER, FILES, PRODUCER_STATES, TOPICS, WRITERS
 from runtime.errors import BadInputError, BugError
 
 ROWS_AT_A_TIME = 2_000
@@ -156,6 +157,8 @@ async def restore_backup(url: str, tables: Mapping[str, Sequence[Row]], sequence
                 # `setval` takes no 0; a number that is skipped does no harm.
                 place = _JOB_IDS if name == "job_ids" else f"'{name}'"
                 await connection.execute(sa.text(f"SELECT setval({place}, :last)"), {"last": max(last, 1)})
+            if any(tables.get(name) for name in (ACLS.name, CLIENT_QUOTAS.name)):
+                await note_excluded(connection)
             # Timeline 0 is never the server's, so the janitor deletes nothing until an operator adopts this server.
             await connection.execute(sa.update(CLUSTER).values(adopted_timeline=0, store_bound=True))
     except (IntegrityError, DataError) as error:

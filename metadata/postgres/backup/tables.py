@@ -1,7 +1,8 @@
 """The tables that a metadata backup copies, with their columns and the rows that are left out.
 
 Erasures are left out: hashes of erased keys do not belong into the bucket. After a rebuild they are requested again.
-The stamps of extents are copied, so no new erasure gets a stamp that an extent carries already.
+The stamps of extents are copied, so no new erasure gets a stamp that an extent carries already. Users and secrets are
+left out too: who reads the bucket must not be able to pose as an agent, or to guess passwords.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql as pg
 
 from metadata.postgres.tables import (
+    ACLS,
     CHANGES,
+    CLIENT_QUOTAS,
     CLUSTER,
     DELETED_TOPICS,
     EXTENTS,
@@ -47,8 +50,8 @@ class CopiedTable:
         return self.table.name
 
     def kind(self, column: str) -> str:
-        """How the values of a column are stored: binary, bool, int16, int32, int64 or text, with [] appended for
-        arrays."""
+        """How the values of a column are stored: binary, bool, int16, int32, int64, float64 or text, with [] appended
+        for arrays."""
         return _kind(self.table.c[column].type)
 
     def stored(self, column: str, value: Any) -> Any:
@@ -92,6 +95,8 @@ def _kind(type_: Any) -> str:
             return "int16"
         case sa.Integer():
             return "int32"
+        case sa.Float():
+            return "float64"
         case pg.ARRAY():
             return _kind(cast("Any", type_).item_type) + "[]"
         case _:  # text, uuid and JSON
@@ -143,6 +148,11 @@ TABLES: Mapping[str, CopiedTable] = {
         # Without the members: they join again.
         CopiedTable(table=GROUPS, columns=("group_id", "epoch", "owner_id", "protocol_type", "generation")),
         CopiedTable(table=GROUP_OFFSETS, columns=_all_but(GROUP_OFFSETS)),
+        CopiedTable(table=ACLS, columns=_all_but(ACLS)),
+        CopiedTable(table=CLIENT_QUOTAS, columns=_all_but(CLIENT_QUOTAS)),
         CopiedTable(table=CHANGES, columns=("change_id", "kind", "topic_id"), condition="kind = 'topic_deleted'"),
     )
 }
+
+LATER_TABLES = frozenset({ACLS.name, CLIENT_QUOTAS.name})
+"""Tables that backups of earlier releases lack: they had none of these rows."""

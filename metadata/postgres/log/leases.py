@@ -8,12 +8,14 @@ is rolled back. The lease is a separate row, in `agents`, so a hanging commit do
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from metadata.contract.leases import LEASE_MS, AgentAddress, AgentInfo, WriterLease
+from metadata.contract.leases import LEASE_MS, AgentAddress, AgentInfo, Endpoint, WriterLease
 from metadata.migrations.schema_versions import version_of
 from metadata.postgres.connection import Database
 from metadata.postgres.log.registering import begin_registering
@@ -21,6 +23,32 @@ from metadata.postgres.rows import between_now_and
 from metadata.postgres.tables import AGENTS, SCHEMA_REVISION, WRITERS
 from metadata.rules.jobs import LEASE_SLACK
 from metadata.rules.refusals import agent_lease_ended, check_not_taken
+
+AGENTS_QUERY = (
+    sa.select(
+        AGENTS.c.writer_id,
+        AGENTS.c.epoch,
+        AGENTS.c.zone,
+        AGENTS.c.zone_port,
+        AGENTS.c.endpoints,
+        AGENTS.c.program_schema,
+        WRITERS.c.host,
+        WRITERS.c.port,
+    )
+    .join(WRITERS, WRITERS.c.writer_id == AGENTS.c.writer_id)
+    .order_by(AGENTS.c.writer_id)
+)
+"""What `agent_info` needs, of all agents."""
+_ENDPOINTS_SINCE = 7
+"""The schema of the first programs that write `endpoints`."""
+
+
+def agent_info(row: Any) -> AgentInfo:
+    # An older program that took the address over left the endpoints of the one before it.
+    has_endpoints = (row.program_schema or 0) >= _ENDPOINTS_SINCE
+    endpoints = tuple(Endpoint(**each) for each in row.endpoints) if has_endpoints else ()
+    address = AgentAddress(host=row.host, port=row.port, zone=row.zone, zone_port=row.zone_port, endpoints=endpoints)
+    return AgentInfo(writer_id=row.writer_id, epoch=row.epoch, address=address)
 
 
 class AgentLeases:
@@ -45,9 +73,16 @@ class AgentLeases:
                 row = (await connection.execute(made.returning(WRITERS.c.writer_id, WRITERS.c.epoch))).one()
             await _check_not_taken(connection, address, row.writer_id, instead_of)
             # In the same transaction as the epoch: no moment in which the old lease looks valid under the new epoch.
-            lease = {"epoch": row.epoch, "zone": address.zone, "lease_until_ms": _lease_end(), "draining": False}
-            lease["program_schema"] = version_of(SCHEMA_REVISION)
-            lease["zone_port"] = address.zone_port
+            lease: dict[str, Any] = {
+                "epoch": row.epoch,
+                "zone": address.zone,
+                "lease_until_ms": _lease_end(),
+                "draining": False,
+                "program_schema": version_of(SCHEMA_REVISION),
+                "zone_port": address.zone_port,
+                "endpoints": [asdict(endpoint) for endpoint in address.endpoints],
+                "seen_change": 0,  # what the last process here had applied says nothing about this one
+            }
             leased = insert(AGENTS).values(writer_id=row.writer_id, **lease)
             await connection.execute(leased.on_conflict_do_update(index_elements=["writer_id"], set_=lease))
             return WriterLease(writer_id=row.writer_id, epoch=row.epoch)
@@ -73,18 +108,7 @@ class AgentLeases:
         async def work(connection: AsyncConnection) -> Sequence[AgentInfo]:
             leased = between_now_and(AGENTS.c.lease_until_ms, LEASE_SLACK * LEASE_MS)
             alive = (leased, sa.not_(AGENTS.c.draining))
-            columns = (AGENTS.c.writer_id, AGENTS.c.epoch, AGENTS.c.zone, AGENTS.c.zone_port)
-            query = sa.select(*columns, WRITERS.c.host, WRITERS.c.port)
-            query = query.join(WRITERS, WRITERS.c.writer_id == AGENTS.c.writer_id).where(*alive)
-            rows = (await connection.execute(query.order_by(AGENTS.c.writer_id))).all()
-            return [
-                AgentInfo(
-                    writer_id=row.writer_id,
-                    epoch=row.epoch,
-                    address=AgentAddress(host=row.host, port=row.port, zone=row.zone, zone_port=row.zone_port),
-                )
-                for row in rows
-            ]
+            return [agent_info(row) for row in await connection.execute(AGENTS_QUERY.where(*alive))]
 
         return await self._database.read(work)
 

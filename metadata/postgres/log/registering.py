@@ -52,8 +52,19 @@ async def begin_registering(connection: AsyncConnection) -> None:
 
     Raises SchemaMismatchError, and MetadataUnavailableError if a migration takes longer than the statement timeout.
     """
+    await _lock(connection, "pg_advisory_xact_lock_shared")
+    # Under the lock, which a migration holds alone: what is read here stays true until we commit.
+    check_takes(await read_state(await driver_of(connection)), SCHEMA_REVISION)
+
+
+async def lock_registering(connection: AsyncConnection) -> None:
+    """Until the end of the transaction no program registers, and none migrates. Raises MetadataUnavailableError."""
+    await _lock(connection, "pg_advisory_xact_lock")
+
+
+async def _lock(connection: AsyncConnection, function: str) -> None:
     try:
-        await connection.execute(sa.text(f"SELECT pg_advisory_xact_lock_shared({MIGRATION_LOCK})"))
+        await connection.execute(sa.text(f"SELECT {function}({MIGRATION_LOCK})"))
     except DBAPIError as error:
         if sqlstate_of(error) != _QUERY_CANCELED:
             raise
@@ -61,17 +72,16 @@ async def begin_registering(connection: AsyncConnection) -> None:
             "a schema migration is running, and no program can register until it has ended",
             remedy="try again when it has ended",
         ) from error
-    # Under the lock, which a migration holds alone: what is read here stays true until we commit.
-    check_takes(await read_state(await driver_of(connection)), SCHEMA_REVISION)
 
 
 async def lock_too_old(connection: Connection, oldest_program: int) -> None:
-    """In a migration: lock the leases of programs older than `oldest_program`, so that no lapsed one is renewed."""
+    """In a migration, or under `lock_registering`: lock the leases of programs older than `oldest_program`, so that no
+    lapsed one is renewed."""
     await _run(connection, _LOCK_TOO_OLD, oldest_program)
 
 
 async def end_too_old(connection: Connection, oldest_program: int) -> None:
-    """In a migration: take the leases and the groups of these programs away.
+    """Likewise: take the leases and the groups of these programs away.
 
     Call it after `lock_too_old`, and after a check that found none of them at work.
     """

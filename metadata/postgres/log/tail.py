@@ -19,6 +19,7 @@ compared again.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import uuid
 from collections import Counter
@@ -32,6 +33,8 @@ from metadata.contract.tail import TAIL_FILES_MAX, Change, ChangeKind, Cursor, D
 Fetch: TypeAlias = Callable[..., Awaitable[Sequence[Any]]]
 
 AHEAD_FILES_MAX = 1_000
+TURN_BYTES = 1 << 20
+"""Details of changes that are decoded between two turns of the event loop: some 10 ms."""
 
 # Dead files too: a follower that never saw one alive must still move the end of its partitions. A deleted file can no
 # longer move it (`DeletionMetadata.files_deleted`): the writer's mark makes a follower behind it start cold. Only
@@ -112,7 +115,7 @@ async def read_tail(fetch: Fetch, cursor: Cursor) -> Tail:
     ahead = Ahead(newest_id=first["newest_id"], oldest_xid=first["oldest_xid"], next_xid=first["next_xid"])
     decided = decided_by(before, ahead)
     if file_id == _ABOVE_ALL or first["is_old"] or len(rows) > AHEAD_FILES_MAX:
-        return _tail(cursor, await _fetch_tail(fetch, _TAIL, cursor, cursor.writers), decided)
+        return await _tail(cursor, await _fetch_tail(fetch, _TAIL, cursor, cursor.writers), decided)
     some: dict[int, tuple[int, int]] = {}
     for row in rows:
         writer_id = row["writer_id"]
@@ -120,8 +123,8 @@ async def read_tail(fetch: Fetch, cursor: Cursor) -> Tail:
         if writer_id is not None and (row["epoch"], row["seq"]) > seen:
             some[writer_id] = seen
     if not some and not first["has_changes"]:
-        return _tail(cursor, (), decided)
-    return _tail(cursor, await _fetch_tail(fetch, _TAIL_OF_SOME, cursor, some), decided)
+        return await _tail(cursor, (), decided)
+    return await _tail(cursor, await _fetch_tail(fetch, _TAIL_OF_SOME, cursor, some), decided)
 
 
 async def _fetch_tail(
@@ -131,12 +134,19 @@ async def _fetch_tail(
     return await fetch(query, list(writers), epochs, seqs, cursor.change_id)
 
 
-def _tail(cursor: Cursor, rows: Sequence[Any], decided: Decided | None) -> Tail:
+async def _tail(cursor: Cursor, rows: Sequence[Any], decided: Decided | None) -> Tail:
     """`decided` holds for a cursor that has taken in all that lies ahead of `cursor`."""
     if any(row["part"] == "cold" for row in rows):
         return Tail(files=(), changes=(), cursor=cursor, cold=True)
     files = [l0_file_of(row, row["id"], row["name"], live=row["live"]) for row in rows if row["part"] == "file"]
-    changes = [_change(row) for row in rows if row["part"] == "change"]
+    changes, turn_bytes = list[Change](), 0
+    for row in rows:
+        if row["part"] == "change":
+            changes.append(_change(row))
+            turn_bytes += len(row["detail"])
+            if turn_bytes >= TURN_BYTES:  # 100,000 ACLs that were deleted at once, say
+                turn_bytes = 0
+                await asyncio.sleep(0)
     read: dict[int, tuple[int, int]] = {}
     for file in files:
         read[file.writer_id] = max(read.get(file.writer_id, (-1, -1)), (file.epoch, file.seq))

@@ -466,4 +466,5 @@ def _write_others(
         and row["topic_id"] in names
         and state.partition_id(row["topic_id"], row["partition"]) is not None
     ]
+    tables["acls"], tables["client_quotas"] = list(state.acls.values()), list(state.quotas.values())
     plan.sequences = sequences

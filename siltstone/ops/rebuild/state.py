@@ -17,6 +17,7 @@ from metadata.contract.backup import BackupInstant, Row
 from metadata.contract.tail import Change, ChangeKind, Cursor
 from metadata.rules.packed_index import IndexRow, iter_index
 from metadata.rules.retention import retention_policy
+from metadata.security.details import acl_columns, acl_id, acls_of, quota_columns, quotas_of
 
 ABOVE = 1 << 20
 """Numbers skipped in every sequence, because some may have been given after the last increment."""
@@ -70,6 +71,9 @@ class State:
     deleted_topics: set[uuid.UUID]
     deleted_names: dict[str, int]
     cluster: Row
+    acls: dict[bytes, Row]
+    """By their ids, as the next one."""
+    quotas: dict[bytes, Row]
     sequences: dict[str, int]
     _ids: dict[tuple[uuid.UUID, int], int] = field(default_factory=dict[tuple[uuid.UUID, int], int])
 
@@ -140,6 +144,9 @@ def rolled_forward(catalogued: Catalogued) -> State:
         deleted_topics={row["topic_id"] for row in tables["changes"]},
         deleted_names={row["name"]: row["deleted_ms"] for row in tables["deleted_topics"]},
         cluster=dict(tables["cluster"][0]),
+        # Backups of earlier releases have none of either.
+        acls={row["acl_id"]: dict(row) for row in tables.get("acls", ())},
+        quotas={row["quota_id"]: dict(row) for row in tables.get("client_quotas", ())},
         sequences=dict(instant.sequences),
     )
     changes: dict[int, tuple[Change, int]] = {}
@@ -236,8 +243,22 @@ def _apply(state: State, change: Change, at_ms: int) -> None:
             state.cluster["topic_defaults"] = dict(topic_defaults(detail["configs"]))
             for topic in state.topics.values():
                 topic["config_version"] += 1
+        case ChangeKind.ACLS_CHANGED:
+            added, removed = acls_of(detail)
+            for acl in removed:
+                state.acls.pop(acl_id(acl), None)
+            state.acls |= {row["acl_id"]: row for row in map(acl_columns, added)}
+        case ChangeKind.QUOTAS_CHANGED:
+            for entity, values in quotas_of(detail).items():
+                for key, value in values.items():
+                    row = quota_columns(entity, key, value)
+                    state.quotas.pop(row["quota_id"], None)
+                    if value is not None:
+                        state.quotas[row["quota_id"]] = row
         case _:
-            pass  # MERGED: the jobs tell more. All others concern topics that are deleted.
+            # MERGED: the jobs tell more. USERS_CHANGED: users are not in the bucket. All others concern topics that are
+            # deleted.
+            pass
 
 
 def _add_partitions(state: State, topic_id: uuid.UUID, ids: Sequence[int], at_ms: int) -> None:

@@ -74,6 +74,7 @@ async def read_plainly(url: str) -> Tables:
 async def fill(url: str, chance: random.Random) -> None:
     """Rows with the values and NULLs that commits do not make."""
     groups = [name.encode("utf-8", "surrogatepass").hex() for name in NAMES]
+    acls = ", ".join(f"(sha256('\\x{name}'), 2, 3, '\\x{name}', '\\x{name}', '\\x', 3, 2)" for name in groups)
     await run_sql(
         url,
         "INSERT INTO deleted_topics VALUES ('', 1), ('t-\N{SNOWMAN}', 9223372036854775807)",
@@ -84,6 +85,10 @@ async def fill(url: str, chance: random.Random) -> None:
             f" VALUES ('\\x{name}', 1, {chance.randrange(99)}, 1)"
             for name in groups
         ),
+        f"INSERT INTO acls VALUES {acls}",
+        r"""INSERT INTO client_quotas VALUES (sha256('a'), NULL, '\x00', NULL, 1, 'k', 0.1),
+            (sha256('b'), NULL, NULL, '\x41', 0, 'k', 1.7976931348623157e308),
+            (sha256('c'), '\x', NULL, NULL, 2, 'k', -1e-300)""",
         """INSERT INTO files (key, level, state, class, size_bytes, crc32c, created_ms, live_extents, trouble)
             SELECT 'l1/' || n, 1, 'live', 'plain', n, 4294967295, n, 1, CASE WHEN n % 3 = 0 THEN 'trouble ' || n END
             FROM generate_series(1, 3000) AS n""",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 
 from tests.fixtures.metadata_histories import History
+from tests.fixtures.security_histories import SecurityHistory, told_state
 from tests.fixtures.twin_metadata import Twins
 
 STEPS = 700
@@ -32,3 +33,22 @@ async def test_after_every_call_of_a_history_both_stores_hold_the_same(seed: int
     print(history.counts)
     if seed in SEEDS:
         assert not (missing := {name for name in MUST_HAPPEN if not history.counts[name]}), f"never happened: {missing}"
+
+
+SECURITY_STEPS = 300
+SECURITY_MUST_HAPPEN = frozenset({"changed", "same", "behind", "nobody behind", "deleted acls", "report_seen"})
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+@pytest.mark.parametrize("seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(100, 110))])
+async def test_users_acls_and_quotas_are_the_same_in_both_stores(seed: int, forgets: bool, postgres_url: str) -> None:
+    print(f"seed {seed}")
+    async with Twins(postgres_url) as twins:
+        history = SecurityHistory(twins, seed, forgets=forgets)
+        await history.begin()
+        for _ in range(SECURITY_STEPS):
+            await history.step()
+        if not forgets:
+            assert told_state(twins) == (set(twins.database.acls), twins.database.quotas)
+    print(history.counts)
+    assert not (missing := {name for name in SECURITY_MUST_HAPPEN if not history.counts[name]}), missing
