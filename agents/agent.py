@@ -115,8 +115,9 @@ class Agent:
             around=self._zone.around if self._zone is not None else the_store_itself,
         )
         self.authorizer = Authorizer(
-            mode_of(settings.acl_mode, authenticates=False),
+            mode_of(settings.acl_mode, authenticates=any(each.authenticates for each in listeners_of(settings))),
             super_users=super_users_of(settings.super_users),
+            known=self._security,
             allow_everyone=settings.allow_everyone_if_no_acl_found,
             stale_ms_max=settings.security_stale_max_ms,
             clock=runtime.clock,
@@ -189,6 +190,9 @@ class Agent:
             await membership.join()
             # `join` raises its own errors; from here on only the beats can find a fatal one.
             membership.on_fatal = self._fail
+            if self.authorizer.on:
+                # One that knows no ACLs would let everybody in.
+                await self._metadata.security.exclude_older_programs()
             await self._follower.start()
             await self.authorizer.start()
             self._reads.start()
