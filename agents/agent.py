@@ -114,14 +114,7 @@ class Agent:
             runtime=runtime,
             around=self._zone.around if self._zone is not None else the_store_itself,
         )
-        self.authorizer = Authorizer(
-            mode_of(settings.acl_mode, authenticates=any(each.authenticates for each in listeners_of(settings))),
-            super_users=super_users_of(settings.super_users),
-            known=self._security,
-            allow_everyone=settings.allow_everyone_if_no_acl_found,
-            stale_ms_max=settings.security_stale_max_ms,
-            clock=runtime.clock,
-        )
+        self.authorizer = self._new_authorizer()
         self._draining = Draining()
         self._hurry = asyncio.Event()
         self._telling: asyncio.Timeout | None = None
@@ -332,6 +325,17 @@ class Agent:
             await self._runtime.clock.sleep_ms(FLUSH_POLL_MS)
 
     # ---- parts
+
+    def _new_authorizer(self) -> Authorizer:
+        settings = self._settings
+        return Authorizer(
+            mode_of(settings.acl_mode, authenticates=any(each.authenticates for each in listeners_of(settings))),
+            super_users=super_users_of(settings.super_users),
+            known=self._security,
+            allow_everyone=settings.allow_everyone_if_no_acl_found,
+            stale_ms_max=settings.security_stale_max_ms,
+            clock=self._runtime.clock,
+        )
 
     def _new_write_path(self, membership: Membership) -> WritePath:
         settings = self._settings
