@@ -16,16 +16,16 @@ import asyncio
 import os
 import socket
 from collections import deque
-from collections.abc import Sequence
 from functools import partial
 from typing import Protocol, cast
 
-from agents.answers import HeldAnswer
+from agents.answers import HeldAnswer, Slot, end_trace
 from agents.broker import Broker
 from agents.dispatch import API_VERSIONS, HANDLERS, PRODUCE, Answer
 from agents.draining import ASKING_APIS, TELLING_APIS, Talk
 from agents.handlers import api_versions
 from agents.handlers.produce import DropConnectionError
+from agents.listeners.activity import Activity
 from agents.listeners.listening import Listening
 from agents.read.budget import Release
 from agents.request_context import ClientConnection, RequestContext, RequestTrace, about_group, error_of
@@ -63,20 +63,6 @@ def _is_produce(frame: memoryview) -> bool:
     return bytes(frame[:2]) == PRODUCE.to_bytes(2, "big")
 
 
-class _Slot:
-    """A place in the line of answers."""
-
-    __slots__ = ("drops", "parts", "release", "started_ms")
-
-    def __init__(self, started_ms: float) -> None:
-        self.started_ms = started_ms
-        self.release: Release | None = None
-        self.drops = False
-        """Instead of an answer the connection ends, once all earlier requests have their answers."""
-        self.parts: Sequence[Octets] | None = None
-        """None until answered; empty if there is no answer to send."""
-
-
 class ConnectionOwner(Protocol):
     """The bounds that all connections of an agent share; `agents.server.Server` keeps them."""
 
@@ -99,6 +85,10 @@ class ConnectionOwner(Protocol):
         """False: close it at once."""
         ...
 
+    def proved(self, connection: Connection) -> None:
+        """The client's first request could be decoded."""
+        ...
+
     def lost(self, connection: Connection) -> None: ...
 
     def holds(self, connection: Connection, held_bytes: int) -> None:
@@ -119,7 +109,7 @@ class Connection(asyncio.BufferedProtocol):
         self._reader = FrameReader(server.broker.settings.socket_request_max_bytes, server.landing)
         self._frames: deque[memoryview] = deque()
         self._frames_bytes = 0
-        self._slots: deque[_Slot] = deque()
+        self._slots: deque[Slot] = deque()
         self._unsent: deque[Octets | Release] = deque()
         self._waiting: set[asyncio.Future[Answer]] = set()
         self._transport: asyncio.Transport | None = None
@@ -133,16 +123,14 @@ class Connection(asyncio.BufferedProtocol):
         self._read_paused = False
         self._pump_due = False
         self._ended = False
-        self._talked_ms = 0.0
         self._has_asked = self._works = self._is_told = False
         self.sends_produce = False
-        self.last_bytes_ms = 0.0
+        self.activity = Activity(server.broker.runtime.clock.monotonic_ms())
 
     # ---- asyncio's callbacks
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._talked_ms = self._broker.runtime.clock.monotonic_ms()
         peer = transport.get_extra_info("peername")
         name = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer)
         self.client = ClientConnection(self._server.next_connection(), name, self._listening.name)
@@ -165,7 +153,7 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         if self._ended:
             return None
-        self.last_bytes_ms = self._broker.runtime.clock.monotonic_ms()
+        self.activity.last_bytes_ms = self._broker.runtime.clock.monotonic_ms()
         try:
             frames = self._reader.buffer_updated(nbytes)
         except MalformedFrameError as error:
@@ -173,10 +161,12 @@ class Connection(asyncio.BufferedProtocol):
         if frames:
             self._frames += frames
             self._frames_bytes += sum(map(len, frames))
+            self.activity.requests_came()
             self.pump()
             return None
+        self.activity.part_came(self._reader.buffered_bytes)
         if self.sends_produce:
-            self.client.sender.arriving(self.last_bytes_ms)
+            self.client.sender.arriving(self.activity.last_bytes_ms)
         self._server.holds(self, self.held_bytes)
         if self._server.requests_are_full:
             self.update_reading()
@@ -227,10 +217,23 @@ class Connection(asyncio.BufferedProtocol):
         """The client has taken next to nothing of its answers since then."""
         return self._write_paused and self._write_paused_ms < since_ms
 
+    @property
+    def waits_for_us(self) -> bool:
+        """It has sent a request that may not begin, or is told to wait in the middle of one."""
+        return bool(self._frames) or self._read_paused
+
+    def is_idle(self, since_ms: float) -> bool:
+        """Nothing is under way, and no request has come or gone forward since then, although we read."""
+        return (
+            self.activity.is_silent(since_ms)
+            and not (self._slots or self._unsent or self._frames or self._read_paused or self._write_paused)
+            and not self._ended
+        )
+
     def talk(self, now_ms: float) -> Talk:
         return Talk(
             is_busy=bool(self._slots or self._unsent or self._frames or self._reader.buffered_bytes),
-            silent_ms=now_ms - self._talked_ms,
+            silent_ms=now_ms - self.activity.talked_ms,
             has_asked=self._has_asked,
             works=self._works,
             is_told=self._is_told,
@@ -266,6 +269,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.pause_reading()
         elif not full and self._read_paused:
             self._read_paused = False
+            self.activity.resumed(self._broker.runtime.clock.monotonic_ms())
             self._transport.resume_reading()
 
     def close(self, reason: str) -> None:
@@ -291,7 +295,7 @@ class Connection(asyncio.BufferedProtocol):
         )
 
     def _begin(self, frame: memoryview) -> None:
-        slot = _Slot(self._broker.runtime.clock.monotonic_ms())
+        slot = Slot(self._broker.runtime.clock.monotonic_ms())
         self._slots.append(slot)
         try:
             header, position = read_request_header(frame)
@@ -299,12 +303,14 @@ class Connection(asyncio.BufferedProtocol):
         except UnsupportedVersionError as error:
             if error.header.api_key == API_VERSIONS:
                 slot.parts = encode_response(error.header, api_versions.unsupported())
-                return None
+                return self._server.proved(self)
             return self._protocol_error(error)
         except SiltstoneError as error:
             return self._protocol_error(error)
+        if not self._has_asked:
+            self._server.proved(self)
         self.sends_produce = self.sends_produce or header.api_key == PRODUCE
-        self._talked_ms, self._has_asked = slot.started_ms, True
+        self.activity.talked_ms, self._has_asked = slot.started_ms, True
         self._works = self._works or header.api_key not in ASKING_APIS
         if self._broker.draining.sends_away:
             self._is_told = self._is_told or header.api_key in TELLING_APIS
@@ -318,7 +324,7 @@ class Connection(asyncio.BufferedProtocol):
         finally:
             LOG_CONTEXT.reset(before)
 
-    def _handle(self, slot: _Slot, context: RequestContext, request: Message) -> None:
+    def _handle(self, slot: Slot, context: RequestContext, request: Message) -> None:
         handler = HANDLERS[context.header.api_key]
         try:
             answer = handler.handle(self._broker, context.header, request)
@@ -332,7 +338,7 @@ class Connection(asyncio.BufferedProtocol):
         waiting.add_done_callback(partial(self._settled, slot, context))
         return None
 
-    def _handle_traced(self, slot: _Slot, context: RequestContext, request: Message) -> None:
+    def _handle_traced(self, slot: Slot, context: RequestContext, request: Message) -> None:
         """Runs for requests that are not sampled too: their work must not count as part of another request's span."""
         before = CURRENT_SPAN.set(None)
         try:
@@ -355,7 +361,7 @@ class Connection(asyncio.BufferedProtocol):
             context.trace.end(error=type(error).__qualname__)
         self._end("internal error")
 
-    def _settled(self, slot: _Slot, context: RequestContext, answer: asyncio.Future[Answer]) -> None:
+    def _settled(self, slot: Slot, context: RequestContext, answer: asyncio.Future[Answer]) -> None:
         """A request that had to wait has its answer."""
         self._waiting.discard(answer)
         if answer.cancelled():
@@ -385,7 +391,7 @@ class Connection(asyncio.BufferedProtocol):
         self._pump_due = False
         self.pump()
 
-    def _answer(self, slot: _Slot, context: RequestContext, answer: Answer) -> None:
+    def _answer(self, slot: Slot, context: RequestContext, answer: Answer) -> None:
         header = context.header
         if isinstance(answer, HeldAnswer):
             slot.release = answer.release
@@ -393,11 +399,11 @@ class Connection(asyncio.BufferedProtocol):
         slot.parts = () if answer is None else encode_response(header, answer)
         if context.trace is not None:
             context.trace.begin("answer")
-            slot.release = partial(_end_trace, context.trace, error_of(answer), slot.release)
+            slot.release = partial(end_trace, context.trace, error_of(answer), slot.release)
         if self._ended and slot.release is not None:  # no client takes it any more
             slot.release()
-        self._talked_ms = self._broker.runtime.clock.monotonic_ms()
-        elapsed_ms = self._talked_ms - slot.started_ms
+        self.activity.talked_ms = self._broker.runtime.clock.monotonic_ms()
+        elapsed_ms = self.activity.talked_ms - slot.started_ms
         self._server.count(header.api_key, elapsed_ms / 1000)
         if elapsed_ms - context.waited_ms > self._slow_ms:
             self._tell_slow(context, answer, elapsed_ms)
@@ -488,10 +494,3 @@ class Connection(asyncio.BufferedProtocol):
             _log.debug("connection closed", reason=reason)
         if self._transport is not None:
             self._transport.close()
-
-
-def _end_trace(trace: RequestTrace, error: str, release: Release | None) -> None:
-    """Called when the kernel has the answer, or when no client takes it any more."""
-    trace.end(error=error)
-    if release is not None:
-        release()

@@ -1,6 +1,7 @@
 """The listening side of an agent: connections, and the bounds that they share.
 
-- *Connections*: at most `connections.max`; one more is closed at once.
+- *Connections*: as many as `listeners/admission.py` allows, accepted at the pace of `listeners/pace.py`. A connection
+  that is idle for `connections.idle.max.ms` is closed.
 - *Produce*: while the write path holds `produce.buffer.bytes.max`, connections that have sent Produce are not read.
 - *Requests*: the bytes of requests that have not begun are bounded by `request.bytes.max` over all connections. Above
   it, connections in the middle of a large frame wait, except the one that began first. That one may finish, so that
@@ -17,8 +18,13 @@ from functools import partial
 
 from agents.broker import Broker
 from agents.connection import Connection
+from agents.listeners.acceptor import Acceptor, Pause
+from agents.listeners.admission import EVICTIONS, REFUSALS, Admission, Cause, Limits
 from agents.listeners.listening import Listening
+from agents.listeners.pace import TokenBucket
+from agents.request_context import ClientConnection
 from runtime.errors import BadInputError
+from runtime.log_bursts import Bursts
 from runtime.logging import get_logger, log_context
 from wire.api import APIS
 from wire.framing import LANDING_BYTES
@@ -27,7 +33,7 @@ _log = get_logger(__name__)
 
 SWEEP_MS = 1_000
 SILENT_MS_MAX = 10_000
-"""How long the connection that holds up others may send nothing."""
+"""How long the connection that holds up others may send next to nothing (64 KiB) of its request."""
 STALLED_MS_MAX = 30_000
 """How long a client may take next to nothing (64 KiB) of an answer."""
 STALLED_MS_WHEN_WAITED_FOR = 3_000
@@ -70,7 +76,7 @@ class Server:
         self.draining = False
         self.produce_is_full = False
         self._first: tuple[Connection | None, float] = (None, 0.0)
-        """The connection that holds up others, and when its last bytes came."""
+        """The connection that holds up others, and when it last brought its request forward."""
         self._first_silent_ms = 0.0
         self.landing = memoryview(bytearray(LANDING_BYTES))
         """The buffer that the bytes of all connections arrive in; each takes its own away before the next one reads."""
@@ -81,9 +87,22 @@ class Server:
         self._held_bytes = 0
         self._large: dict[Connection, None] = {}
         self._last_connection = 0
-        self._servers: list[asyncio.Server] = []
+        self._acceptors: list[Acceptor] = []
         self._sweeps: asyncio.Task[None] | None = None
-        metrics = broker.runtime.metrics
+        metrics, settings = broker.runtime.metrics, broker.settings
+        self._admission: Admission[Connection] = Admission(
+            Limits(
+                connections_max=settings.connections_max,
+                per_ip_max=settings.max_connections_per_ip,
+                unproved_max=settings.preauth_connections_max,
+                prove_within_ms=settings.preauth_timeout_ms,
+            )
+        )
+        self._ends_told = Bursts(1)
+        """One line for each storm of refusals or evictions, however many lines the log would take."""
+        self._refused = {each: metrics.connections_refused_total.labels(reason=each.label) for each in REFUSALS}
+        self._evicted = {each: metrics.connections_evicted_total.labels(reason=each.label) for each in EVICTIONS}
+        self._pauses = {each: metrics.accept_pauses_total.labels(reason=each.value) for each in Pause}
         self._counters = {
             key: (metrics.requests_total.labels(api=api.name), metrics.request_seconds.labels(api=api.name))
             for key, api in APIS.items()
@@ -93,16 +112,20 @@ class Server:
 
     async def serve(self, listening: Sequence[Listening]) -> None:
         """Accept on bound sockets (see `bind`)."""
-        loop = asyncio.get_running_loop()
+        clock = self.broker.runtime.clock
+        pace = TokenBucket(self.broker.settings.connection_creation_rate, clock.monotonic_ms())
         for each in listening:
-            self._servers.append(await loop.create_server(partial(Connection, self, each), sock=each.socket))
+            factory = partial(Connection, self, each)
+            acceptor = Acceptor(each.socket, factory=factory, pace=pace, clock=clock, on_pause=self._accepting_paused)
+            self._acceptors.append(acceptor)
+            acceptor.start()
         self._sweeps = asyncio.create_task(self._sweep_for_ever(), name="connection sweep")
 
     def stop_accepting(self) -> None:
         """No new connections and no new requests; those begun go on to their answers."""
         self.draining = True
-        for server in self._servers:
-            server.close()
+        for acceptor in self._acceptors:
+            acceptor.close()
         self._pump_all()
 
     async def close(self) -> None:
@@ -111,6 +134,8 @@ class Server:
             await asyncio.gather(self._sweeps, return_exceptions=True)
         # An agent that halts has not drained: nobody has closed the listener yet, and the last wait would never end.
         self.stop_accepting()
+        for acceptor in self._acceptors:
+            await acceptor.wait_closed()
         try:
             async with asyncio.timeout(FLUSH_MS_MAX / 1000):
                 while any(connection.is_sending for connection in self._connections):
@@ -122,9 +147,7 @@ class Server:
             for connection in list(self._connections):
                 connection.abort()
             await self._nobody_left.wait()
-        for server in self._servers:
-            # After the connections: from Python 3.12 on it waits for them too.
-            await server.wait_closed()
+        self._tell_ends(all_of_them=True)
 
     def talking(self) -> Sequence[Connection]:
         return list(self._connections)
@@ -146,13 +169,25 @@ class Server:
         self._connections[connection] = None
         self._nobody_left.clear()
         self.broker.runtime.metrics.connections.set(len(self._connections))
-        if self.draining or len(self._connections) > self.broker.settings.connections_max:
-            self.broker.runtime.metrics.connections_refused_total.inc()
+        if self.draining:
+            self._refused[Cause.DRAINING].inc()
             return False
+        verdict = self._admission.arrived(connection, connection.client.host, self._now_ms())
+        if verdict.refused is not None:
+            self._refused[verdict.refused].inc()
+            self._tell("connection refused", verdict.refused.label, verdict.refused.setting, connection.client)
+            return False
+        if verdict.evicted is not None and verdict.evicted_for is not None:
+            self._evict(verdict.evicted, verdict.evicted_for)
         return True
+
+    def proved(self, connection: Connection) -> None:
+        """Its client has shown that it speaks our protocol."""
+        self._admission.proved(connection)
 
     def lost(self, connection: Connection) -> None:
         self._connections.pop(connection, None)
+        self._admission.gone(connection)
         if not self._connections:
             self._nobody_left.set()
         self.broker.runtime.metrics.connections.set(len(self._connections))
@@ -234,12 +269,15 @@ class Server:
             await self.broker.runtime.clock.sleep_ms(SWEEP_MS)
             self._close_silent()
             self._cut_stalled()
+            self._close_unproved()
+            self._close_idle()
+            self._tell_ends()
 
     def _close_silent(self) -> None:
         """Close the one that may finish and does not; silence while it was we who did not read does not count."""
         connection = next(iter(self._large), None) if self.requests_are_full else None
-        # Any byte, or another first connection, makes a new pair and begins the count again.
-        first = connection, connection.last_bytes_ms if connection is not None else 0.0
+        # Progress, or another first connection, makes a new pair and begins the count again.
+        first = connection, connection.activity.progress_ms if connection is not None else 0.0
         if connection is None or first != self._first:
             self._first, self._first_silent_ms = first, 0.0
         elif not self.produce_is_full:
@@ -258,3 +296,48 @@ class Server:
                 _log.warning("connection cut, its client does not read its answers")
             # Not `close`: that waits until the client has read the rest, and this one does not read.
             connection.abort()
+
+    def _close_unproved(self) -> None:
+        now_ms = self._now_ms()
+        for connection in self._admission.overdue(now_ms):
+            if connection.waits_for_us:
+                self._admission.held_up(connection, now_ms)
+            else:
+                self._admission.gone(connection)
+                self._evict(connection, Cause.PREAUTH_TIMEOUT)
+
+    def _close_idle(self) -> None:
+        since_ms = self._now_ms() - self.broker.settings.connections_idle_max_ms
+        for connection in [each for each in self._connections if each.is_idle(since_ms)]:
+            # No line in the log above debug: clients let connections fall idle all the time.
+            self._evicted[Cause.IDLE].inc()
+            connection.close("idle")
+
+    def _accepting_paused(self, why: Pause, error: str) -> None:
+        self._pauses[why].inc()
+        if why is Pause.RATE:
+            self._tell("connections come faster than they are accepted", why.value, "connection.creation.rate")
+            return
+        self._tell("no connection can be accepted", error, "connections.max" if why is Pause.DESCRIPTORS else "")
+        if why is Pause.DESCRIPTORS and (evicted := self._admission.evict_oldest()) is not None:
+            self._evict(evicted, Cause.DESCRIPTORS)
+
+    def _evict(self, connection: Connection, cause: Cause) -> None:
+        self._evicted[cause].inc()
+        self._tell("connection evicted before its first request", cause.label, cause.setting, connection.client)
+        connection.close(cause.label)
+
+    def _tell(self, event: str, reason: str, setting: str, client: ClientConnection | None = None) -> None:
+        left_out = self._ends_told.admit((event, reason), self._now_ms())
+        if left_out is not None:
+            facts = {"setting": setting} if setting else {}
+            with log_context(client):
+                _log.warning(event, reason=reason, left_out=left_out, **facts)
+
+    def _tell_ends(self, *, all_of_them: bool = False) -> None:
+        """Of storms that are over, how many lines each lost."""
+        for (event, reason), left_out in self._ends_told.ended(self._now_ms(), all_of_them=all_of_them):
+            _log.warning(event, reason=reason, left_out=left_out)
+
+    def _now_ms(self) -> float:
+        return self.broker.runtime.clock.monotonic_ms()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from metadata.contract.store import MetadataStore
 from metadata.memory.store import MemoryMetadata
 from runtime.errors import BadInputError
+from runtime.passwords import scheme_in
 from runtime.runtime import Runtime
 
 PRODUCER_ID_EXPIRATION_MS = 86_400_000
@@ -25,14 +26,13 @@ def open_metadata(
 
     Call `open` before use and `close` after. Raises MetadataUrlError.
     """
-    scheme, separator, _ = url.partition("://")
-    scheme = scheme.partition("+")[0]
+    scheme = scheme_in(url).partition("+")[0]
     if url == "memory://":
         return MemoryMetadata(runtime=runtime, producer_id_expiration_ms=producer_id_expiration_ms)
     if scheme in {"postgresql", "postgres"}:
         from metadata.postgres.store import PostgresMetadata  # memory:// needs no SQLAlchemy
 
         return PostgresMetadata(url, runtime=runtime, producer_id_expiration_ms=producer_id_expiration_ms)
-    # Without "://" the whole text would be the scheme, and may hold a password: never quote it.
-    wrong = f"has the unknown scheme {scheme!r}" if separator else "has no scheme"
+    known = scheme_in(url)
+    wrong = f"has the unknown scheme {known!r}" if known else "has no scheme"
     raise MetadataUrlError(f"metadata.url {wrong}", remedy="write postgresql://user@host:port/db, or memory://")

@@ -9,45 +9,16 @@ gauges named in docs/operations/monitoring.md have topics and groups as labels: 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
-PREFIX = "siltstone_"
+from runtime.declared_metrics import OF_THE_PROCESS, PREFIX, DeclaredMetric
+
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 BYTES = (4096.0, 16384.0, 65536.0, 262144.0, 1048576.0, 2097152.0, 4194304.0, 8388608.0, 16777216.0, 67108864.0)
 
 LONG_SECONDS = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 14400.0)
-
-Kind = Literal["counter", "gauge", "histogram"]
-
-
-_OF_THE_PROCESS: tuple[tuple[str, Kind, str], ...] = (
-    ("cpu_seconds_total", "counter", "Processor time of the process, user and system."),
-    ("resident_memory_bytes", "gauge", "Memory of the process in RAM."),
-    ("virtual_memory_bytes", "gauge", "Address space of the process."),
-    ("open_fds", "gauge", "Open files and sockets."),
-    ("max_fds", "gauge", "Limit of open files and sockets."),
-    ("start_time_seconds", "gauge", "When the process started, in seconds since 1970."),
-)
-"""The metrics of prometheus_client's ProcessCollector, with the names that every Prometheus client uses."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeclaredMetric:
-    name: str
-    """As exported, without the prefix."""
-    kind: Kind
-    labels: tuple[str, ...]
-    doc: str
-    buckets: tuple[float, ...] = ()
-    prefix: str = PREFIX
-
-    @property
-    def full_name(self) -> str:
-        return self.prefix + self.name
 
 
 class Metrics:
@@ -81,7 +52,22 @@ class Metrics:
         )
         self.connections = self._gauge("connections", "Client connections open.")
         self.connections_refused_total = self._counter(
-            "connections_refused_total", "Connections closed at once because `connections.max` was reached."
+            "connections_refused_total",
+            "Connections closed at once: `connections_max`, `per_ip` (`max.connections.per.ip`) or `draining`.",
+            "reason",
+        )
+        self.connections_evicted_total = self._counter(
+            "connections_evicted_total",
+            "Connections closed to make room: before their first request because there were too many"
+            " (`connections_max`, `preauth_connections_max`, `descriptors`) or it did not come in time"
+            " (`preauth_timeout`); or `idle`.",
+            "reason",
+        )
+        self.accept_pauses_total = self._counter(
+            "accept_pauses_total",
+            "Times that clients had to wait in the backlog: for `connection.creation.rate` (`rate`), for a free file"
+            " `descriptors`, or after another `error` of the system.",
+            "reason",
         )
         self.protocol_errors_total = self._counter(
             "protocol_errors_total", "Connections closed because of malformed input.", "reason"
@@ -464,7 +450,7 @@ class Metrics:
             "postgres_pool_connections", "Connections of the pool: `in_use` or `idle`.", "state"
         )
         ProcessCollector(registry=self.registry)
-        for name, kind, doc in _OF_THE_PROCESS:
+        for name, kind, doc in OF_THE_PROCESS:
             self._declared.append(DeclaredMetric(name=name, kind=kind, labels=(), doc=doc, prefix="process_"))
 
     def _counter(self, name: str, doc: str, *labels: str) -> Counter:

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 UNREADABLE: Final = "an address that cannot be read"
 HOW_TO_WRITE: Final = "write postgresql://USER:PASSWORD@HOST:PORT/DB, with / : @ % in a password as %2F %3A %40 %25"
+_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(?=://)")
 _USER_INFO: Final = re.compile(r"(://[^/\s:@]*):\S*@")
 """To the last "@" of the word: a password may have one."""
 _PARAMETER: Final = re.compile(r"(\b(?:ssl)?password=)[^&\s]+", re.IGNORECASE)
@@ -37,3 +38,15 @@ def place_in(url: str, *, port: int | None = None) -> str:
         return f"{parts.hostname or 'localhost'}{'' if known is None else f':{known}'}{parts.path}"
     except ValueError:
         return UNREADABLE
+
+
+def scheme_in(url: str) -> str:
+    """The scheme of a URL, for a message. "" if there is none, or where it may be a part of a password: of
+    `user:pa://ss@host`, say."""
+    found = _SCHEME.match(url)
+    return found[0] if found else ""
+
+
+def holds_password(url: str) -> bool:
+    """Whether the URL gives a password, of its own or in a parameter."""
+    return masked(url) != url

@@ -20,10 +20,12 @@ import os
 import re
 import shlex
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import metadata, util
@@ -222,8 +224,24 @@ def _said(runtime: Path, option: str, pattern: str) -> str:
 
 def _shim_place(environ: Mapping[str, str]) -> Path:
     named = environ.get("XDG_CACHE_HOME")
-    cache = Path(named) if named else Path(environ.get("HOME") or tempfile.gettempdir()) / ".cache"
-    return cache / "siltstone" / "java"
+    if named:
+        return Path(named) / "siltstone" / "java"
+    home = environ.get("HOME")
+    # Without a home there is a place for each user in /tmp, where anybody may have made it before us: `_shim` looks.
+    return Path(home) / ".cache" / "siltstone" / "java" if home else _place_in_tmp()
+
+
+def _place_in_tmp() -> Path:
+    return Path(tempfile.gettempdir()) / f"siltstone-java-{os.getuid()}"
+
+
+def _is_ours_alone(place: Path) -> bool:
+    """Whether nobody else can put a program there."""
+    try:
+        found = place.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
 
 
 def _shim(runtime: Path, place: Path) -> Path:
@@ -239,6 +257,14 @@ def _shim(runtime: Path, place: Path) -> Path:
     # Named by its content: another runtime, or another release of the shim, never overwrites one in use.
     home = place / hashlib.sha256(script.encode()).hexdigest()[:16]
     program = home / "bin" / "java"
+    if place == _place_in_tmp():
+        with suppress(FileExistsError):
+            place.mkdir(mode=0o700)
+        if not _is_ours_alone(place):
+            raise JavaMissingError(
+                f"{runtime} needs a shim to run Spark, and {place} belongs to others or others may write there",
+                remedy="set HOME or XDG_CACHE_HOME to a directory of your own, or JAVA_HOME to a full JDK",
+            )
     try:
         if program.read_text(encoding="utf-8") == script and os.access(program, os.X_OK):
             return home

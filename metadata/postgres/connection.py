@@ -39,7 +39,7 @@ from metadata.postgres.history import SYSTEM_IDENTIFIER, TIMELINE
 from metadata.postgres.pooler import find_pooler
 from metadata.postgres.tables import SCHEMA_REVISION
 from runtime.errors import BadInputError, BugError
-from runtime.passwords import HOW_TO_WRITE, UNREADABLE, place_in
+from runtime.passwords import HOW_TO_WRITE, UNREADABLE, place_in, scheme_in
 from runtime.runtime import Runtime
 
 CONNECT_TIMEOUT_S = 10.0
@@ -121,8 +121,8 @@ def driver_url(url: str) -> str:
     """`url` in the form that asyncpg takes: without SQLAlchemy's driver suffix."""
     scheme, separator, rest = url.partition("://")
     if not separator or scheme.partition("+")[0] not in {"postgresql", "postgres"}:
-        # Without "://" the whole text would be the scheme, and may hold a password: never quote it.
-        begins = f"it begins with {scheme!r}" if separator else "it holds no ://"
+        known = scheme_in(url)
+        begins = f"it begins with {known!r}" if known else "it holds no ://"
         raise MetadataUnavailableError(
             f"the Postgres URL cannot be used: {begins}", remedy="write postgresql://user@host:port/db"
         )

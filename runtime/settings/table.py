@@ -201,7 +201,31 @@ class Settings:
     socket_request_max_bytes: int = size_bytes(
         104_857_600, _NETWORK, "The largest request accepted.", minimum=1024, maximum=INT31
     )
-    connections_max: int = count(2000, _NETWORK, "Client connections of one agent at most.")
+    connections_max: int = count(
+        2000,
+        _NETWORK,
+        "Client connections of one agent at most. One more takes the place of the oldest without a request; if there"
+        " is none, it is refused. Lowered where the process may not open so many files.",
+    )
+    max_connections_per_ip: int = count(
+        0, _NETWORK, "Connections of one address at most; more are refused. 0: no limit.", minimum=0
+    )
+    connections_idle_max_ms: int = duration_ms(
+        600_000,
+        _NETWORK,
+        "A connection is closed after this time without a request, or without progress in the middle of one.",
+    )
+    connection_creation_rate: int = count(
+        200,
+        _NETWORK,
+        "Connections accepted a second; ten seconds' worth may come at once. Those above wait in the socket's backlog.",
+    )
+    preauth_timeout_ms: int = duration_ms(
+        10_000, _NETWORK, "A new connection must have sent its first request within this time."
+    )
+    preauth_connections_max: int = count(
+        200, _NETWORK, "Connections before their first request; above it the oldest of them is closed."
+    )
     request_bytes_max: int = size_bytes(
         268_435_456, _NETWORK, "Bytes of requests that are being read or wait, over all connections."
     )

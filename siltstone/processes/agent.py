@@ -21,6 +21,7 @@ from metadata.contract.store import MetadataStore
 from runtime.logging import get_logger
 from runtime.runtime import Runtime
 from runtime.settings.table import Settings
+from siltstone.processes.descriptors import settings_within_descriptors
 from siltstone.processes.ecs_metadata import settings_on_ecs
 from siltstone.processes.http_endpoint import HttpEndpoint
 from siltstone.processes.log_and_traces import log_and_traces
@@ -46,9 +47,9 @@ async def run_agent(
 ) -> None:
     """Run until a signal, or until the other end of the pipe `lifeline` is closed; then drain.
 
-    Raises TracingMissingError, MissingUrlError, EcsMetadataError, EcsUnavailableError, the errors of opening the
-    stores, ClusterMismatchError, AddressError, AddressInUseError, DuplicateAgentError, and the error for which the
-    agent must halt.
+    Raises TracingMissingError, MissingUrlError, EcsMetadataError, EcsUnavailableError, DescriptorsError, the errors of
+    opening the stores, ClusterMismatchError, AddressError, AddressInUseError, DuplicateAgentError, and the error for
+    which the agent must halt.
     """
     stopping, again = asyncio.Event(), asyncio.Event()
 
@@ -143,7 +144,7 @@ async def _started(
     stack: AsyncExitStack,
     beside: Beside | None,
 ) -> Agent:
-    settings = await settings_on_ecs(settings, os.environ, runtime.clock)
+    settings = settings_within_descriptors(await settings_on_ecs(settings, os.environ, runtime.clock))
     store, metadata = await stack.enter_async_context(opened_stores(settings, runtime, hedges=True))
     if beside is not None:
         await stack.enter_async_context(beside(settings, store, metadata, runtime))

@@ -55,14 +55,18 @@ BORDERS = (
         ),
     ),
     Mutant(
-        name="an-agent-that-halts-waits-for-its-own-listener",
-        file="agents/server.py",
-        text="        self.stop_accepting()\n        try:",
-        replacement="        try:",
-        tests=(
-            "tests/integration/agents/test_agent_faults.py::"
-            "test_a_fenced_agent_beside_one_that_runs_halts_and_its_end_comes_soon",
-        ),
+        name="an-error-of-accept-ends-the-listener",
+        file="agents/listeners/acceptor.py",
+        text="        self._resumes = self._loop.call_later(pause_ms / 1000, self._resume)\n",
+        replacement="",
+        tests=("tests/integration/agents/listeners/test_descriptors.py::test_no_error_of_accept_ends_the_listener",),
+    ),
+    Mutant(
+        name="a-byte-at-a-time-is-progress",
+        file="agents/listeners/activity.py",
+        text="        if buffered_bytes >= self._progress_at:\n",
+        replacement="        if buffered_bytes:\n",
+        tests=("tests/unit/agents/listeners/test_activity.py::test_a_byte_at_a_time_is_silence_and_a_request_is_not",),
     ),
     Mutant(
         name="the-younger-pin-decides-in-sql",

@@ -63,8 +63,9 @@ DRAINS = (
     Mutant(
         name="a-connection-is-silent-from-its-request-on",
         file="agents/connection.py",
-        text="        elapsed_ms = self._talked_ms - slot.started_ms\n",
-        replacement="        elapsed_ms, self._talked_ms = self._talked_ms - slot.started_ms, slot.started_ms\n",
+        text="        elapsed_ms = self.activity.talked_ms - slot.started_ms\n",
+        replacement="        elapsed_ms = self.activity.talked_ms - slot.started_ms\n"
+        "        self.activity.talked_ms = slot.started_ms\n",
         tests=(f"{SENT_AWAY}::test_a_connection_is_not_silent_while_its_client_takes_in_an_answer_that_took_long",),
     ),
     Mutant(

@@ -112,6 +112,17 @@ class SimulationLoop(asyncio.BaseEventLoop):
         """`sock` is a listener of the simulated network, which can serve."""
         return options["sock"].serve(protocol_factory)
 
+    def add_reader(self, fd: Any, callback: Any, *args: Any) -> None:
+        """`fd` is such a listener: call back while a line waits there."""
+        fd.watch(callback)
+
+    def remove_reader(self, fd: Any) -> bool:
+        return fd.watch(None)
+
+    async def connect_accepted_socket(self, protocol_factory: Any, sock: Any, **options: Any) -> Any:  # type: ignore[override]
+        """`sock` is a line that such a listener accepted."""
+        sock.open(protocol_factory)
+
     # ---- what is ready
 
     def call_soon(self, callback: Any, *args: Any, context: Context | None = None) -> asyncio.Handle:  # type: ignore[override]

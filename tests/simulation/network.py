@@ -60,7 +60,7 @@ class Network:
             raise ConnectionRefusedError(address)
         line = client.line = AgentEnd(self, listener.process, client)
         self._lines[line] = None
-        listener.accept(line)
+        listener.take(line)
 
     def latency_ms(self) -> float:
         return 0.05 + self.faults.rng.random() * self.latency_ms_max
@@ -79,18 +79,22 @@ class Network:
 
 
 class Listener:
-    """A bound address: the result of `bind`, and of `create_server`."""
+    """A bound address: the result of `bind`. An agent accepts on it itself; asyncio's server would `serve` it."""
 
     def __init__(self, network: Network, process: Process, address: str) -> None:
         self.process = process
         self.address = address
         self._network = network
         self._factory: Callable[[], asyncio.BufferedProtocol] | None = None
-        self._backlog: list[AgentEnd] = []
+        self._readable: Callable[[], object] | None = None
+        self._backlog: deque[AgentEnd] = deque()
 
     def getsockname(self) -> tuple[str, int]:
         host, _, port = self.address.rpartition(":")
         return host, int(port)
+
+    def setblocking(self, _: bool) -> None:
+        """It never blocks."""
 
     def serve(self, factory: Callable[[], asyncio.BufferedProtocol]) -> Listener:
         self._factory = factory
@@ -99,11 +103,24 @@ class Listener:
         self._backlog.clear()
         return self
 
-    def accept(self, line: AgentEnd) -> None:
-        if self._factory is None:
-            self._backlog.append(line)
-        else:
+    def watch(self, readable: Callable[[], object] | None) -> bool:
+        """Call back while a line waits; None: no longer."""
+        was_watched, self._readable = self._readable is not None, readable
+        self._tell()
+        return was_watched
+
+    def take(self, line: AgentEnd) -> None:
+        """The kernel has a line for the process."""
+        if self._factory is not None:
             self._network.loop.after(0, self.process, line.open, self._factory)
+        else:
+            self._backlog.append(line)
+            self._tell()
+
+    def accept(self) -> tuple[AgentEnd, tuple[str, int]]:
+        if not self._backlog:
+            raise BlockingIOError
+        return self._backlog.popleft(), ("", 0)
 
     def close(self) -> None:
         self._network.close_listener(self)
@@ -113,6 +130,15 @@ class Listener:
 
     async def wait_closed(self) -> None:
         return None
+
+    def _tell(self) -> None:
+        if self._backlog and self._readable is not None:
+            self._network.loop.after(0, self.process, self._call)
+
+    def _call(self) -> None:
+        if self._backlog and self._readable is not None:
+            self._readable()
+            self._tell()
 
 
 class Pipe:

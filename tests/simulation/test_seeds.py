@@ -17,7 +17,9 @@ from tests.simulation.summary import record
 from tests.simulation.world import Outcome, run_seed
 
 ROOT = Path(__file__).resolve().parents[2]
-SEEDS, SLICED_SEEDS = 80, 30
+FIRST_SEED, SEEDS, SLICED_SEEDS = 110, 80, 30
+"""Some paths are taken under one seed of a hundred. Whoever changes the order of callbacks may have to begin elsewhere:
+`python -m tests.simulation` counts the paths of a seed."""
 SOAK_FROM, SOAK_SEEDS = 1_000_000, 2_500
 RecordProperty = Callable[[str, object], None]
 
@@ -47,7 +49,7 @@ def run_by_hand(*options: str, **environment: str) -> subprocess.CompletedProces
 @pytest.mark.timeout(300)
 def test_every_promise_is_kept_under_every_seed(record_property: RecordProperty) -> None:
     # when the world runs under each seed, with the faults that the seed draws
-    counts, failed = run_seeds(range(SEEDS))
+    counts, failed = run_seeds(range(FIRST_SEED, FIRST_SEED + SEEDS))
     record(record_property, counts, SEEDS)
     # then no promise was broken
     assert not failed, "\n\n".join(map(str, failed))
@@ -59,7 +61,7 @@ def test_every_promise_is_kept_where_agents_take_in_row_by_row(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("agents.yielding.LOAD_SLICE", 1)
-    _, failed = run_seeds(range(SEEDS, SEEDS + SLICED_SEEDS))
+    _, failed = run_seeds(range(SLICED_SEEDS))
     assert not failed, "\n\n".join(map(str, failed))
 
 

@@ -5,7 +5,8 @@ own module; the bytecode and the constants of every kernel it calls, wherever th
 sees neither); the versions of Python, numba and LLVM; the processor and its features; the argument types. So an
 existing file stays right for ever, and processes that compile at the same time write equal files. Each process writes
 under another name and then renames, so no reader sees half a file. A file that is torn all the same (after a crash of
-the machine) or cannot be read is compiled again.
+the machine) or cannot be read is compiled again, and so is one that somebody else may have written: a file is trusted
+if it belongs to us, to root or to the owner of the sources, and nobody else may write to it.
 
 Files are looked for in `NUMBA_CACHE_DIR` if it is set, else beside the sources (`__pycache__`) and in the user's cache
 directory. They are written to the first of these that can be written. An image sets `NUMBA_CACHE_DIR` to a directory of
@@ -19,6 +20,7 @@ import contextlib
 import hashlib
 import os
 import pickle
+import stat
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -68,7 +70,7 @@ class KernelCache:
         for place in _places():
             stored = _read(place / name)
             if stored is not None:
-                reduced = pickle.loads(stored)  # noqa: S301 - a file that this class wrote, in a place of this user
+                reduced = pickle.loads(stored)  # noqa: S301 - `_read` says whose file it is
                 return _numba.core.compiler.CompileResult._rebuild(target_context, *reduced)
         return None
 
@@ -159,13 +161,22 @@ def _what_it_uses(function: Callable[..., Any], seen: set[int]) -> Iterator[tupl
 
 
 def _read(path: Path) -> bytes | None:
-    """The file's content; None when it is absent, unreadable, or damaged."""
+    """The file's content; None when it is absent, unreadable, damaged, or may be somebody else's work."""
     try:
-        stored = path.read_bytes()
+        with path.open("rb") as file:
+            if not _is_trusted(os.fstat(file.fileno())):
+                return None
+            stored = file.read()
     except OSError:
         return None
     checksum, payload = stored[:_CHECKSUM_BYTES], stored[_CHECKSUM_BYTES:]
     return payload if hashlib.sha256(payload).digest() == checksum else None
+
+
+def _is_trusted(found: os.stat_result) -> bool:
+    """Only those could write the file whose code runs here anyway: a pickle is code."""
+    owners = {os.getuid(), 0, _KERNELS.stat().st_uid}
+    return found.st_uid in owners and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def _write(path: Path, payload: bytes) -> None:

@@ -106,6 +106,28 @@ def test_a_cache_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     assert "XDG_CACHE_HOME" in refused.value.remedy
 
 
+def test_without_a_home_the_shim_lies_where_nobody_else_can_have_put_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bare = runtime(tmp_path / "bare", "21.0.1", modules=MODULES)
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("spark_jobs.environment.tempfile.gettempdir", lambda: str(tmp_path / "tmp"))
+    java = find_java({"JAVA_HOME": str(bare)}, spark_version="4.3.0")
+    (place,) = (tmp_path / "tmp").iterdir()
+    assert java.home.is_relative_to(place)
+    assert place.stat().st_mode & 0o777 == 0o700
+    assert find_java({"JAVA_HOME": str(bare)}, spark_version="4.3.0") == java
+    # when others may write there, or it is a link to where they may, then it is not used
+    place.chmod(0o777)
+    with pytest.raises(JavaMissingError, match="others may write there"):
+        find_java({"JAVA_HOME": str(bare)}, spark_version="4.3.0")
+    place.chmod(0o700)
+    place.rename(tmp_path / "elsewhere")
+    place.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(JavaMissingError, match="HOME"):
+        find_java({"JAVA_HOME": str(bare)}, spark_version="4.3.0")
+
+
 def test_a_java_without_a_release_file_is_asked_itself(tmp_path: Path) -> None:
     place = runtime(tmp_path / "jdk", "")
     (place / "release").unlink()

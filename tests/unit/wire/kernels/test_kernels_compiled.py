@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -78,6 +79,21 @@ def test_a_file_that_is_no_kernel_is_not_unpickled(directory: Path) -> None:
     (file,) = files(directory)
     file.write_bytes(bytes(32) + b"cos\nabort\n(tR.")  # would end the process
     assert run(doubled, 5) == (10, True)
+
+
+def test_a_file_that_others_may_write_is_not_unpickled(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(doubled, 1)
+    (file,) = files(directory)
+    for mode in (0o664, 0o646):
+        file.chmod(mode)
+        assert run(doubled, 5) == (10, True)
+        assert run(doubled, 5) == (10, False), "it was replaced by one of our own"
+    # nor one of a stranger, which is neither ours nor root's nor that of the sources' owner
+    (file,) = files(directory)
+    ours = os.stat_result((0o100644, 0, 0, 1, (stranger := 2**31 - 2), 0, 0, 0, 0, 0))
+    assert not code_cache._is_trusted(ours)
+    monkeypatch.setattr("wire.kernels.code_cache.os.getuid", lambda: stranger)
+    assert code_cache._is_trusted(ours)
 
 
 def test_where_nothing_can_be_written_each_process_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

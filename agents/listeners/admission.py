@@ -1,0 +1,143 @@
+"""Which connections may come, and which must go for others. Pure.
+
+A connection is *unproved* until its client has shown that it speaks our protocol: today by its first request that can
+be decoded. Whoever knows of better proof calls `proved` then. Places are scarce, so the unproved live on a short lease:
+they have `preauth.timeout.ms`, there are few places for them, and the oldest goes first. A client that talks at once
+therefore gets in, however many others are silent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Generic, TypeVar
+
+C = TypeVar("C", bound=Hashable)
+
+
+class Cause(Enum):
+    """Why a connection was refused or evicted, as the metric's label, and the setting that decides."""
+
+    CONNECTIONS_MAX = "connections_max", "connections.max"
+    PER_IP = "per_ip", "max.connections.per.ip"
+    PREAUTH_CONNECTIONS_MAX = "preauth_connections_max", "preauth.connections.max"
+    PREAUTH_TIMEOUT = "preauth_timeout", "preauth.timeout.ms"
+    IDLE = "idle", "connections.idle.max.ms"
+    DESCRIPTORS = "descriptors", "connections.max"
+    DRAINING = "draining", ""
+
+    def __init__(self, label: str, setting: str) -> None:
+        self.label = label
+        self.setting = setting
+
+
+REFUSALS = (Cause.CONNECTIONS_MAX, Cause.PER_IP, Cause.DRAINING)
+EVICTIONS = (
+    Cause.CONNECTIONS_MAX,
+    Cause.PREAUTH_CONNECTIONS_MAX,
+    Cause.PREAUTH_TIMEOUT,
+    Cause.IDLE,
+    Cause.DESCRIPTORS,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    connections_max: int
+    per_ip_max: int
+    """0 = no bound."""
+    unproved_max: int
+    prove_within_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict(Generic[C]):
+    refused: Cause | None = None
+    """Close the connection that came."""
+    evicted: C | None = None
+    """Close this one instead, for `evicted_for`; it is out of the books already."""
+    evicted_for: Cause | None = None
+
+
+class Admission(Generic[C]):
+    """The books of open connections. Each `arrived` that is not refused is followed by one `gone`; more do no harm."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._hosts: dict[C, str] = {}
+        self._of_host: dict[str, int] = {}
+        self._unproved: dict[C, float] = {}
+        """Since when, the oldest first."""
+
+    @property
+    def open(self) -> int:
+        return len(self._hosts)
+
+    @property
+    def unproved(self) -> int:
+        return len(self._unproved)
+
+    def arrived(self, connection: C, host: str, now_ms: float) -> Verdict[C]:
+        limits = self._limits
+        if limits.per_ip_max and self._of_host.get(host, 0) >= limits.per_ip_max:
+            return Verdict(refused=Cause.PER_IP)
+        evicted: C | None = None
+        cause: Cause | None = None
+        if self.open >= limits.connections_max:
+            cause = Cause.CONNECTIONS_MAX
+        elif self.unproved >= limits.unproved_max:
+            cause = Cause.PREAUTH_CONNECTIONS_MAX
+        if cause is not None:
+            evicted = self.evict_oldest()
+            if evicted is None:
+                return Verdict(refused=cause)
+        self._hosts[connection] = host
+        self._of_host[host] = self._of_host.get(host, 0) + 1
+        self._unproved[connection] = now_ms
+        return Verdict(evicted=evicted, evicted_for=cause)
+
+    def proved(self, connection: C) -> None:
+        self._unproved.pop(connection, None)
+
+    def held_up(self, connection: C, now_ms: float) -> None:
+        """It is we who do not read it: its time begins again."""
+        if self._unproved.pop(connection, None) is not None:
+            self._unproved[connection] = now_ms
+
+    def overdue(self, now_ms: float) -> list[C]:
+        """Those that have not proved themselves in time, the oldest first."""
+        found: list[C] = []
+        for connection, since_ms in self._unproved.items():
+            if now_ms - since_ms < self._limits.prove_within_ms:
+                break
+            found.append(connection)
+        return found
+
+    def evict_oldest(self) -> C | None:
+        """Strike the oldest unproved connection from the books; None if all have proved themselves."""
+        oldest = next(iter(self._unproved), None)
+        if oldest is not None:
+            self.gone(oldest)
+        return oldest
+
+    def gone(self, connection: C) -> None:
+        self._unproved.pop(connection, None)
+        host = self._hosts.pop(connection, None)
+        if host is None:
+            return
+        left = self._of_host[host] - 1
+        if left:
+            self._of_host[host] = left
+        else:
+            del self._of_host[host]
+
+
+DESCRIPTORS_RESERVED = 256
+"""Files and sockets of an agent that are not its clients': the pool to Postgres, requests to the object store, the log,
+blocks for neighbours, a scrape of the metrics."""
+
+
+def connections_that_fit(connections_max: int, *, descriptors_max: int, open_now: int) -> int:
+    """How many of `connections_max` a process with that limit of open files can serve; 0 or less: none."""
+    return min(connections_max, descriptors_max - open_now - DESCRIPTORS_RESERVED)

@@ -1,0 +1,115 @@
+"""Which connections come in, and which go for them."""
+
+from __future__ import annotations
+
+import random
+
+from agents.listeners.admission import (
+    DESCRIPTORS_RESERVED,
+    Admission,
+    Cause,
+    Limits,
+    Verdict,
+    connections_that_fit,
+)
+
+COMES_IN: Verdict[int] = Verdict()
+
+
+def admission(*, most: int = 10, per_ip: int = 0, unproved: int = 3, within_ms: float = 1_000) -> Admission[int]:
+    return Admission(Limits(connections_max=most, per_ip_max=per_ip, unproved_max=unproved, prove_within_ms=within_ms))
+
+
+def test_the_oldest_that_has_not_proved_itself_goes_first_and_so_on_in_order() -> None:
+    books = admission(unproved=3)
+    assert [books.arrived(each, "h", each) for each in range(3)] == [COMES_IN] * 3
+    books.proved(1)
+    assert books.arrived(3, "h", 3) == COMES_IN, "the proved one made room"
+    evicted = [books.arrived(each, "h", each) for each in (4, 5, 6, 7)]
+    assert [each.evicted for each in evicted] == [0, 2, 3, 4]
+    assert {each.evicted_for for each in evicted} == {Cause.PREAUTH_CONNECTIONS_MAX}
+    assert (books.open, books.unproved) == (4, 3)
+
+
+def test_a_full_agent_gives_the_place_of_a_silent_one_to_a_newcomer_and_else_refuses() -> None:
+    books = admission(most=2, unproved=10)
+    books.arrived(1, "h", 0)
+    books.proved(1)
+    books.arrived(2, "h", 0)
+    assert books.arrived(3, "h", 0) == Verdict(evicted=2, evicted_for=Cause.CONNECTIONS_MAX)
+    books.proved(3)
+    assert books.arrived(4, "h", 0) == Verdict(refused=Cause.CONNECTIONS_MAX)
+    books.gone(4)  # a refused one closes too, and was never in the books
+    books.gone(2)  # and an evicted one
+    assert books.open == 2
+    books.gone(1)
+    assert books.arrived(5, "h", 0) == COMES_IN
+
+
+def test_an_address_has_its_share_and_no_more_however_many_places_are_free() -> None:
+    books = admission(per_ip=2, unproved=10)
+    for each in (1, 2):
+        assert books.arrived(each, "greedy", 0) == COMES_IN
+    books.proved(1)
+    assert books.arrived(3, "greedy", 0) == Verdict(refused=Cause.PER_IP)
+    assert books.arrived(4, "modest", 0) == COMES_IN
+    books.gone(1)
+    assert books.arrived(5, "greedy", 0) == COMES_IN
+
+
+def test_who_proves_nothing_in_time_is_overdue_and_who_had_to_wait_for_us_has_more_time() -> None:
+    books = admission(within_ms=100)
+    for each in (1, 2, 3):
+        books.arrived(each, "h", each)
+    books.proved(2)
+    assert books.overdue(100) == []
+    assert books.overdue(101) == [1]
+    assert books.overdue(103) == [1, 3]
+    books.held_up(1, 103)
+    books.held_up(2, 103)
+    assert books.overdue(202) == [3], "one that has proved itself is never overdue"
+    books.gone(3)
+    assert books.overdue(203) == [1]
+
+
+def test_whatever_comes_and_goes_the_bounds_hold_and_nothing_is_left_at_the_end() -> None:
+    seed = random.randrange(2**32)
+    print("seed", seed)
+    chance = random.Random(seed)
+    for _ in range(50):
+        most, per_ip, unproved = chance.randint(1, 8), chance.randint(0, 4), chance.randint(1, 5)
+        books = admission(most=most, per_ip=per_ip, unproved=unproved)
+        here: dict[int, str] = {}
+        proved: set[int] = set()
+        for number in range(200):
+            act = chance.random()
+            if act < 0.5:
+                host = chance.choice("abc")
+                verdict = books.arrived(number, host, number)
+                if verdict.evicted is not None:
+                    assert verdict.evicted == min(set(here) - proved), "the oldest unproved"
+                    del here[verdict.evicted]
+                if verdict.refused is None:
+                    here[number] = host
+                elif verdict.refused is Cause.CONNECTIONS_MAX:
+                    assert len(here) == most and proved == set(here)
+                else:
+                    assert verdict.refused is Cause.PER_IP and list(here.values()).count(host) >= per_ip > 0
+            elif here and act < 0.75:
+                proved.add(which := chance.choice(list(here)))
+                books.proved(which)
+            elif here:
+                books.gone(which := chance.choice(list(here)))
+                del here[which]
+                proved.discard(which)
+            assert (books.open, books.unproved) == (len(here), len(here) - len(proved))
+            assert books.open <= most and books.unproved <= unproved
+        for each in here:
+            books.gone(each)
+        assert not books._hosts and not books._of_host and not books._unproved
+
+
+def test_descriptors_are_kept_back_for_what_is_not_a_client() -> None:
+    assert connections_that_fit(2_000, descriptors_max=65_536, open_now=20) == 2_000
+    assert connections_that_fit(2_000, descriptors_max=1_024, open_now=24) == 1_000 - DESCRIPTORS_RESERVED
+    assert connections_that_fit(2_000, descriptors_max=100, open_now=24) < 1
