@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 
 from agents.broker import Broker
@@ -29,7 +29,7 @@ from agents.membership import NOTICE_MS, Membership
 from agents.producer_ids import ProducerIds
 from agents.read.path import ReadPath, the_store_itself
 from agents.read.sessions import SESSIONS_MAX, FetchSessions
-from agents.security.authorizer import BUILD_ON_LOOP_MAX, AclMode, Authorizer, mode_of, super_users_of
+from agents.security.authorizer import Authorizer, mode_of, super_users_of
 from agents.security.known import KnownSecurity
 from agents.server import AddressError, Server, bind
 from agents.tail.follower import Follower, FollowerCallbacks
@@ -57,7 +57,6 @@ from runtime.runtime import Runtime
 from runtime.settings.addresses import format_address, parse_address
 from runtime.settings.listeners import ListenerSettings, endpoint_of, listeners_of
 from runtime.settings.table import Settings
-from security.acls.values import Acl
 from storage.objects import ObjectStore
 
 _log = get_logger(__name__)
@@ -116,7 +115,6 @@ class Agent:
             runtime=runtime,
             around=self._zone.around if self._zone is not None else the_store_itself,
         )
-        self._acl_mode = mode_of(settings.acl_mode, authenticates=False)
         self.authorizer = self._new_authorizer()
         self._draining = Draining()
         self._telling: asyncio.Timeout | None = None
@@ -197,7 +195,8 @@ class Agent:
                 endpoints=tuple(sorted(endpoints, key=lambda each: each.listener)),
             )
             identity = await self._metadata.cluster_identity()
-            if self._acl_mode is AclMode.ON:
+            if self.authorizer.on:
+                # One that knows no ACLs would let everybody in.
                 await self._metadata.security.exclude_older_programs()
             membership = self._membership = Membership(
                 metadata=self._metadata.agents, address=address, runtime=self._runtime
@@ -206,6 +205,7 @@ class Agent:
             # `join` raises its own errors; from here on only the beats can find a fatal one.
             membership.on_fatal = self._fail
             await self._follower.start()
+            await self.authorizer.start()
             self._reads.start()
             if self._zone is not None and neighbours is not None:
                 await self._zone.start(
@@ -286,7 +286,7 @@ class Agent:
             await self._zone.close()
         await self._reads.close()
         await asyncio.gather(*self._hints, return_exceptions=True)
-        self.authorizer.audit.close()
+        self.authorizer.close()
         # Last: the parts above write under this lease, and whoever takes the address next fences it.
         if self._membership is not None:
             await self._membership.leave()
@@ -349,16 +349,13 @@ class Agent:
 
     def _new_authorizer(self) -> Authorizer:
         settings = self._settings
-        made = Authorizer(
-            self._acl_mode,
-            known=self._security,
+        return Authorizer(
+            mode_of(settings.acl_mode, authenticates=any(each.authenticates for each in listeners_of(settings))),
             super_users=super_users_of(settings.super_users),
+            known=self._security,
             allow_everyone=settings.allow_everyone_if_no_acl_found,
             stale_ms_max=settings.security_stale_max_ms,
         )
-        if made.on:
-            self._security.on_acls.append(self._acls_changed)
-        return made
 
     def _new_write_path(self, membership: Membership) -> WritePath:
         settings = self._settings
@@ -455,13 +452,6 @@ class Agent:
             hint = asyncio.create_task(self._hint(), name="hint")
             self._hints.add(hint)
             hint.add_done_callback(self._hints.discard)
-
-    async def _acls_changed(self, came: Collection[Acl], went: Collection[Acl]) -> None:
-        if len(came) + len(went) <= BUILD_ON_LOOP_MAX:
-            self.authorizer.change(added=came, removed=went)
-        else:
-            await self.authorizer.load(self._security.acls)
-        self._parked_readers.wake_all()  # a parked Fetch asks for its rights again when it wakes
 
     def _lease(self) -> WriterLease:
         if self._membership is None:

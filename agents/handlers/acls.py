@@ -16,7 +16,6 @@ from agents.broker import Broker
 from agents.security.refusals import cluster_refusal
 from agents.topics.rules import RequestError, code_of
 from agents.yielding import LoopYielder, chunks_with_yields
-from metadata.security.contract import SecurityMetadata
 from runtime.errors import BadInputError, SiltstoneError
 from runtime.logging import get_logger
 from security.acls.checks import InvalidAclError, checked_acl, checked_filter
@@ -47,9 +46,7 @@ TOLD_MAX = 50
 """ACLs of one change that the audit log names."""
 SEEN_MS_MAX = 15_000.0
 """Longer than a lease runs."""
-SEEN_POLL_MS = 50.0
 
-_log = get_logger(__name__)
 _audit = get_logger("siltstone.audit")
 
 
@@ -88,7 +85,7 @@ async def create(broker: Broker, header: RequestHeader, request: CreateAclsReque
             except InvalidAclError as error:
                 result.error_code, result.error_message = ErrorCode.INVALID_REQUEST, str(error)
         if good:
-            change_id = await _store(broker).create_acls(list(dict.fromkeys(good)))
+            change_id = await broker.metadata.security.create_acls(list(dict.fromkeys(good)))
             _tell("ACL created", good)
             await _seen_everywhere(broker, change_id)
     except SiltstoneError as error:
@@ -108,7 +105,7 @@ async def delete(broker: Broker, header: RequestHeader, request: DeleteAclsReque
             except InvalidAclError as error:
                 result.error_code, result.error_message = ErrorCode.INVALID_REQUEST, str(error)
         if good:
-            change_id, deleted = await _store(broker).delete_acls([wanted for _, wanted in good])
+            change_id, deleted = await broker.metadata.security.delete_acls([wanted for _, wanted in good])
             _tell("ACL deleted", list(dict.fromkeys(acl for acls in deleted for acl in acls)))
             await _seen_everywhere(broker, change_id)
             for (result, _), acls in zip(good, deleted, strict=True):
@@ -126,22 +123,12 @@ def _fail_the_rest(results: Sequence[AclCreationResult | DeleteAclsFilterResult]
 
 async def _seen_everywhere(broker: Broker, change_id: int) -> None:
     """Raises RequestError(REQUEST_TIMED_OUT), MetadataUnavailableError."""
-    clock = broker.runtime.clock
-    deadline_ms = clock.monotonic_ms() + SEEN_MS_MAX
     await broker.follower.catch_up()
-    while behind := await _store(broker).agents_behind(change_id):
-        if clock.monotonic_ms() >= deadline_ms:
-            ids = sorted(agent.writer_id for agent in behind)
-            _log.warning("agents have not taken in a change of ACLs in time", agents=ids, change_id=change_id)
-            raise RequestError(
-                ErrorCode.REQUEST_TIMED_OUT,
-                f"the change is made, but agents {ids} have not taken it in yet; ask for it again to wait for them",
-            )
-        await clock.sleep_ms(SEEN_POLL_MS)
-
-
-def _store(broker: Broker) -> SecurityMetadata:
-    return broker.metadata.security
+    if not await broker.security.applied_everywhere(change_id, SEEN_MS_MAX):
+        raise RequestError(
+            ErrorCode.REQUEST_TIMED_OUT,
+            "the change is made, but some agents have not taken it in yet; ask for it again to wait for them",
+        )
 
 
 def _check_may(broker: Broker, operation: Operation) -> None:

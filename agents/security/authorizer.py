@@ -11,10 +11,10 @@ meanwhile are made to both.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Set
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from agents.request_context import ANONYMOUS, ClientConnection, current_request
 from agents.security.audit import Audit
@@ -24,8 +24,8 @@ from security.acls.checks import canonical_host
 from security.acls.matcher import Matcher
 from security.acls.values import Acl
 
-BUILD_ON_LOOP_MAX = 1_000
-"""ACLs that are put in place within one turn of the event loop: 4 ms at most."""
+BUILD_ON_LOOP_MAX = 5_000
+"""ACLs that are put in place within one turn of the event loop, in 30 ms at most."""
 
 
 @dataclass(eq=False)
@@ -42,23 +42,31 @@ class AclMode(Enum):
     ON = "on"
 
 
+Hears: TypeAlias = Callable[[Collection[Acl], Collection[Acl]], Awaitable[None]]
+
+
 class KnownAcls(Protocol):
-    """What this agent has heard of the store's ACLs."""
+    """What this agent has heard of the store's ACLs (`agents/security/known.py`)."""
+
+    on_acls: list[Hears]
+    """Called with the ACLs that came and those that went, after `acls` has changed."""
 
     @property
-    def acls(self) -> Collection[Acl]: ...
+    def acls(self) -> Set[Acl]: ...
 
     @property
     def stale_ms(self) -> float:
-        """Since the store was last heard."""
+        """How long ago the store was heard."""
         ...
 
 
 class NoAcls:
     """No ACLs, and no store that could fall silent."""
 
-    acls: Collection[Acl] = ()
-    stale_ms = 0.0
+    def __init__(self) -> None:
+        self.on_acls: list[Hears] = []
+        self.acls: Set[Acl] = frozenset()
+        self.stale_ms = 0.0
 
 
 class Authorizer:
@@ -86,10 +94,31 @@ class Authorizer:
 
     # ---- what is known
 
-    async def load(self, acls: Collection[Acl]) -> None:
-        """These are all ACLs there are, at the moment of the call."""
-        acls, load = list(acls), _Load()
+    async def start(self) -> None:
+        """Take in what is known, and what comes after it. Nobody is judged before."""
+        if self.on:
+            self.known.on_acls.append(self.hear)
+            await self.load(self.known.acls)
+
+    async def hear(self, came: Collection[Acl], went: Collection[Acl]) -> None:
+        """When it returns, clients are judged by the change."""
+        if len(came) + len(went) <= BUILD_ON_LOOP_MAX:
+            self.change(added=came, removed=went)
+        else:
+            await self.load(self.known.acls)
+
+    def close(self) -> None:
+        if self.hear in self.known.on_acls:
+            self.known.on_acls.remove(self.hear)
+        self.audit.close()
+
+    def load(self, acls: Collection[Acl]) -> Coroutine[None, None, None]:
+        """These are all ACLs there are, at the moment of the call: what comes before the end is added to them."""
+        load = _Load()
         self._loads.append(load)
+        return self._load(list(acls), load)
+
+    async def _load(self, acls: Collection[Acl], load: _Load) -> None:
         try:
             async with self._building:  # one after the other: the last call wins
                 if len(acls) <= BUILD_ON_LOOP_MAX:
@@ -103,7 +132,7 @@ class Authorizer:
             self._loads.remove(load)
 
     def change(self, *, added: Collection[Acl] = (), removed: Collection[Acl] = ()) -> None:
-        """At most BUILD_ON_LOOP_MAX: for more, `load` all."""
+        """All of it within this call: for very many, `load` all."""
         for load in self._loads:
             load.changes.append((added, removed))
         _change(self._matcher, added, removed)

@@ -30,6 +30,9 @@ from security.scram import Mechanism, ScramCredential
 
 _log = get_logger(__name__)
 
+EVERYWHERE_POLL_MS = 50.0
+"""Pause between two looks at who has not reported a change yet."""
+
 
 class KnownSecurity:
     def __init__(self, *, metadata: SecurityMetadata, lease: Callable[[], WriterLease], runtime: Runtime) -> None:
@@ -47,6 +50,8 @@ class KnownSecurity:
         self._reporting: asyncio.Task[None] | None = None
         self.change_id = -1
         """Every change of users, ACLs and quotas up to this one is taken in. -1: nothing was loaded yet."""
+        self._applied_id = -1
+        """Up to this one, the calls of `on_acls` are over as well."""
         self.generation = 0
         """Grows whenever `acls` changes: decisions that were made before count no more."""
         self.on_users: list[Callable[[Collection[str]], None]] = []
@@ -143,6 +148,26 @@ class KnownSecurity:
         self._heard_ms = max(sent_ms, self._heard_ms)
         self._report()
 
+    # ---- who knows of a change
+
+    async def applied_everywhere(self, change_id: int, timeout_ms: float) -> bool:
+        """Wait until every agent with a running lease has taken in this change. False: some have not, by now.
+
+        An agent that cannot read the store cannot keep its lease either, so the wait ends after a lease at the most,
+        if the store answers us. Raises MetadataUnavailableError.
+        """
+        ends_ms = self._clock.monotonic_ms() + timeout_ms
+        while behind := await self._metadata.agents_behind(change_id):
+            if self._clock.monotonic_ms() >= ends_ms:
+                _log.warning(
+                    "agents have not taken in a change of users or ACLs yet",
+                    change_id=change_id,
+                    node_ids=[agent.writer_id for agent in behind],
+                )
+                return False
+            await self._clock.sleep_ms(EVERYWHERE_POLL_MS)
+        return True
+
     async def stop(self) -> None:
         if self._reporting is not None:
             self._reporting.cancel()
@@ -163,15 +188,16 @@ class KnownSecurity:
         if came or went:
             for take in self.on_acls:
                 await take(came, went)
+        self._applied_id = self.change_id
 
     def _report(self) -> None:
         """Under each lease anew. A report that fails is made again after the next poll."""
-        if self._reported == (self._lease(), self.change_id) or (self._reporting and not self._reporting.done()):
+        if self._reported == (self._lease(), self._applied_id) or (self._reporting and not self._reporting.done()):
             return
         self._reporting = asyncio.create_task(self._report_seen(), name="security report")
 
     async def _report_seen(self) -> None:
-        while self._reported != (now := (self._lease(), self.change_id)):
+        while self._reported != (now := (self._lease(), self._applied_id)):
             try:
                 await self._metadata.report_seen(*now)
             except Exception as error:

@@ -38,7 +38,8 @@ ANSWERED = (
     (
         "ACLs",
         "CreateAcls, DescribeAcls, DeleteAcls",
-        "answered SECURITY_DISABLED, as by Kafka without an authorizer: everybody who can connect may do everything",
+        "with `acl.mode=off` answered SECURITY_DISABLED, as by Kafka without an authorizer: everybody who can connect"
+        " may do everything",
     ),
     (
         "TLS, SASL, delegation tokens",

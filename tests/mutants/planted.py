@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 from tests.mutants.planted_at_borders import BORDERS
+from tests.mutants.planted_in_acls import ACLS
 from tests.mutants.planted_in_answers import ANSWERS
 from tests.mutants.planted_in_claims import GONE
 from tests.mutants.planted_in_commits import COMMITS
@@ -363,6 +364,7 @@ CLOCKWORK = (
 )
 
 MUTANTS = (
+    *ACLS,
     *ANSWERS,
     *COMMITS,
     *DRAINS,

@@ -50,7 +50,7 @@ def judged(acls: Collection[Acl], principal: str, host: str, asked: Operation, n
 @st.composite
 def acl_sets(draw: st.DrawFn) -> list[Acl]:
     chance = random.Random(draw(st.integers(0, 2**32)))
-    return [drawn(chance) for _ in range(draw(st.integers(0, 12)))]
+    return [drawn(chance) for _ in range(draw(st.integers(0, 60)))]
 
 
 @given(acl_sets(), acl_sets(), st.booleans(), st.integers(0, 2**32))

@@ -10,7 +10,7 @@ import pytest
 
 from agents.request_context import ClientConnection
 from agents.security import authorizer as authorizers
-from agents.security.authorizer import AclMode, Authorizer, mode_of, super_users_of
+from agents.security.authorizer import AclMode, Authorizer, NoAcls, mode_of, super_users_of
 from agents.security.rights import CLUSTER_OPERATIONS, KEPT_MAX, TOPIC_OPERATIONS, UNLIMITED, JudgedRights
 from runtime.errors import BadInputError
 from runtime.logging import configure
@@ -21,11 +21,13 @@ TOPIC, CLUSTER = ResourceType.TOPIC, ResourceType.CLUSTER
 READ, WRITE, DESCRIBE, ALTER = Operation.READ, Operation.WRITE, Operation.DESCRIBE, Operation.ALTER
 
 
-class Known:
+class Known(NoAcls):
     """What an agent has heard, by hand."""
 
-    acls: Collection[Acl] = ()
-    stale_ms = 0.0
+    async def tell(self, came: Collection[Acl], went: Collection[Acl] = ()) -> None:
+        self.acls = frozenset({*self.acls, *came} - {*went})
+        for hear in self.on_acls:
+            await hear(came, went)
 
 
 def client(principal: str = "User:ann", peer: str = "10.0.0.1:5000") -> ClientConnection:
@@ -152,6 +154,24 @@ async def test_many_acls_are_put_in_place_off_the_loop_and_no_change_is_lost(mon
     rights = judge.rights_of(ann)
     allowed = [name for name in ("t0", "t1", "t9", "new", "old") if rights.allows(READ, TOPIC, name)]
     assert allowed == ["t0", "t9", "new"]
+
+
+async def test_it_takes_in_what_is_known_and_what_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(authorizers, "BUILD_ON_LOOP_MAX", 3)
+    known = Known()
+    await known.tell([an_acl(resource_name="first")])
+    judge = Authorizer(AclMode.ON, known=known)
+    await judge.start()
+    many = [an_acl(resource_name=f"t{number}") for number in range(10)]
+    await known.tell(many)
+    await known.tell([an_acl(resource_name="last")], [an_acl(resource_name="t1")])
+    ann = client()
+    assert judge.rights_of(ann).allows(READ, TOPIC, "first") and judge.rights_of(ann).allows(READ, TOPIC, "last")
+    judge.close()
+    rights = judge.rights_of(ann)
+    allowed = [name for name in ("first", "t0", "t1", "t9", "last") if rights.allows(READ, TOPIC, name)]
+    assert allowed == ["first", "t0", "t9", "last"]
+    assert known.on_acls == []
 
 
 def test_the_settings_in_words() -> None:

@@ -411,6 +411,37 @@ async def test_what_is_taken_in_is_reported_under_each_lease(agent: Agent) -> No
     assert await agent.behind(second) == []
 
 
+async def test_a_change_is_everywhere_when_all_have_reported_it_or_their_leases_have_ended(agent: Agent) -> None:
+    await agent.start()
+    other = await agent.metadata.agents.register_agent(AgentAddress(host="h", port=2))
+    await agent.metadata.agents.register_agent(AgentAddress(host="cut off", port=3))
+    change_id = await agent.metadata.security.create_acls([acl()])
+    waiting = asyncio.create_task(agent.known.applied_everywhere(change_id, 60_000))
+    await agent.catch_up()
+    await agent.metadata.security.report_seen(other, change_id)
+    for _ in range(20):
+        agent.clock.advance_ms(100)
+        for _ in range(5):
+            await asyncio.sleep(0)
+    assert not waiting.done()
+    # those who can reach the store keep their leases
+    async with asyncio.timeout(30):
+        while not waiting.done():
+            for lease in (agent.lease, other):
+                await agent.metadata.agents.heartbeat(lease)
+            agent.clock.advance_ms(1_000)
+            for _ in range(5):
+                await asyncio.sleep(0)
+    assert await waiting
+
+
+async def test_a_wait_for_everybody_ends(agent: Agent) -> None:
+    await agent.start()
+    await agent.metadata.agents.register_agent(AgentAddress(host="slow", port=3))
+    change_id = await agent.metadata.security.create_acls([acl()])
+    assert not await agent.known.applied_everywhere(change_id, 0)
+
+
 async def test_a_change_of_another_kind_is_none_of_its_business(agent: Agent) -> None:
     await agent.start()
     agent.store.reads.clear()

@@ -1,0 +1,166 @@
+"""CreateAcls, DeleteAcls and DescribeAcls, and what they do to the rights at every agent."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+
+import pytest
+
+from agents.request_context import ANONYMOUS
+from security.acls.values import CLUSTER_NAME, Acl, Operation, PatternType, Permission, ResourceType
+from tests.fixtures.acls import an_acl
+from tests.fixtures.agents import Dial, RawConnection, RunningAgent, StartAgent
+from wire.error_codes import ErrorCode
+from wire.messages.acls import (
+    AclCreation,
+    CreateAclsRequest,
+    CreateAclsResponse,
+    DeleteAclsFilter,
+    DeleteAclsRequest,
+    DeleteAclsResponse,
+    DescribeAclsRequest,
+    DescribeAclsResponse,
+)
+from wire.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
+
+ALTER_CLUSTER = an_acl(
+    resource_type=ResourceType.CLUSTER, resource_name=CLUSTER_NAME, principal=ANONYMOUS, operation=Operation.ALTER
+)
+
+
+@dataclass
+class Served:
+    running: list[RunningAgent]
+    raws: list[RawConnection]
+
+    async def create(self, *acls: Acl, version: int = 3) -> list[int]:
+        answer = await self.raws[0].call(
+            CreateAclsRequest(
+                creations=[
+                    AclCreation(
+                        resource_type=acl.resource_type,
+                        resource_name=acl.resource_name,
+                        resource_pattern_type=acl.pattern_type,
+                        principal=acl.principal,
+                        host=acl.host,
+                        operation=acl.operation,
+                        permission_type=acl.permission,
+                    )
+                    for acl in acls
+                ]
+            ),
+            CreateAclsResponse,
+            version,
+        )
+        return [each.error_code for each in answer.results]
+
+    async def delete(self, *filters: DeleteAclsFilter) -> list[tuple[int, list[str]]]:
+        answer = await self.raws[0].call(DeleteAclsRequest(filters=list(filters)), DeleteAclsResponse, 3)
+        return [
+            (each.error_code, sorted(acl.resource_name for acl in each.matching_acls)) for each in answer.filter_results
+        ]
+
+    async def describe(self, **wanted: object) -> DescribeAclsResponse:
+        parts: dict[str, object] = {
+            "resource_type_filter": ResourceType.ANY,
+            "pattern_type_filter": PatternType.ANY,
+            "resource_name_filter": None,
+            "principal_filter": None,
+            "host_filter": None,
+            "operation": Operation.ANY,
+            "permission_type": Permission.ANY,
+        }
+        request = DescribeAclsRequest(**{**parts, **wanted})
+        return await self.raws[0].call(request, DescribeAclsResponse, 3)
+
+    async def may_describe(self, topic: str) -> list[bool]:
+        """At each agent."""
+        request = MetadataRequest(topics=[MetadataRequestTopic(name=topic)], allow_auto_topic_creation=False)
+        answers = [await raw.call(request, MetadataResponse, 9) for raw in self.raws]
+        return [answer.topics[0].error_code != ErrorCode.TOPIC_AUTHORIZATION_FAILED for answer in answers]
+
+
+def a_filter(**changes: object) -> DeleteAclsFilter:
+    parts: dict[str, object] = {
+        "resource_type_filter": ResourceType.ANY,
+        "pattern_type_filter": PatternType.ANY,
+        "resource_name_filter": None,
+        "principal_filter": None,
+        "host_filter": None,
+        "operation": Operation.ANY,
+        "permission_type": Permission.ANY,
+    }
+    return DeleteAclsFilter(**{**parts, **changes})
+
+
+@pytest.fixture
+async def served(start_agent: StartAgent, dial: Dial) -> AsyncIterator[Served]:
+    """Three agents; the client may alter the cluster, and nothing else."""
+    first = await start_agent(acl_mode="on")
+    await first.metadata.security.create_acls([ALTER_CLUSTER])
+    others = [await start_agent(acl_mode="on", store=first.store, metadata=first.metadata) for _ in range(2)]
+    running = [first, *others]
+    await first.agent._follower.catch_up()
+    yield Served(running, [await dial.raw(each.address) for each in running])
+
+
+async def test_a_right_is_at_every_agent_when_it_is_answered_and_gone_when_its_deletion_is(served: Served) -> None:
+    right = an_acl(resource_name="t", principal=ANONYMOUS, operation=Operation.DESCRIBE)
+    for _ in range(3):
+        assert await served.may_describe("t") == [False] * 3
+        assert await served.create(right) == [0]
+        assert await served.may_describe("t") == [True] * 3
+        assert await served.delete(a_filter(resource_name_filter="t")) == [(0, ["t"])]
+    assert await served.may_describe("t") == [False] * 3
+
+
+async def test_acls_are_described_by_resource_and_by_filter(served: Served) -> None:
+    for_ann = an_acl(resource_name="orders", principal="User:ann")
+    prefixed = replace(for_ann, pattern_type=PatternType.PREFIXED, resource_name="ord", operation=Operation.WRITE)
+    describe = replace(ALTER_CLUSTER, operation=Operation.DESCRIBE)
+    assert await served.create(for_ann, prefixed, describe, for_ann) == [0] * 4
+
+    every = await served.describe()
+    shown = {(each.resource_name, each.pattern_type): len(each.acls) for each in every.resources}
+    assert shown == {
+        ("orders", PatternType.LITERAL): 1,
+        ("ord", PatternType.PREFIXED): 1,
+        (CLUSTER_NAME, PatternType.LITERAL): 2,
+    }
+    matching = await served.describe(
+        resource_type_filter=ResourceType.TOPIC, resource_name_filter="orders", pattern_type_filter=PatternType.MATCH
+    )
+    assert sorted(each.resource_name for each in matching.resources) == ["ord", "orders"]
+    [written] = (await served.describe(operation=Operation.WRITE)).resources
+    assert (written.resource_name, written.acls[0].principal) == ("ord", "User:ann")
+
+
+async def test_what_says_nothing_is_refused_alone(served: Served) -> None:
+    good = an_acl(resource_name="good", principal="User:ann")
+    wrong = [
+        replace(good, principal="ann"),
+        replace(good, resource_name=""),
+        replace(good, operation=Operation.ANY),
+        replace(good, resource_type=ResourceType.CLUSTER),
+        replace(good, host="a\x1bb"),
+    ]
+    assert await served.create(*wrong, good) == [ErrorCode.INVALID_REQUEST] * 5 + [0]
+    unknown = a_filter(operation=Operation.UNKNOWN)
+    newer = a_filter(operation=77)
+    found = await served.delete(unknown, newer, a_filter(principal_filter="User:ann"))
+    assert found == [(ErrorCode.INVALID_REQUEST, []), (ErrorCode.INVALID_REQUEST, []), (0, ["good"])]
+
+
+async def test_who_takes_away_the_own_right_has_none_afterwards(served: Served) -> None:
+    assert await served.delete(a_filter()) == [(0, [CLUSTER_NAME])]
+    assert await served.create(ALTER_CLUSTER) == [ErrorCode.CLUSTER_AUTHORIZATION_FAILED]
+    assert (await served.describe()).error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+
+
+async def test_an_address_is_kept_in_one_way_of_writing(served: Served) -> None:
+    right = an_acl(resource_name="t", principal=ANONYMOUS, operation=Operation.DESCRIBE, host="::ffff:127.0.0.1")
+    assert await served.create(right) == [0]
+    assert await served.may_describe("t") == [True] * 3
+    assert await served.delete(a_filter(host_filter="::ffff:7f00:1")) == [(0, ["t"])]
+    assert await served.may_describe("t") == [False] * 3

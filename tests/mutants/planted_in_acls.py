@@ -1,0 +1,65 @@
+"""Mutants in what clients may do."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+RULES = "tests/unit/security/acls/test_matcher.py"
+EVERY_API = "tests/integration/agents/acls/test_every_api.py"
+DATA = "tests/integration/agents/acls/test_data_apis.py"
+ACL_APIS = "tests/integration/agents/acls/test_acl_apis.py"
+AUTHORIZER = "tests/unit/agents/security/test_authorizer.py"
+ACLS = (
+    Mutant(
+        name="an-allow-outweighs-a-deny",
+        file="security/acls/matcher.py",
+        text="    return bool(held & _ALLOWS[operation]) and not held & _DENIES[operation]\n",
+        replacement="    return bool(held & _ALLOWS[operation])\n",
+        tests=(f"{RULES}::test_a_denial_wins_over_every_allowance",),
+    ),
+    Mutant(
+        name="a-client-that-is-allowed-all-topics-by-star-sees-denied-ones",
+        file="security/acls/matcher.py",
+        text="            if table.denials:\n                return False\n",
+        replacement="",
+        tests=(f"{RULES}::test_a_denial_wins_over_every_allowance",),
+    ),
+    Mutant(
+        name="a-fetch-that-waited-keeps-its-right",
+        file="agents/handlers/fetch.py",
+        text="    await _refuse_again(broker, rights, parts)\n",
+        replacement="",
+        tests=(f"{DATA}::test_a_fetch_that_waits_loses_its_right_before_it_is_answered",),
+    ),
+    Mutant(
+        name="a-session-is-judged-once",
+        file="agents/handlers/fetch.py",
+        text="        if part.allowed_by is rights:\n",
+        replacement="        if part.allowed_by is not None:\n",
+        tests=(
+            f"{DATA}::test_a_session_is_judged_by_the_present_acls_at_each_fetch",
+            f"{DATA}::test_another_client_does_not_inherit_the_rights_of_a_session",
+        ),
+    ),
+    Mutant(
+        name="a-named-topic-that-may-not-be-described-is-told-to-be-absent",
+        file="agents/handlers/metadata_api.py",
+        text="    return MetadataResponseTopic(error_code=error, name=wanted.name, topic_id=ZERO_UUID)\n\n\n",
+        replacement="    return None\n\n\n",
+        tests=(f"{EVERY_API}::test_who_may_do_nothing_is_refused_everything_with_kafkas_codes",),
+    ),
+    Mutant(
+        name="a-deletion-is-answered-before-others-have-heard-of-it",
+        file="agents/handlers/acls.py",
+        text="    if not await broker.security.applied_everywhere(change_id, SEEN_MS_MAX):\n",
+        replacement="    if change_id < 0:\n",
+        tests=(f"{ACL_APIS}::test_a_right_is_at_every_agent_when_it_is_answered_and_gone_when_its_deletion_is",),
+    ),
+    Mutant(
+        name="rights-outlive-a-change-of-acls",
+        file="agents/security/rights.py",
+        text="self._matcher is matcher and self._generation == matcher.generation and self._principal == principal",
+        replacement="self._matcher is matcher and self._principal == principal",
+        tests=(f"{AUTHORIZER}::test_rights_are_kept_on_the_connection_until_the_acls_change",),
+    ),
+)
