@@ -2,7 +2,8 @@
 
 The libraries that decompress release the interpreter's lock. The walk over records is Python and keeps it, so it pauses
 all the time. What all connections together may cause at a time is bounded by the number of threads: each holds one
-decompressed batch. Requests share the threads a few batches at a time, in the order in which they ask.
+decompressed batch, and up to twice as much that it is joined from. Requests share the threads a few batches at a time,
+in the order in which they ask.
 
 The requests of one connection must not overtake one another: while one is here, its connection begins no other
 (`ProduceLine`).

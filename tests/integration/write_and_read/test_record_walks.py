@@ -105,6 +105,34 @@ async def test_a_long_walk_is_not_overtaken_by_its_own_connection_but_by_others(
     assert await answer(slow) == (0, 1)
 
 
+async def test_requests_that_waited_for_their_topic_keep_their_order_in_a_walk(
+    agent: RunningAgent, dial: Dial, held_walks: HeldWalks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert agent.agent._server is not None
+    topic_ids, may_see = agent.agent._server.broker.topic_ids, asyncio.Event()
+    looked = topic_ids._see
+
+    async def see() -> bool:
+        await may_see.wait()
+        return await looked()
+
+    monkeypatch.setattr(topic_ids, "_see", see)
+    raw, other = await dial.raw(agent.address), await dial.kafka(agent.address)
+    # given two requests for a topic that the agent does not know; both have begun and wait for a look at the store
+    await raw.begin(request(of_many(10_000), topic="late"), VERSION)
+    await raw.begin(request(one_batch(3), topic="late"), VERSION)
+    await until(lambda: topic_ids._line["late"] == 2)
+    await other.create_topic("late", partitions=1, configs={"cleanup.policy": "compact"})
+    # when the first must be walked and the second need not
+    may_see.set()
+    await until(lambda: held_walks.held == 1)
+    assert await other.produce("plain", 0, one_batch(1)) == 0
+    held_walks.let_go()
+    # then the second is behind it
+    assert await answer(raw) == (0, 0)
+    assert await answer(raw) == (0, 10_000)
+
+
 async def test_a_connection_that_ends_in_a_walk_leaves_nothing_behind(
     agent: RunningAgent, dial: Dial, held_walks: HeldWalks
 ) -> None:
