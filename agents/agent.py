@@ -45,6 +45,7 @@ from agents.write.path import FileOnItsWay, WriteCallbacks, WritePath
 from agents.write.stall import StallLimits, WriteStall
 from agents.write.submission import BATCHES_MAX
 from agents.write.waits import WaitsReport
+from agents.write.walks import RecordWalks
 from agents.zone.lines import Dial, dial
 from agents.zone.zone import Zone
 from metadata.contract.errors import MetadataUnavailableError
@@ -116,6 +117,7 @@ class Agent:
             around=self._zone.around if self._zone is not None else the_store_itself,
         )
         self.authorizer = self._new_authorizer()
+        self._record_walks = RecordWalks()
         self._draining = Draining()
         self._telling: asyncio.Timeout | None = None
         self._hurry, self._stopping = asyncio.Event(), asyncio.Lock()
@@ -279,6 +281,7 @@ class Agent:
         # After the server: nobody can submit any more.
         if self._write_path is not None:
             await self._write_path.close()
+        self._record_walks.close()
         await self._follower.stop()
         await self._security.stop()
         # Before the read path, whose pools it serves from.
@@ -340,6 +343,8 @@ class Agent:
         self._server.stop_accepting()
         # A delayed answer slows nobody any more; it would only prolong the drain.
         self._stall.end()
+        # Before the write path, which takes in nothing after its drain.
+        await self._record_walks.idle()
         await self._write_path.drain()
         # Every promise is kept now; the answers only have to reach the sockets.
         while self._server.produces_waiting:
@@ -425,6 +430,7 @@ class Agent:
             present_topics=present_topics,
             topic_ids=TopicIds(self._topic_cache, present_topics.see),
             write_path=write_path,
+            record_walks=self._record_walks,
             stall=self._stall,
             parked_readers=self._parked_readers,
             follower=self._follower,

@@ -28,6 +28,7 @@ from agents.topics.topic_entries import TopicEntries
 from agents.topics.topic_ids import TopicIds
 from agents.write.path import WritePath
 from agents.write.stall import WriteStall
+from agents.write.walks import RecordWalks
 from metadata.contract.errors import MetadataUnavailableError
 from metadata.contract.leases import AgentAddress
 from metadata.contract.store import MetadataStore
@@ -48,6 +49,7 @@ class Broker:
     present_topics: PresentTopics
     topic_ids: TopicIds
     write_path: WritePath
+    record_walks: RecordWalks
     stall: WriteStall
     parked_readers: ParkedReaders
     follower: Follower

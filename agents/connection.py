@@ -136,6 +136,7 @@ class Connection(asyncio.BufferedProtocol):
         peer = self.told_peer or transport.get_extra_info("peername")
         name = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer)
         self.client = ClientConnection(self._server.next_connection(), name, self._listening.name)
+        self.client.produce_line.on_empty = self._pump_soon
         sock = cast(socket.socket | None, transport.get_extra_info("socket"))
         if sock is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -288,6 +289,7 @@ class Connection(asyncio.BufferedProtocol):
         return not (
             self._ended
             or self._exclusive
+            or not self.client.produce_line.is_empty
             or self._write_paused
             or bool(self._unsent)
             or self._server.draining

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from agents.security.rights import JudgedRights
 from agents.sender import Sender
+from agents.write.walks import ProduceLine
 from runtime.logging import LOG_CONTEXT
 from runtime.settings.listeners import DEFAULT_LISTENER
 from runtime.tracing import Span, SpanKind, Tracing
@@ -31,7 +32,18 @@ ANONYMOUS = "User:ANONYMOUS"
 class ClientConnection:
     """The client at the other end of a connection."""
 
-    __slots__ = ("host", "listener", "number", "peer", "principal", "rights", "sender", "software", "was_sent_away")
+    __slots__ = (
+        "host",
+        "listener",
+        "number",
+        "peer",
+        "principal",
+        "produce_line",
+        "rights",
+        "sender",
+        "software",
+        "was_sent_away",
+    )
 
     def __init__(self, number: int, peer: str, listener: str = DEFAULT_LISTENER) -> None:
         """`number` counts the connections of this process; `peer` is HOST:PORT."""
@@ -44,6 +56,7 @@ class ClientConnection:
         """Who the client has proved to be, as `User:ann`."""
         self.rights: JudgedRights | None = None
         """Kept by the authorizer, as long as the ACLs stay the same."""
+        self.produce_line = ProduceLine()
         self.sender = Sender()
         self.software = ""
         """The client library's own name (KIP-511); empty if it did not say."""

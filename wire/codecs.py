@@ -2,7 +2,9 @@
 
 `decompress` never holds much more than `bytes_max` bytes of output, whatever the input claims. Where a format declares
 a size, it is compared with the bound before anything is allocated; where none is declared (gzip, lz4 frames, zstd
-frames of streaming writers), output is taken in steps. The framings that are written and read:
+frames of streaming writers), output is taken in steps. Time is linear in input and output. *Pieces* that this code, not
+a library, goes through one by one (gzip members, xerial blocks, zstd frames and blocks) are bounded too, because one
+takes some microseconds and may be three bytes that unfold to nothing. The framings that are written and read:
 
 - gzip: one member is written; several are read, as Java's GZIPInputStream does.
 - snappy: Java's *xerial* framing is written (magic, two versions, then length-prefixed raw blocks of at most 32 KiB).
@@ -20,6 +22,7 @@ import struct
 import threading
 import zlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple, Protocol, cast
 
@@ -47,6 +50,36 @@ class CodecError(SiltstoneError):
 
 class DecompressedTooLargeError(CodecError):
     """The bytes unfold to more than the caller allows."""
+
+
+class TooManyPiecesError(DecompressedTooLargeError):
+    """The bytes consist of more pieces than the caller allows."""
+
+
+PIECES_MIN, PIECE_BYTES = 1024, 4096
+"""`Allowance.of_bytes` allows PIECES_MIN pieces and one more for each PIECE_BYTES. Java's writers make pieces of 16 KiB
+and more (xerial blocks of 32 KiB, zstd blocks of at least what is flushed at a time), and one gzip member. At 3 us
+each, the pieces of 64 MiB take some 50 ms."""
+
+
+@dataclass(slots=True)
+class Allowance:
+    """What may still be unfolded. `unfold` takes from it what it does, also if it fails: work that was done in vain
+    counts, or a client could have any amount of it done.
+    """
+
+    bytes_left: int
+    pieces_left: int
+
+    @classmethod
+    def of_bytes(cls, bytes_max: int) -> Allowance:
+        return cls(bytes_max, PIECES_MIN + bytes_max // PIECE_BYTES)
+
+    def take_piece(self, codec: Codec) -> None:
+        """Raises TooManyPiecesError."""
+        if self.pieces_left <= 0:
+            raise TooManyPiecesError(f"{codec.name.lower()} data unfolds from too many small pieces")
+        self.pieces_left -= 1
 
 
 GZIP_LEVEL = 6
@@ -99,24 +132,31 @@ def compress(codec: Codec, data: Body, level: int | None = None) -> bytes:
 
 
 def decompress(codec: Codec, data: Body, *, bytes_max: int) -> bytes:
-    """Decompress `data` to at most `bytes_max` bytes.
+    """Decompress `data` to at most `bytes_max` bytes, from at most as many pieces as `Allowance.of_bytes` allows.
 
-    Raises DecompressedTooLargeError (a CodecError) as soon as it knows that there would be more, and CodecError when
-    the input is cut short, damaged, or followed by bytes that belong to nothing.
+    Raises DecompressedTooLargeError (a CodecError; TooManyPiecesError if it is for the pieces) as soon as it knows that
+    there would be more, and CodecError when the input is cut short, damaged, or has bytes behind it that belong to
+    nothing.
     """
+    return unfold(codec, data, Allowance.of_bytes(bytes_max))
+
+
+def unfold(codec: Codec, data: Body, allowance: Allowance) -> bytes:
+    """As `decompress`, within an allowance that several calls may share."""
     match codec:
         case Codec.NONE:
-            if len(data) > bytes_max:
-                raise _too_large(codec, bytes_max)
+            if len(data) > allowance.bytes_left:
+                raise _too_large(codec, allowance.bytes_left)
+            allowance.bytes_left -= len(data)
             return bytes(data)
         case Codec.GZIP:
-            return _decompress_gzip(data, bytes_max)
+            return _decompress_gzip(data, allowance)
         case Codec.SNAPPY:
-            return _decompress_snappy(data, bytes_max)
+            return _decompress_snappy(data, allowance)
         case Codec.LZ4:
-            return _decompress_lz4(data, bytes_max)
+            return _decompress_lz4(data, allowance)
         case Codec.ZSTD:
-            return _decompress_zstd(data, bytes_max)
+            return _decompress_zstd(data, allowance)
 
 
 def _too_large(codec: Codec, bytes_max: int) -> DecompressedTooLargeError:
@@ -126,19 +166,24 @@ def _too_large(codec: Codec, bytes_max: int) -> DecompressedTooLargeError:
 # gzip
 
 
-def _decompress_gzip(data: Body, bytes_max: int) -> bytes:
+def _decompress_gzip(data: Body, allowance: Allowance) -> bytes:
     view = memoryview(data)
     parts: list[bytes] = []
-    left = bytes_max
+    bytes_max = allowance.bytes_left
     position, end = 0, len(view)
     # The first member, which as a rule is the only one, gets all of the input at once.
     stream, window_bytes = zlib.decompressobj(_GZIP_WBITS), end
+    allowance.take_piece(Codec.GZIP)
     while position < end or not stream.eof:
         if stream.eof:
             stream, window_bytes = zlib.decompressobj(_GZIP_WBITS), _GZIP_WINDOW_BYTES
+            allowance.take_piece(Codec.GZIP)
         if position == end:
             raise CodecError("gzip data is cut short")
         piece = view[position : position + window_bytes]
+        left = allowance.bytes_left
+        # Taken before, given back after: nobody knows how far zlib got when it found damage.
+        allowance.bytes_left = 0
         try:
             # One byte more than is allowed tells "just fits" from "too much". zlib grows its buffer as output comes,
             # so a large bound costs nothing by itself.
@@ -148,7 +193,7 @@ def _decompress_gzip(data: Body, bytes_max: int) -> bytes:
         if len(part) > left:
             raise _too_large(Codec.GZIP, bytes_max)
         parts.append(part)
-        left -= len(part)
+        allowance.bytes_left = left - len(part)
         position += len(piece) - len(stream.unused_data)
         window_bytes *= 2
     return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -166,12 +211,12 @@ def _compress_xerial(data: Body) -> bytes:
     return b"".join(parts)
 
 
-def _decompress_snappy(data: Body, bytes_max: int) -> bytes:
+def _decompress_snappy(data: Body, allowance: Allowance) -> bytes:
     view = memoryview(data)
+    bytes_max = allowance.bytes_left
     if len(view) < len(_XERIAL_HEADER) or bytes(view[: len(_XERIAL_MAGIC)]) != _XERIAL_MAGIC:
-        return _decompress_snappy_block(view, bytes_max, bytes_max)
+        return _decompress_snappy_block(view, allowance, bytes_max)
     blocks: list[bytes] = []
-    left = bytes_max
     position, end = len(_XERIAL_HEADER), len(view)
     while position < end:
         if end - position < _I32.size:
@@ -180,17 +225,18 @@ def _decompress_snappy(data: Body, bytes_max: int) -> bytes:
         position += _I32.size
         if not 0 < length <= end - position:
             raise CodecError(f"a snappy block says it has {length} bytes, but only {end - position} are left")
-        block = _decompress_snappy_block(view[position : position + length], left, bytes_max)
-        blocks.append(block)
-        left -= len(block)
+        blocks.append(_decompress_snappy_block(view[position : position + length], allowance, bytes_max))
         position += length
     return blocks[0] if len(blocks) == 1 else b"".join(blocks)
 
 
-def _decompress_snappy_block(block: memoryview, left: int, bytes_max: int) -> bytes:
+def _decompress_snappy_block(block: memoryview, allowance: Allowance, bytes_max: int) -> bytes:
+    allowance.take_piece(Codec.SNAPPY)
     try:
-        if cramjam.snappy.decompress_raw_len(block) > left:  # the block's own claim; the decoder holds it to that
+        claimed = cramjam.snappy.decompress_raw_len(block)  # the block's own claim; the decoder holds it to that
+        if claimed > allowance.bytes_left:
             raise _too_large(Codec.SNAPPY, bytes_max)
+        allowance.bytes_left -= claimed
         return bytes(cramjam.snappy.decompress_raw(block))
     except cramjam.DecompressionError as error:
         raise CodecError(f"snappy data is damaged: {error}") from error
@@ -235,19 +281,22 @@ def _check_lz4_frame(view: memoryview) -> None:
         raise CodecError(f"lz4 block size code {block_code} is not assigned")
 
 
-def _decompress_lz4(data: Body, bytes_max: int) -> bytes:
+def _decompress_lz4(data: Body, allowance: Allowance) -> bytes:
     view = memoryview(data)
     _check_lz4_frame(view)
     stream = _lz4_stream()
     steps: list[bytes] = []
-    left = bytes_max
+    bytes_max = allowance.bytes_left
     rest: Body = view
     try:
         while True:
+            left = allowance.bytes_left
+            # Taken before, given back after, as for gzip.
+            allowance.bytes_left = max(left - _LZ4_STEP_BYTES, 0)
             step = stream.decompress(rest, max_length=min(left + 1, _LZ4_STEP_BYTES))
-            left -= len(step)
-            if left < 0:
+            if len(step) > left:
                 raise _too_large(Codec.LZ4, bytes_max)
+            allowance.bytes_left = left - len(step)
             steps.append(step)
             if stream.eof:
                 break
@@ -272,45 +321,55 @@ def _zstd_compressor(level: int) -> zstandard.ZstdCompressor:
     return compressor
 
 
-def _decompress_zstd(data: Body, bytes_max: int) -> bytes:
+def _decompress_zstd(data: Body, allowance: Allowance) -> bytes:
+    bytes_max = allowance.bytes_left
     whole = _one_zstd_frame(data, bytes_max)
-    if whole is not None:
+    if not isinstance(whole, int):
+        allowance.bytes_left -= len(whole)
         return whole
-    view = memoryview(data)
+    try:
+        return _decompress_zstd_frames(memoryview(data), allowance, bytes_max)
+    except CodecError:
+        allowance.bytes_left = min(allowance.bytes_left, bytes_max - whole)
+        raise
+
+
+def _decompress_zstd_frames(view: memoryview, allowance: Allowance, bytes_max: int) -> bytes:
     frames: list[bytes] = []
-    left = bytes_max
     while True:
         try:
-            frame = _zstd_frame(view)
-            content = _decompress_zstd_frame(frame, left)
+            frame = _zstd_frame(view, allowance)
+            content = _decompress_zstd_frame(frame, allowance)
         except zstandard.ZstdError as error:
             raise CodecError(f"zstd data is damaged: {error}") from error
         if content is None:
             raise _too_large(Codec.ZSTD, bytes_max)
         frames.append(content)
-        left -= len(content)
         view = view[frame.pieces[-1][1] :]
         if not view:
             return frames[0] if len(frames) == 1 else b"".join(frames)
 
 
-def _one_zstd_frame(data: Body, bytes_max: int) -> bytes | None:
-    """The content of `data` if it is one frame that tells its size, as producers write it; else None.
+def _one_zstd_frame(data: Body, bytes_max: int) -> bytes | int:
+    """The content of `data` if it is one frame that tells its size, as producers write it.
 
-    None also stands for every error: the walk over blocks finds the reason.
+    A number stands for everything else, errors too, of which the walk over blocks finds the reason: how many bytes were
+    unfolded in vain, at most.
     """
     # The library takes the size of a frame that is to be skipped for a size of content.
     if bytes(data[:4]) != _ZSTD_MAGIC:
-        return None
+        return 0
+    said = 0
     try:
         parameters = zstandard.get_frame_parameters(data)
         # An unknown size is above every bound. Of a frame without content the library looks at the header only.
         if not 0 < parameters.content_size <= bytes_max or parameters.window_size > _ZSTD_WINDOW_KEPT_BYTES:
-            return None
+            return 0
+        said = parameters.content_size
         # The library refuses content that differs from the size, and, asked to, bytes behind the frame.
         return _contexts.zstd_decompressor.decompress(data, allow_extra_data=False)
     except zstandard.ZstdError:
-        return None
+        return said
 
 
 class _ZstdFrame(NamedTuple):
@@ -322,10 +381,11 @@ class _ZstdFrame(NamedTuple):
     """-1 when the frame does not say."""
 
 
-def _zstd_frame(view: memoryview) -> _ZstdFrame:
+def _zstd_frame(view: memoryview, allowance: Allowance) -> _ZstdFrame:
     """Find the blocks of the first frame in `view` (RFC 8878 section 3.1.1), so that the caller can feed one at a time:
     one block unfolds to 128 KiB at most, but a kibibyte of input may hold 256 of them.
     """
+    allowance.take_piece(Codec.ZSTD)
     if bytes(view[:4]) != _ZSTD_MAGIC:
         raise CodecError("zstd data does not begin with a frame")
     parameters = zstandard.get_frame_parameters(view)
@@ -333,6 +393,7 @@ def _zstd_frame(view: memoryview) -> _ZstdFrame:
     pieces: list[tuple[int, int]] = []
     start, is_last = 0, False
     while not is_last:
+        allowance.take_piece(Codec.ZSTD)
         if end - position < 3:
             raise CodecError("zstd data is cut short")
         block_header = view[position] | view[position + 1] << 8 | view[position + 2] << 16
@@ -350,23 +411,25 @@ def _zstd_frame(view: memoryview) -> _ZstdFrame:
     return _ZstdFrame(view, pieces, parameters.window_size, content_bytes)
 
 
-def _decompress_zstd_frame(frame: _ZstdFrame, left: int) -> bytes | None:
-    """The frame's content, or None when it is larger than `left` bytes."""
+def _decompress_zstd_frame(frame: _ZstdFrame, allowance: Allowance) -> bytes | None:
+    """The frame's content, or None when it is larger than what is left."""
     # Only a claim, but the library refuses content that differs from it, so it is enough to look here.
-    if frame.content_bytes > left:
+    if frame.content_bytes > allowance.bytes_left:
         return None
     context = (
         zstandard.ZstdDecompressor() if frame.window_bytes > _ZSTD_WINDOW_KEPT_BYTES else _contexts.zstd_decompressor
     )
     if frame.content_bytes >= 0:
+        allowance.bytes_left -= frame.content_bytes
         return context.decompress(frame.view[: frame.pieces[-1][1]])
     stream = context.decompressobj()
     steps: list[bytes] = []
     for start, end in frame.pieces:
         step = stream.decompress(frame.view[start:end])
-        left -= len(step)
-        if left < 0:
+        if len(step) > allowance.bytes_left:
+            allowance.bytes_left = 0
             return None
+        allowance.bytes_left -= len(step)
         steps.append(step)
     if not stream.eof:
         raise CodecError("zstd data is cut short")

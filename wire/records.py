@@ -16,7 +16,7 @@ It compares every length and count with the bytes at hand before it allocates by
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from runtime.errors import BadInputError
@@ -33,7 +33,7 @@ from wire.batch import (
     ProducerStamp,
     read_header,
 )
-from wire.codecs import Codec, compress, decompress
+from wire.codecs import Allowance, Codec, compress, unfold
 from wire.crc import Body, crc32c
 
 DECOMPRESSED_BYTES_MAX = 128 * 1024 * 1024
@@ -41,6 +41,9 @@ DECOMPRESSED_BYTES_MAX = 128 * 1024 * 1024
 
 RECORD_BYTES_MIN = 7
 """Length, attributes, two deltas, null key, null value, no headers: a byte each."""
+
+FIELDS_PER_PAUSE = 1_000
+"""Walked in a millisecond or two."""
 
 Headers = tuple[tuple[str, bytes | None], ...]
 
@@ -115,11 +118,14 @@ def walk(batch: memoryview, *, bytes_max: int = DECOMPRESSED_BYTES_MAX) -> Itera
     yield from iter_records(payload, count)
 
 
-def read_payload(batch: memoryview, *, bytes_max: int = DECOMPRESSED_BYTES_MAX) -> tuple[Body, int]:
+def read_payload(
+    batch: memoryview, *, bytes_max: int = DECOMPRESSED_BYTES_MAX, allowance: Allowance | None = None
+) -> tuple[Body, int]:
     """(decompressed payload, records count) of the one batch at the start of `batch`; an uncompressed payload is a
-    view.
+    view, and takes nothing from an allowance.
 
-    Raises CorruptBatchError when the batch is not whole, and CodecError as `wire.codecs.decompress` does.
+    `allowance` stands in place of `bytes_max`. Raises CorruptBatchError when the batch is not whole, and CodecError as
+    `wire.codecs.decompress` does.
     """
     header = read_header(batch)
     if header.magic != MAGIC_V2:
@@ -130,7 +136,7 @@ def read_payload(batch: memoryview, *, bytes_max: int = DECOMPRESSED_BYTES_MAX) 
     # An emptied batch has no payload to decompress, whatever codec its attributes name.
     if header.codec is Codec.NONE or not header.records_count:
         return payload, header.records_count
-    return decompress(header.codec, payload, bytes_max=bytes_max), header.records_count
+    return unfold(header.codec, payload, allowance or Allowance.of_bytes(bytes_max)), header.records_count
 
 
 def iter_times(payload: Body, count: int) -> Iterator[tuple[int, int]]:
@@ -178,12 +184,17 @@ class RecordFacts(NamedTuple):
     """Indexes of records with a null key."""
     displaced: tuple[int, int] | None
     """(index, offset delta) of the first record whose offset delta is not its index."""
+    fields: int
+    """Records and headers together."""
 
 
-def record_facts(payload: Body, count: int, *, fields_max: int | None = None) -> RecordFacts:
+def record_facts(
+    payload: Body, count: int, *, fields_max: int | None = None, pause: Callable[[], None] | None = None
+) -> RecordFacts:
     """The facts of a decompressed payload, from one walk over all of it, checked as by `iter_records`.
 
-    Raises TooManyFieldsError after `fields_max` records and headers together.
+    `pause` is called after each `FIELDS_PER_PAUSE` records and headers, between two records. Raises TooManyFieldsError
+    after `fields_max` records and headers together.
     """
     if fields_max is not None and count > fields_max:
         raise TooManyFieldsError(f"the batch has {count} records; at most {fields_max} may be walked")
@@ -191,13 +202,18 @@ def record_facts(payload: Body, count: int, *, fields_max: int | None = None) ->
     keyless: list[int] = []
     displaced: tuple[int, int] | None = None
     headers_max = _UNBOUNDED if fields_max is None else fields_max - count
+    headers, pause_at = 0, FIELDS_PER_PAUSE if pause is not None else _UNBOUNDED
     for index, fields in enumerate(_walk_fields(payload, count, headers_max)):
         deltas_ms.append(fields[0])
         if fields[3] < 0:
             keyless.append(index)
         if fields[1] != index and displaced is None:
             displaced = index, fields[1]
-    return RecordFacts(deltas_ms, keyless, displaced)
+        headers += fields[7]
+        if index + headers >= pause_at and pause is not None:
+            pause_at = index + headers + FIELDS_PER_PAUSE
+            pause()
+    return RecordFacts(deltas_ms, keyless, displaced, count + headers)
 
 
 # Reading

@@ -1,7 +1,9 @@
 """Produce 3-13: validate every batch, hand the good ones to the write path, answer when they are committed.
 
 Validation runs in the read callback, so batches enter the buffer in the order they came. Only the waiting is
-asynchronous, and a connection may have many waiting requests. Partitions succeed and fail one by one. acks 1 and -1
+asynchronous, and a connection may have many waiting requests. A request with records that must be looked at, and too
+many of them for a turn of the loop, is the exception: its connection begins no other request before its batches are in
+the buffer (`agents/write/walks.py`). Partitions succeed and fail one by one. acks 1 and -1
 both wait for the commit. acks 0 gets no answer, and any error closes the connection, because a client could notice
 nothing else. An agent that stops takes such records to its end; all others it refuses, and clients go to another agent
 (`agents/draining.py`). Kafka's `KafkaApis.handleProduceRequest` and `ReplicaManager.appendRecords`.
@@ -17,7 +19,7 @@ which producers try again. If a topic was deleted without our knowledge, the com
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -29,10 +31,13 @@ from agents.topics.topic_ids import Wanted
 from agents.write.reply import ProduceReply
 from agents.write.stall import patience_ms
 from agents.write.submission import BATCHES_MAX, PendingBatch, Promise, Submission
-from agents.write.validation import Refusal, check_produced
+from agents.write.validation import Refusal, Unwalked, check_produced
+from agents.write.walking import WalkBudget, judge_at_once
+from agents.write.walks import ProduceLine
 from metadata.contract.l0_commit import BatchResult
 from security.acls.values import Operation, ResourceType
 from wire.api import RequestHeader
+from wire.batch import BatchHeader
 from wire.error_codes import ErrorCode
 from wire.messages.produce import (
     BatchIndexAndErrorMessage,
@@ -66,11 +71,47 @@ class DropConnectionError(Exception):
     """acks=0, and something was refused or the agent stops: the connection is closed, as in Kafka."""
 
 
+_BUSY = Refusal(
+    error=ErrorCode.KAFKA_STORAGE_ERROR,
+    message="the records of too many other requests are being checked; try again",
+)
+
+
 @dataclass(slots=True)
 class _Accepted:
+    """The good batches of a request, and those that are not known to be bad yet."""
+
     batches: list[PendingBatch] = field(default_factory=list[PendingBatch])
     answers: list[PartitionProduceResponse] = field(default_factory=list[PartitionProduceResponse])
     """The answer to fill for each batch."""
+    unwalked: list[tuple[int, Unwalked]] = field(default_factory=list[tuple[int, Unwalked]])
+    """Batches, by their place among the others, whose records take more than this turn of the event loop."""
+    turn: WalkBudget | None = None
+    """What may still be done in this turn; made when it is needed."""
+
+    def judged(self, unwalked: Unwalked) -> BatchHeader | Refusal | Unwalked:
+        """The verdict, if it can be had in this turn."""
+        if self.turn is None:
+            self.turn = WalkBudget.of_turn()
+        # Behind one that has to wait the others wait too, and what is left of the turn is not tried at each.
+        if self.unwalked and not unwalked.is_late:
+            return unwalked
+        return judge_at_once(unwalked, self.turn) or unwalked
+
+    def refuse(self, refusals: Mapping[int, Refusal]) -> None:
+        """Take out these batches, by their places; none is unwalked any more."""
+        for at, refusal in refusals.items():
+            answer = self.answers[at]
+            answer.error_code, answer.error_message = refusal.error, refusal.message
+            answer.record_errors = _record_errors(refusal)
+        self.batches = [each for at, each in enumerate(self.batches) if at not in refusals]
+        self.answers = [each for at, each in enumerate(self.answers) if at not in refusals]
+        self.unwalked = []
+
+    def settle(self, verdicts: Sequence[BatchHeader | Refusal]) -> None:
+        """Take out the bad ones; a verdict for each that was unwalked."""
+        pairs = zip(self.unwalked, verdicts, strict=True)
+        self.refuse({at: verdict for (at, _), verdict in pairs if isinstance(verdict, Refusal)})
 
 
 def handle(
@@ -85,11 +126,14 @@ def handle(
         # A topic that the client may not write to is not looked for.
         if rights.is_unlimited or by_id or rights.sees(Operation.WRITE, ResourceType.TOPIC, topic.name)
     ]
-    records_bytes = sum(len(part.records or b"") for topic in request.topic_data for part in topic.partition_data)
-    looking = broker.topic_ids.line_up(wanted, records_bytes)
+    looking = broker.topic_ids.line_up(wanted, _records_bytes(request))
     if isinstance(looking, bool):
         return _take(broker, header, request, seen=looking)
     return _after_looking(broker, header, request, looking)
+
+
+def _records_bytes(request: ProduceRequest) -> int:
+    return sum(len(part.records or b"") for topic in request.topic_data for part in topic.partition_data)
 
 
 async def _after_looking(
@@ -125,6 +169,54 @@ def _take(
             for may_write in (rights.is_unlimited or refused is not None or _may_write(broker, header, rights, topic),)
         ]
     )
+    asking = current_request()
+    line = asking.client.produce_line if asking is not None else ProduceLine()
+    if accepted.unwalked or not line.is_empty:
+        return _take_in_line(broker, header, request, response, accepted, line)
+    return _hand_over(broker, header, request, response, accepted)
+
+
+def _take_in_line(
+    broker: Broker,
+    header: RequestHeader,
+    request: ProduceRequest,
+    response: ProduceResponse,
+    accepted: _Accepted,
+    line: ProduceLine,
+) -> Awaitable[ProduceResponse | None]:
+    """For a request with records to walk, or behind one of its connection; it is in the line when this returns."""
+    walk = None
+    if accepted.unwalked:
+        walk = broker.record_walks.begin([each for _, each in accepted.unwalked], _records_bytes(request))
+        if walk is None:
+            accepted.settle([_BUSY] * len(accepted.unwalked))
+    before, place = line.join()
+
+    async def hand_over_in_turn(request: ProduceRequest) -> ProduceResponse | None:
+        # Cancelled before it begins, it never leaves the line; but then the connection has ended.
+        nonlocal accepted
+        try:
+            if walk is not None:
+                accepted.settle(await walk)
+            if before is not None:
+                # Shielded: the future belongs to the request in front, not to this one.
+                await asyncio.shield(before)
+            if (refused := _refusal_of_all(broker, broker.rights(), request)) is not None:
+                accepted.refuse(dict.fromkeys(range(len(accepted.batches)), refused))
+            answer = _hand_over(broker, header, request, response, accepted)
+        finally:
+            line.leave(place)
+        del request  # the write path holds, and counts, the waiting batches
+        accepted = _Accepted()
+        return answer if isinstance(answer, ProduceResponse) else await answer
+
+    return hand_over_in_turn(request)
+
+
+def _hand_over(
+    broker: Broker, header: RequestHeader, request: ProduceRequest, response: ProduceResponse, accepted: _Accepted
+) -> ProduceResponse | Awaitable[ProduceResponse | None]:
+    """Give the good batches to the write path."""
     asking = current_request()
     if asking is not None and asking.trace is not None:
         _describe(broker, header, request, accepted, asking.trace)
@@ -250,8 +342,14 @@ def _check(
     rules = broker.topic_cache.rules(topic)
     records = None if part.records is None else memoryview(part.records)
     verdict = check_produced(records, rules=rules, api_version=header.api_version, now_ms=broker.membership.now_ms())
-    if isinstance(verdict, Refusal):
-        return _refused(part.index, verdict, log_start_offset)
+    if not isinstance(verdict, BatchHeader):
+        if isinstance(verdict, Unwalked):
+            verdict = accepted.judged(verdict)
+        if isinstance(verdict, Refusal):
+            return _refused(part.index, verdict, log_start_offset)
+        if isinstance(verdict, Unwalked):
+            accepted.unwalked.append((len(accepted.batches), verdict))
+            verdict = verdict.header
     if records is None:
         raise AssertionError("validation accepted a partition without records")
     answer = PartitionProduceResponse(index=part.index, base_offset=-1, log_start_offset=log_start_offset)
@@ -274,12 +372,16 @@ def _refused(index: int, refusal: Refusal, log_start_offset: int = -1) -> Partit
         error_code=refusal.error,
         base_offset=-1,
         log_start_offset=log_start_offset,
-        record_errors=[
-            BatchIndexAndErrorMessage(batch_index=each.batch_index, batch_index_error_message=each.message)
-            for each in refusal.record_errors
-        ],
+        record_errors=_record_errors(refusal),
         error_message=refusal.message,
     )
+
+
+def _record_errors(refusal: Refusal) -> list[BatchIndexAndErrorMessage]:
+    return [
+        BatchIndexAndErrorMessage(batch_index=each.batch_index, batch_index_error_message=each.message)
+        for each in refusal.record_errors
+    ]
 
 
 async def _unanswered(

@@ -2,12 +2,13 @@
 
 Most batches are judged by their 61-byte header and their CRC, in about a microsecond; their records are neither
 decompressed nor read, and are stored as sent. The records are walked (and decompressed, within a bound) only where a
-rule needs it:
+rule needs it; `check_produced` then answers `Unwalked`, and `agents/write/walking.py` goes on:
 
 - on a compacted topic, for null keys and for offset deltas, which must count from 0: cleaning finds the latest record
   by offsets. The whole payload is then checked for well-formedness;
 - if `message.timestamp.before.max.ms` is set, for old timestamps: the header holds the largest, not the least;
-- if the header's max timestamp has broken `message.timestamp.after.max.ms`, to name the records at fault.
+- if the header's max timestamp has broken `message.timestamp.after.max.ms`, to name the records at fault, if they are
+  few.
 
 The order: readable header, magic, transactional (53), zstd by version (76), one batch only (87); internal topic (17);
 base offset (87); size (10); length and CRC (2); offset range and counts, control, sequence (87); codec (76);
@@ -23,7 +24,8 @@ Stricter than Kafka, because payloads are stored as sent and never rebuilt:
 - A delete horizon, which only the cleaner writes, is refused: tombstones would be dropped at once.
 - A compacted topic refuses offset deltas that do not count from 0. Kafka rebuilds a compressed batch and stores an
   uncompressed one.
-- The records that are walked are bounded, because the walk holds up every other connection.
+- The records that are walked are bounded, for a batch and for a request.
+- Where the header's max timestamp already breaks the rule, the records at fault are named only if there are few.
 
 Laxer: if no rule walks the records, a malformed payload under a good CRC is stored as sent. Its readers get the error,
 and cleaning leaves it as it is.
@@ -43,43 +45,25 @@ from wire.batch import (
     LOG_APPEND_TIME_BIT,
     MAGIC_POSITION,
     MAGIC_V2,
-    NO_TIMESTAMP_MS,
     TRANSACTIONAL_BIT,
     BatchHeader,
-    CorruptBatchError,
     crc_matches,
     read_header,
 )
-from wire.codecs import Codec, CodecError, DecompressedTooLargeError
+from wire.codecs import Codec
 from wire.error_codes import ErrorCode
 from wire.records import (
     DECOMPRESSED_BYTES_MAX,
     RECORD_BYTES_MIN,
-    RecordFacts,
-    TooManyFieldsError,
-    read_payload,
-    record_facts,
 )
 
 TIMESTAMP_BEFORE_MS_DEFAULT = 2**63 - 1
 """`message.timestamp.before.max.ms` if it is not set (Long.MAX_VALUE): no record is too old, so none is read."""
 
-WALK_RATIO_MAX = 64
-"""A walked batch may decompress to this many times the topic's `message_bytes_max`, and never to more than
-`DECOMPRESSED_BYTES_MAX`. Kafka has no such bound: it streams, while we hold the payload."""
-
-WALKED_FIELDS_MAX = 250_000
-"""Records and headers of a walked batch, together. At about 1.2 us each the walk takes at most 0.3 s of a core. An
-uncompressed batch of the default `max.message.bytes` has room for 150,000 records. Kafka has no such bound. The
-error is MESSAGE_TOO_LARGE; the Java producer then splits the batch and sends the parts."""
-
 _ZSTD_PRODUCE_VERSION = 7
 _CODEC_LAST = int(Codec.ZSTD)
-_NO_KEY = "Compacted topic cannot accept message without key."
 _RECORD_LENGTH_MIN = 14
 """Kafka's RECORD_OVERHEAD_V0. A smaller length field is corrupt in every format; such a batch is not parsed."""
-_RECORD_ERRORS_MAX = 1000
-"""Bad records that an answer names. The whole batch is refused anyway; more names would only lengthen the answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +78,10 @@ class TopicRules:
     segment_bytes: int
     internal: bool = False
     """The topic is internal to the cluster and this client may not write to it."""
+
+    @property
+    def checks_old_timestamps(self) -> bool:
+        return self.timestamp_before_ms_max < TIMESTAMP_BEFORE_MS_DEFAULT and not self.log_append_time
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +101,22 @@ class Refusal:
     record_errors: tuple[RecordError, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Unwalked:
+    """A batch that is good as far as its header and its CRC tell, and whose records must be walked."""
+
+    records: memoryview
+    header: BatchHeader
+    rules: TopicRules
+    now_ms: int
+    is_late: bool
+    """Its max timestamp is too far ahead: it is refused, and the walk only finds the names of the records at fault."""
+
+
 def check_produced(
     records: memoryview | None, *, rules: TopicRules, api_version: int, now_ms: int
-) -> BatchHeader | Refusal:
-    """The header of the one good batch in `records`, or the reason why it is refused.
+) -> BatchHeader | Refusal | Unwalked:
+    """The header of the one good batch in `records`, or the reason why it is refused or not good yet.
 
     `records` is the partition's whole field of a Produce request of `api_version`; `now_ms` is the metadata store's
     time. A returned header describes exactly `len(records)` bytes. Raises nothing because of bytes that a client sent.
@@ -127,9 +127,9 @@ def check_produced(
     return (
         _refuse_framing(records, header, api_version)
         or _refuse_batch(records, header, rules)
-        or _refuse_timestamps_by_header(records, header, rules, now_ms)
-        or _refuse_records(records, header, rules, now_ms)
-        or _refuse_segment_size(header, rules)
+        or _refuse_timestamp_type(header)
+        or _unwalked(records, header, rules, now_ms)
+        or refuse_segment_size(header, rules)
         or header
     )
 
@@ -225,106 +225,23 @@ def _refuse_batch(records: memoryview, header: BatchHeader, rules: TopicRules) -
     return None
 
 
-def _refuse_timestamps_by_header(
-    records: memoryview, header: BatchHeader, rules: TopicRules, now_ms: int
-) -> Refusal | None:
-    """The timestamp rules that the header alone can show to be broken."""
-    if header.attributes & LOG_APPEND_TIME_BIT:
-        return Refusal(
-            error=ErrorCode.INVALID_TIMESTAMP, message="Producers may not set the timestamp type to LogAppendTime."
-        )
-    if rules.log_append_time or header.max_timestamp_ms - now_ms <= rules.timestamp_after_ms_max:
+def _refuse_timestamp_type(header: BatchHeader) -> Refusal | None:
+    if not header.attributes & LOG_APPEND_TIME_BIT:
         return None
-    # The header alone is enough to refuse; the walk is only for the names of the records at fault.
-    return _refuse_records(records, header, rules, now_ms, find_timestamps=True) or Refusal(
-        error=ErrorCode.INVALID_TIMESTAMP,
-        message=f"The batch's max timestamp {header.max_timestamp_ms} is too far ahead, though none of its records is.",
-    )
-
-
-def _refuse_records(
-    records: memoryview, header: BatchHeader, rules: TopicRules, now_ms: int, *, find_timestamps: bool = False
-) -> Refusal | None:
-    """The rules that need the records themselves. It decompresses, so it is called only if such a rule applies.
-
-    Any timestamp error makes the batch's error INVALID_TIMESTAMP, whatever else is wrong with it.
-    """
-    checks_timestamps = find_timestamps or (
-        not rules.log_append_time and rules.timestamp_before_ms_max < TIMESTAMP_BEFORE_MS_DEFAULT
-    )
-    if not (checks_timestamps or rules.compacted):
-        return None
-    facts = _walked(records, header, rules)
-    if isinstance(facts, Refusal):
-        return facts
-    errors = _cleaning_errors(facts) if rules.compacted else []
-    late: list[RecordError] = []
-    if checks_timestamps:
-        late = _timestamp_errors(facts, header, rules, now_ms, spared={error.batch_index for error in errors})
-        errors += late
-    if not errors:
-        return None
-    # Two rules found them, each in its own order; the answer names the records in theirs.
-    errors.sort(key=lambda error: error.batch_index)
     return Refusal(
-        error=ErrorCode.INVALID_TIMESTAMP if late else ErrorCode.INVALID_RECORD,
-        message="One or more records have been rejected.",
-        record_errors=tuple(errors[:_RECORD_ERRORS_MAX]),
+        error=ErrorCode.INVALID_TIMESTAMP, message="Producers may not set the timestamp type to LogAppendTime."
     )
 
 
-def _walked(records: memoryview, header: BatchHeader, rules: TopicRules) -> RecordFacts | Refusal:
-    """Decompresses nothing if the count is too large, and never more than a bound."""
-    bytes_max = min(DECOMPRESSED_BYTES_MAX, WALK_RATIO_MAX * rules.message_bytes_max)
-    try:
-        # Before anything is decompressed for it.
-        if header.records_count > WALKED_FIELDS_MAX:
-            raise TooManyFieldsError(f"the batch has {header.records_count} records")
-        payload, count = read_payload(records, bytes_max=bytes_max)
-        return record_facts(payload, count, fields_max=WALKED_FIELDS_MAX)
-    except DecompressedTooLargeError as error:
-        return Refusal(error=ErrorCode.MESSAGE_TOO_LARGE, message=str(error))
-    except TooManyFieldsError as error:
-        return Refusal(
-            error=ErrorCode.MESSAGE_TOO_LARGE,
-            message=f"The records of the batch must be checked, and at most {WALKED_FIELDS_MAX} records and"
-            f" headers of one batch can be: {error.message}.",
-        )
-    except (CodecError, CorruptBatchError) as error:
-        return _invalid(str(error))
+def _unwalked(records: memoryview, header: BatchHeader, rules: TopicRules, now_ms: int) -> Unwalked | None:
+    """Whether a rule needs the records themselves."""
+    is_late = not rules.log_append_time and header.max_timestamp_ms - now_ms > rules.timestamp_after_ms_max
+    if is_late or rules.compacted or rules.checks_old_timestamps:
+        return Unwalked(records, header, rules, now_ms, is_late)
+    return None
 
 
-def _cleaning_errors(facts: RecordFacts) -> list[RecordError]:
-    """The records that a compacted topic cannot take; each record is named once."""
-    errors = [RecordError(index, _NO_KEY) for index in facts.keyless[:_RECORD_ERRORS_MAX]]
-    if facts.displaced is not None and facts.displaced[0] not in facts.keyless:
-        index, delta = facts.displaced
-        message = f"Compacted topic cannot accept record {index} of a batch with offset delta {delta}."
-        errors.append(RecordError(index, message))
-    return errors
-
-
-def _timestamp_errors(
-    facts: RecordFacts, header: BatchHeader, rules: TopicRules, now_ms: int, *, spared: set[int]
-) -> list[RecordError]:
-    """Records out of range, except those in `spared`, which have an error already: a record is named once."""
-    oldest_ms, newest_ms = now_ms - rules.timestamp_before_ms_max, now_ms + rules.timestamp_after_ms_max
-    errors: list[RecordError] = []
-    for index, delta_ms in enumerate(facts.timestamp_deltas_ms):
-        timestamp_ms = header.base_timestamp_ms + delta_ms
-        if timestamp_ms == NO_TIMESTAMP_MS or oldest_ms <= timestamp_ms <= newest_ms or index in spared:
-            continue
-        errors.append(
-            RecordError(
-                index, f"Timestamp {timestamp_ms} is out of range, it should be within [{oldest_ms}, {newest_ms}]."
-            )
-        )
-        if len(errors) == _RECORD_ERRORS_MAX:
-            break
-    return errors
-
-
-def _refuse_segment_size(header: BatchHeader, rules: TopicRules) -> Refusal | None:
+def refuse_segment_size(header: BatchHeader, rules: TopicRules) -> Refusal | None:
     if header.batch_length > rules.segment_bytes - BATCH_OVERHEAD_BYTES:
         return Refusal(
             error=ErrorCode.RECORD_LIST_TOO_LARGE,

@@ -6,6 +6,7 @@ import gzip
 import random
 import struct
 import threading
+import time
 import tracemalloc
 import zlib
 
@@ -15,7 +16,17 @@ import pytest
 import zstandard
 
 from runtime.errors import SiltstoneError
-from wire.codecs import Codec, CodecError, DecompressedTooLargeError, compress, decompress
+from wire.codecs import (
+    PIECES_MIN,
+    Allowance,
+    Codec,
+    CodecError,
+    DecompressedTooLargeError,
+    TooManyPiecesError,
+    compress,
+    decompress,
+    unfold,
+)
 
 MIB = 1 << 20
 COMPRESSING = [codec for codec in Codec if codec is not Codec.NONE]
@@ -74,11 +85,70 @@ def test_many_small_gzip_members_cost_as_much_time_as_they_have_bytes(monkeypatc
 
     monkeypatch.setattr(zlib, "decompressobj", Counting)
     costs: list[int] = []
-    for members in (1000, 2000):
+    for members in (500, 1000):
         fed[0] = 0
         assert decompress(Codec.GZIP, gzip.compress(b"") * members, bytes_max=0) == b""
         costs.append(fed[0])
     assert costs[1] < 2.1 * costs[0]
+
+
+PIECES = {
+    "gzip members": (Codec.GZIP, lambda count: gzip.compress(b"") * count),
+    "xerial blocks": (Codec.SNAPPY, lambda count: xerial(*[bytes(cramjam.snappy.compress_raw(b""))] * count)),
+    "zstd frames": (Codec.ZSTD, lambda count: compress(Codec.ZSTD, b"") * count),
+    "zstd blocks": (Codec.ZSTD, lambda count: ZSTD_MAGIC + b"\x00\x38" + bytes(3) * count + b"\x01\x00\x00"),
+}
+
+
+@pytest.mark.parametrize("name", PIECES)
+def test_pieces_that_unfold_to_nothing_are_bounded(name: str) -> None:
+    codec, make = PIECES[name]
+    some, many = make(PIECES_MIN // 2 - 2), make(2_000_000)  # a zstd frame is a piece, and its one block another
+
+    assert decompress(codec, some, bytes_max=0) == b""
+    began = time.thread_time()
+    with pytest.raises(TooManyPiecesError):
+        decompress(codec, many, bytes_max=64 * MIB)
+    assert time.thread_time() - began < 1, "all of them would take 2 s and more"
+
+
+@pytest.mark.parametrize("codec", COMPRESSING)
+def test_a_bound_of_pieces_leaves_room_for_what_clients_write(codec: Codec) -> None:
+    plain = bytes(64 * MIB)
+    assert len(decompress(codec, compress(codec, plain), bytes_max=len(plain))) == len(plain)
+    # A writer that flushes after each record of 100 bytes.
+    flushed = zstandard.ZstdCompressor().compressobj()
+    blocks = [
+        part
+        for _ in range(10_000)
+        for part in (flushed.compress(NOISE[:100]), flushed.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK))
+    ]
+    assert len(decompress(Codec.ZSTD, b"".join((*blocks, flushed.flush())), bytes_max=64 * MIB)) == 1_000_000
+
+
+@pytest.mark.parametrize("codec", COMPRESSING)
+def test_calls_that_share_an_allowance_get_no_more_together(codec: Codec) -> None:
+    allowance = Allowance.of_bytes(2 * len(TEXT) + 1)
+    compressed = compress(codec, TEXT)
+
+    assert unfold(codec, compressed, allowance) == unfold(codec, compressed, allowance) == TEXT
+    assert allowance.bytes_left == 1
+    with pytest.raises(DecompressedTooLargeError):
+        unfold(codec, compressed, allowance)
+
+
+@pytest.mark.parametrize("codec", COMPRESSING)
+def test_what_was_unfolded_in_vain_counts(codec: Codec) -> None:
+    """Else a client could have the same work done again and again, by batches whose last bytes are damaged."""
+    plain = NOISE * 30
+    damaged = bytearray(compress(codec, plain))
+    damaged[-len(damaged) // 8] ^= 0xFF
+    allowance = Allowance.of_bytes(8 * MIB)
+
+    with pytest.raises(CodecError):
+        unfold(codec, bytes(damaged[:-3]), allowance)
+
+    assert allowance.bytes_left <= 8 * MIB - len(plain) // 2
 
 
 def test_snappy_is_written_in_java_blocks_of_32_kib() -> None:

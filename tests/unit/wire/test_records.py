@@ -49,8 +49,8 @@ def test_a_walk_yields_every_field() -> None:
         Record(0, 0, None, None, ()),
         Record(1, -70, b"k", b"vv", (("h", b"x"), ("é", None))),
     ]
-    assert record_facts(payload, 2) == ([0, -70], [0], None)
-    assert record_facts(payload[len(SMALLEST) :] + SMALLEST, 2) == ([-70, 0], [1], (0, 1))
+    assert record_facts(payload, 2) == ([0, -70], [0], None, 4)
+    assert record_facts(payload[len(SMALLEST) :] + SMALLEST, 2) == ([-70, 0], [1], (0, 1), 4)
 
 
 def test_an_empty_key_is_not_a_null_key() -> None:

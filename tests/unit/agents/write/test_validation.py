@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from agents.write.validation import RecordError, Refusal, TopicRules, check_produced
+from agents.write.validation import RecordError, Refusal, TopicRules
+from tests.fixtures.produced import check_and_walk
 from tests.fixtures.record_batches import NOW_MS, as_sent, one_batch, some_records, with_header, with_payload
 from wire.batch import BatchHeader, ProducerStamp, read_header
 from wire.codecs import Codec
@@ -30,7 +31,7 @@ HOUR_MS = 3_600_000
 
 def check(batch: bytes | None, rules: TopicRules = RULES, api_version: int = 9) -> BatchHeader | Refusal:
     view = None if batch is None else as_sent([batch])
-    return check_produced(view, rules=rules, api_version=api_version, now_ms=NOW_MS)
+    return check_and_walk(view, rules=rules, api_version=api_version, now_ms=NOW_MS)
 
 
 def error_of(batch: bytes | None, rules: TopicRules = RULES, api_version: int = 9) -> ErrorCode | None:

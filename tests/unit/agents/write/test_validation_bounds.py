@@ -9,7 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from agents.write.validation import WALKED_FIELDS_MAX, Refusal, TopicRules, check_produced
+from agents.write.validation import Refusal, TopicRules
+from agents.write.walking import WALKED_FIELDS_MAX
+from tests.fixtures.produced import check_and_walk, of_many, varint
 from tests.fixtures.record_batches import NOW_MS, as_sent, with_payload
 from wire.batch import BatchHeader
 from wire.codecs import Codec
@@ -30,15 +32,7 @@ WALK_SECONDS_MAX = 5.0
 
 
 def check(batch: bytes, rules: TopicRules) -> BatchHeader | Refusal:
-    return check_produced(as_sent([batch]), rules=rules, api_version=9, now_ms=NOW_MS)
-
-
-def varint(value: int) -> bytes:
-    raw, out = value << 1 ^ value >> 63, bytearray()
-    while raw > 0x7F:
-        out.append(raw & 0x7F | 0x80)
-        raw >>= 7
-    return bytes((*out, raw))
+    return check_and_walk(as_sent([batch]), rules=rules, api_version=9, now_ms=NOW_MS)
 
 
 def with_deltas(*deltas: int, codec: Codec = Codec.NONE) -> bytes:
@@ -51,23 +45,6 @@ def with_deltas(*deltas: int, codec: Codec = Codec.NONE) -> bytes:
         codec,
         records_count=len(deltas),
         last_offset_delta=len(deltas) - 1,
-    )
-
-
-def keyed_records(count: int) -> bytes:
-    """The smallest record that a compacted topic accepts: an empty key, no value."""
-    bodies = (b"\x00\x00" + varint(n) + b"\x00\x01\x00" for n in range(count))
-    return b"".join(bytes((len(body) * 2,)) + body for body in bodies)
-
-
-def of_many(count: int, *, said: int | None = None) -> bytes:
-    said = said or count
-    return with_payload(
-        build_batch([NewRecord(NOW_MS, b"k", b"v")]),
-        keyed_records(count),
-        Codec.ZSTD,
-        records_count=said,
-        last_offset_delta=said - 1,
     )
 
 
