@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from agents.security.credentials import NOT_PRIVATE, TWICE, Alterations, described
+from security.scram import Mechanism, is_same, salted_password
+from tests.unit.agents.security.session_client import SHA_256, SHA_512, Users, credential
+from wire.error_codes import ErrorCode
+from wire.messages.scram_credentials import ScramCredentialDeletion, ScramCredentialUpsertion
+
+SALT = b"saltsaltsaltsalt"
+
+
+def upsertion(name: str = "new", mechanism: int = SHA_256, **others: object) -> ScramCredentialUpsertion:
+    known = Mechanism(mechanism) if mechanism in (1, 2) else SHA_256
+    made = ScramCredentialUpsertion(
+        name=name,
+        mechanism=mechanism,
+        iterations=4096,
+        salt=SALT,
+        salted_password=salted_password(known, "secret", SALT, 4096),
+    )
+    for field, value in others.items():
+        setattr(made, field, value)
+    return made
+
+
+def deletion(name: str = "ann", mechanism: int = SHA_256) -> ScramCredentialDeletion:
+    return ScramCredentialDeletion(name=name, mechanism=mechanism)
+
+
+def judged(*asked: ScramCredentialUpsertion | ScramCredentialDeletion, is_private: bool = True) -> Alterations:
+    alterations = Alterations(Users().users, is_private=is_private)
+    for each in asked:
+        if isinstance(each, ScramCredentialDeletion):
+            alterations.delete(each)
+        else:
+            alterations.upsert(each)
+    return alterations
+
+
+def codes(alterations: Alterations) -> Mapping[str, int]:
+    return {each.user: each.error_code for each in alterations.answers()}
+
+
+def test_good_parts_become_changes() -> None:
+    alterations = judged(deletion(), upsertion())
+    assert codes(alterations) == {"ann": 0, "new": 0}
+    gone, made = alterations.changes
+    assert (gone.name, gone.mechanism, gone.credential) == ("ann", SHA_256, None)
+    assert made.credential is not None and is_same(made.credential, credential())
+
+
+def test_what_is_wrong_with_one_user_leaves_the_others_alone() -> None:
+    for bad, code in (
+        (deletion("nobody"), ErrorCode.RESOURCE_NOT_FOUND),
+        (deletion("ann", SHA_512), ErrorCode.RESOURCE_NOT_FOUND),
+        (deletion("ann", 0), ErrorCode.UNSUPPORTED_SASL_MECHANISM),
+        (deletion(""), ErrorCode.UNACCEPTABLE_CREDENTIAL),
+        (upsertion("x", 3), ErrorCode.UNSUPPORTED_SASL_MECHANISM),
+        (upsertion(""), ErrorCode.UNACCEPTABLE_CREDENTIAL),
+        (upsertion("x" * 1025), ErrorCode.UNACCEPTABLE_CREDENTIAL),
+        (upsertion("x\0"), ErrorCode.UNACCEPTABLE_CREDENTIAL),
+        (upsertion("x", iterations=4095), ErrorCode.UNACCEPTABLE_CREDENTIAL),
+        (upsertion("x", iterations=16385), ErrorCode.UNACCEPTABLE_CREDENTIAL),
+        (upsertion("x", salt=b""), ErrorCode.UNACCEPTABLE_CREDENTIAL),
+        (upsertion("x", salted_password=b"short"), ErrorCode.UNACCEPTABLE_CREDENTIAL),
+    ):
+        alterations = judged(bad, upsertion())
+        assert codes(alterations) == {bad.name: code, "new": 0}, bad
+        assert [each.name for each in alterations.changes] == ["new"]
+
+
+def test_a_user_may_stand_in_a_request_once() -> None:
+    for parts in (
+        (deletion(), deletion()),
+        (deletion(), upsertion("ann")),
+        (upsertion("ann"), upsertion("ann", SHA_512)),
+        (upsertion("ann"), upsertion("ann"), upsertion("ann")),
+    ):
+        alterations = judged(*parts)
+        assert [(each.user, each.error_code, each.error_message) for each in alterations.answers()] == [
+            ("ann", ErrorCode.DUPLICATE_RESOURCE, TWICE)
+        ]
+        assert alterations.changes == []
+
+
+def test_a_salted_password_is_refused_where_others_can_read_along_and_a_deletion_is_not() -> None:
+    alterations = judged(deletion(), upsertion(), is_private=False)
+    assert codes(alterations) == {"ann": 0, "new": ErrorCode.UNACCEPTABLE_CREDENTIAL}
+    assert NOT_PRIVATE in [each.error_message for each in alterations.answers()]
+
+
+def test_only_mechanisms_and_iterations_are_told_of_a_user() -> None:
+    both = {SHA_512: credential("a", SHA_512), SHA_256: credential()}
+    told = described("ann", both, times=1)
+    assert [(each.mechanism, each.iterations) for each in told.credential_infos] == [(1, 4096), (2, 4096)]
+    assert (told.error_code, told.error_message) == (0, None)
+    assert described("ann", both, times=2).error_code == ErrorCode.DUPLICATE_RESOURCE
+    assert described("eve", {}, times=1).error_code == ErrorCode.RESOURCE_NOT_FOUND
