@@ -7,6 +7,7 @@ import signal
 pytest_plugins = [
     "tests.fixtures.chance",
     "tests.fixtures.agents",
+    "tests.fixtures.certificates",
     "tests.fixtures.dev",
     "tests.fixtures.distribution",
     "tests.fixtures.exercised",
