@@ -16,11 +16,11 @@ import asyncio
 import os
 import socket
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable
 from functools import partial
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
-from agents.answers import HeldAnswer
+from agents.answers import HeldAnswer, Slot, end_trace
 from agents.broker import Broker
 from agents.dispatch import API_VERSIONS, HANDLERS, PRODUCE, Answer
 from agents.draining import ASKING_APIS, TELLING_APIS, Talk
@@ -28,7 +28,9 @@ from agents.handlers import api_versions
 from agents.handlers.produce import DropConnectionError
 from agents.listeners.listening import Listening
 from agents.read.budget import Release
-from agents.request_context import ClientConnection, RequestContext, RequestTrace, about_group, error_of
+from agents.request_context import ClientConnection, RequestContext, RequestTrace, about_group, error_of, tell_slow
+from agents.security.gate import Gate
+from agents.security.session import Reply
 from agents.sending import COPIED_BYTES, TURN_BYTES, after, next_parts
 from runtime.errors import SiltstoneError
 from runtime.logging import LOG_CONTEXT, get_logger, log_context
@@ -63,20 +65,6 @@ def _is_produce(frame: memoryview) -> bool:
     return bytes(frame[:2]) == PRODUCE.to_bytes(2, "big")
 
 
-class _Slot:
-    """A place in the line of answers."""
-
-    __slots__ = ("drops", "parts", "release", "started_ms")
-
-    def __init__(self, started_ms: float) -> None:
-        self.started_ms = started_ms
-        self.release: Release | None = None
-        self.drops = False
-        """Instead of an answer the connection ends, once all earlier requests have their answers."""
-        self.parts: Sequence[Octets] | None = None
-        """None until answered; empty if there is no answer to send."""
-
-
 class ConnectionOwner(Protocol):
     """The bounds that all connections of an agent share; `agents.server.Server` keeps them."""
 
@@ -99,6 +87,10 @@ class ConnectionOwner(Protocol):
         """False: close it at once."""
         ...
 
+    def gate(self, client: ClientConnection) -> Gate | None:
+        """None: clients of this listener need not prove who they are."""
+        ...
+
     def lost(self, connection: Connection) -> None: ...
 
     def holds(self, connection: Connection, held_bytes: int) -> None:
@@ -119,9 +111,10 @@ class Connection(asyncio.BufferedProtocol):
         self._reader = FrameReader(server.broker.settings.socket_request_max_bytes, server.landing)
         self._frames: deque[memoryview] = deque()
         self._frames_bytes = 0
-        self._slots: deque[_Slot] = deque()
+        self._slots: deque[Slot] = deque()
         self._unsent: deque[Octets | Release] = deque()
-        self._waiting: set[asyncio.Future[Answer]] = set()
+        self._waiting: set[asyncio.Future[Any]] = set()
+        self._gate: Gate | None = None
         self._transport: asyncio.Transport | None = None
         self._descriptor = -1
         """The file descriptor of a plain socket; -1 if bytes must go through the transport."""
@@ -156,6 +149,9 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.set_write_buffer_limits(high=0)
         if not self._server.admit(self):
             self._end("too many connections")
+        self._gate = self._server.gate(self.client)
+        if self._gate is not None:
+            self._reader.frame_bytes_max = self._gate.frame_bytes_max
 
     def get_buffer(self, sizehint: int) -> memoryview:
         room = self._reader.get_buffer()
@@ -271,6 +267,11 @@ class Connection(asyncio.BufferedProtocol):
     def close(self, reason: str) -> None:
         self._end(reason)
 
+    def recheck(self) -> None:
+        """After a change of users."""
+        if self._gate is not None and not self._gate.still_holds:
+            self._end("the user was deleted or altered")
+
     def abort(self) -> None:
         """Cut the connection without waiting for the client to read the rest."""
         if self._transport is not None:
@@ -291,8 +292,10 @@ class Connection(asyncio.BufferedProtocol):
         )
 
     def _begin(self, frame: memoryview) -> None:
-        slot = _Slot(self._broker.runtime.clock.monotonic_ms())
+        slot = Slot(self._broker.runtime.clock.monotonic_ms())
         self._slots.append(slot)
+        if self._gate is not None and not self._gate.admits(frame):
+            return self._prove(slot, self._gate.receive(frame))
         try:
             header, position = read_request_header(frame)
             request = decode_request(header, frame, position)
@@ -318,7 +321,26 @@ class Connection(asyncio.BufferedProtocol):
         finally:
             LOG_CONTEXT.reset(before)
 
-    def _handle(self, slot: _Slot, context: RequestContext, request: Message) -> None:
+    def _prove(self, slot: Slot, reply: Reply | Awaitable[Reply]) -> None:
+        """A message by which the client proves who it is. Nothing else begins before its reply."""
+        if isinstance(reply, Reply):
+            slot.parts, slot.ends = reply.parts, reply.ends
+            if self._gate is not None and self._gate.is_open:
+                self._reader.frame_bytes_max = self._broker.settings.socket_request_max_bytes
+        else:
+            self._exclusive = True
+            waiting = asyncio.ensure_future(reply)
+            self._waiting.add(waiting)
+            waiting.add_done_callback(partial(self._proof_settled, slot))
+
+    def _proof_settled(self, slot: Slot, reply: asyncio.Future[Reply]) -> None:
+        self._waiting.discard(reply)
+        if not reply.cancelled():
+            self._exclusive = False
+            self._prove(slot, reply.result())
+            self._pump_soon()
+
+    def _handle(self, slot: Slot, context: RequestContext, request: Message) -> None:
         handler = HANDLERS[context.header.api_key]
         try:
             answer = handler.handle(self._broker, context.header, request)
@@ -332,7 +354,7 @@ class Connection(asyncio.BufferedProtocol):
         waiting.add_done_callback(partial(self._settled, slot, context))
         return None
 
-    def _handle_traced(self, slot: _Slot, context: RequestContext, request: Message) -> None:
+    def _handle_traced(self, slot: Slot, context: RequestContext, request: Message) -> None:
         """Runs for requests that are not sampled too: their work must not count as part of another request's span."""
         before = CURRENT_SPAN.set(None)
         try:
@@ -355,7 +377,7 @@ class Connection(asyncio.BufferedProtocol):
             context.trace.end(error=type(error).__qualname__)
         self._end("internal error")
 
-    def _settled(self, slot: _Slot, context: RequestContext, answer: asyncio.Future[Answer]) -> None:
+    def _settled(self, slot: Slot, context: RequestContext, answer: asyncio.Future[Answer]) -> None:
         """A request that had to wait has its answer."""
         self._waiting.discard(answer)
         if answer.cancelled():
@@ -365,7 +387,7 @@ class Connection(asyncio.BufferedProtocol):
         try:
             self._answer(slot, context, answer.result())
         except DropConnectionError:
-            slot.drops, slot.parts = True, ()
+            slot.ends, slot.parts = "a produce request without acks was refused", ()
             if context.trace is not None:
                 context.trace.end(error="refused without acks")
         except Exception as error:
@@ -385,7 +407,7 @@ class Connection(asyncio.BufferedProtocol):
         self._pump_due = False
         self.pump()
 
-    def _answer(self, slot: _Slot, context: RequestContext, answer: Answer) -> None:
+    def _answer(self, slot: Slot, context: RequestContext, answer: Answer) -> None:
         header = context.header
         if isinstance(answer, HeldAnswer):
             slot.release = answer.release
@@ -393,25 +415,14 @@ class Connection(asyncio.BufferedProtocol):
         slot.parts = () if answer is None else encode_response(header, answer)
         if context.trace is not None:
             context.trace.begin("answer")
-            slot.release = partial(_end_trace, context.trace, error_of(answer), slot.release)
+            slot.release = partial(end_trace, context.trace, error_of(answer), slot.release)
         if self._ended and slot.release is not None:  # no client takes it any more
             slot.release()
         self._talked_ms = self._broker.runtime.clock.monotonic_ms()
         elapsed_ms = self._talked_ms - slot.started_ms
         self._server.count(header.api_key, elapsed_ms / 1000)
         if elapsed_ms - context.waited_ms > self._slow_ms:
-            self._tell_slow(context, answer, elapsed_ms)
-
-    def _tell_slow(self, context: RequestContext, answer: Message | None, elapsed_ms: float) -> None:
-        with log_context(context):
-            _log.info(
-                "slow request",
-                elapsed_ms=round(elapsed_ms),
-                waited_ms=round(context.waited_ms),
-                api_version=context.header.api_version,
-                **({"key": context.file_key} if context.file_key else {}),
-                **({"error": error} if (error := error_of(answer)) else {}),
-            )
+            tell_slow(context, answer, elapsed_ms)
 
     # ---- answers
 
@@ -419,12 +430,12 @@ class Connection(asyncio.BufferedProtocol):
         """Line up the complete answers at the head of the line, and send up to `bytes_max` in this turn of the loop."""
         while self._slots and (ready := self._slots[0].parts) is not None:
             slot = self._slots.popleft()
-            if slot.drops:
-                self._send(float("inf"))
-                return self._end("a produce request without acks was refused")
             self._unsent += ready
             if slot.release is not None:
                 self._unsent.append(slot.release)
+            if slot.ends:
+                self._send(float("inf"))
+                return self._end(slot.ends)
         self._send(bytes_max)
         return None
 
@@ -488,10 +499,3 @@ class Connection(asyncio.BufferedProtocol):
             _log.debug("connection closed", reason=reason)
         if self._transport is not None:
             self._transport.close()
-
-
-def _end_trace(trace: RequestTrace, error: str, release: Release | None) -> None:
-    """Called when the kernel has the answer, or when no client takes it any more."""
-    trace.end(error=error)
-    if release is not None:
-        release()

@@ -12,12 +12,16 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
+from typing import TypeAlias
 
 from agents.broker import Broker
 from agents.connection import Connection
 from agents.listeners.listening import Listening
+from agents.request_context import ClientConnection
+from agents.security.gate import Gate
 from runtime.errors import BadInputError
 from runtime.logging import get_logger, log_context
 from wire.api import APIS
@@ -37,6 +41,9 @@ FLUSH_MS_MAX = 2_000
 FLUSH_POLL_MS = 5
 RESUME_SHARE = 0.75
 """Reading begins again below this share of the bound, so that it does not flutter."""
+
+
+MakeGate: TypeAlias = Callable[[ClientConnection], Gate]
 
 
 class AddressError(BadInputError):
@@ -65,8 +72,10 @@ def bind(address: str) -> socket.socket:
 
 
 class Server:
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, gates: Mapping[str, MakeGate] = MappingProxyType({})) -> None:
+        """`gates`: by the name of each listener that has SASL, what makes the gate of a new connection."""
         self.broker = broker
+        self._gates = gates
         self.draining = False
         self.produce_is_full = False
         self._first: tuple[Connection | None, float] = (None, 0.0)
@@ -150,6 +159,15 @@ class Server:
             self.broker.runtime.metrics.connections_refused_total.inc()
             return False
         return True
+
+    def gate(self, client: ClientConnection) -> Gate | None:
+        make = self._gates.get(client.listener)
+        return None if make is None else make(client)
+
+    def users_changed(self) -> None:
+        """Close the connections of users who were deleted or altered."""
+        for connection in list(self._connections):
+            connection.recheck()
 
     def lost(self, connection: Connection) -> None:
         self._connections.pop(connection, None)

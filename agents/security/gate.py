@@ -98,11 +98,16 @@ class Gate:
         return self._settle(step, now_ms)
 
     async def _settle(self, step: Reply | CheckPassword | CheckToken, received_ms: float) -> Reply:
-        if isinstance(step, CheckPassword):
-            is_right = await self._shared.passwords.is_right(step)
-            step = self._session.judged(is_right, self._clock.monotonic_ms())
-        elif isinstance(step, CheckToken):
-            step = await self._judged(step)
+        try:
+            if isinstance(step, CheckPassword):
+                is_right = await self._shared.passwords.is_right(step)
+                step = self._session.judged(is_right, self._clock.monotonic_ms())
+            elif isinstance(step, CheckToken):
+                step = await self._judged(step)
+        except Exception:
+            with log_context(self._client):
+                _log.exception("a proof could not be judged")
+            return Reply((), "internal error")
         if step.is_refusal:
             late_ms = received_ms + self._shared.refused_after_ms - self._clock.monotonic_ms()
             await self._clock.sleep_ms(max(0.0, late_ms))
