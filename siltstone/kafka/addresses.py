@@ -45,4 +45,5 @@ def reason_of(error: OSError | TimeoutError, limit_s: float) -> str:
         return f"no answer in {round(limit_s, 1):g} s"
     if error.errno is not None and error.errno > 0:
         return os.strerror(error.errno)
-    return error.strerror or str(error)  # a name that does not resolve has a number of its own, below zero
+    # A name that does not resolve has a number of its own, below zero.
+    return error.strerror or str(error) or "the connection was closed"
