@@ -5,16 +5,22 @@ A user may stand in a request once, whatever the mechanism. What is wrong with o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from agents.yielding import LoopYielder
 from metadata.security.contract import UserChange
 from security.scram import NAME_BYTES_MAX, CredentialError, Mechanism, ScramCredential, credential_of_salted
 from wire.error_codes import ErrorCode
 from wire.messages.scram_credentials import (
+    AlterUserScramCredentialsRequest,
+    AlterUserScramCredentialsResponse,
     AlterUserScramCredentialsResult,
     CredentialInfo,
+    DescribeUserScramCredentialsRequest,
+    DescribeUserScramCredentialsResponse,
     DescribeUserScramCredentialsResult,
     ScramCredentialDeletion,
     ScramCredentialUpsertion,
@@ -127,3 +133,33 @@ def described(
         ]
         return DescribeUserScramCredentialsResult(user=name, error_code=0, error_message=None, credential_infos=infos)
     return DescribeUserScramCredentialsResult(user=name, error_code=code, error_message=said)
+
+
+async def describe(users: Users, asked: DescribeUserScramCredentialsRequest) -> DescribeUserScramCredentialsResponse:
+    """Of the users named, or of all."""
+    named = Counter(each.name for each in asked.users or [])
+    if not named:
+        named = Counter(users.keys())
+    results = [
+        described(name, users.get(name, {}), times=times)
+        async for name, times in LoopYielder().through(list(named.items()))
+    ]
+    return DescribeUserScramCredentialsResponse(error_message=None, results=results)
+
+
+async def alter(
+    users: Users,
+    asked: AlterUserScramCredentialsRequest,
+    *,
+    is_private: bool,
+    carry_out: Callable[[Sequence[UserChange]], Awaitable[None]],
+) -> AlterUserScramCredentialsResponse:
+    """`carry_out` makes all changes or none, and returns once they are known; what it raises goes on."""
+    alterations, turns = Alterations(users, is_private=is_private), LoopYielder()
+    async for deletion in turns.through(asked.deletions):
+        alterations.delete(deletion)
+    async for upsertion in turns.through(asked.upsertions):
+        alterations.upsert(upsertion)
+    if changes := alterations.changes:
+        await carry_out(changes)
+    return AlterUserScramCredentialsResponse(results=list(alterations.answers()))

@@ -6,8 +6,9 @@ late. A refusal leaves at a fixed time after the message that it answers, so the
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from agents.request_context import ClientConnection
@@ -138,3 +139,32 @@ class Gate:
                     mechanism=session.mechanism,
                 )
         return reply
+
+
+class SaslListener(Protocol):
+    """What a gate needs of the settings of a listener."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def has_sasl(self) -> bool: ...
+
+    @property
+    def mechanisms(self) -> Sequence[str]: ...
+
+    @property
+    def connections_max_reauth_ms(self) -> int: ...
+
+
+def gates_of(
+    authentication: Authentication, listeners: Sequence[SaslListener]
+) -> Mapping[str, Callable[[ClientConnection], Gate]]:
+    """By the name of each listener that has SASL, what makes the gate of a new connection."""
+    return {
+        each.name: partial(
+            authentication.gate, mechanisms=each.mechanisms, reauthenticate_ms=each.connections_max_reauth_ms
+        )
+        for each in listeners
+        if each.has_sasl
+    }

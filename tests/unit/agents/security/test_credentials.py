@@ -1,12 +1,22 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from agents.security.credentials import NOT_PRIVATE, TWICE, Alterations, described
+import pytest
+
+from agents.security.credentials import NOT_PRIVATE, TWICE, Alterations, alter, describe, described
+from metadata.contract.errors import MetadataUnavailableError
+from metadata.security.contract import UserChange
 from security.scram import Mechanism, is_same, salted_password
 from tests.unit.agents.security.session_client import SHA_256, SHA_512, Users, credential
 from wire.error_codes import ErrorCode
-from wire.messages.scram_credentials import ScramCredentialDeletion, ScramCredentialUpsertion
+from wire.messages.scram_credentials import (
+    AlterUserScramCredentialsRequest,
+    DescribeUserScramCredentialsRequest,
+    ScramCredentialDeletion,
+    ScramCredentialUpsertion,
+    UserName,
+)
 
 SALT = b"saltsaltsaltsalt"
 
@@ -98,3 +108,37 @@ def test_only_mechanisms_and_iterations_are_told_of_a_user() -> None:
     assert (told.error_code, told.error_message) == (0, None)
     assert described("ann", both, times=2).error_code == ErrorCode.DUPLICATE_RESOURCE
     assert described("eve", {}, times=1).error_code == ErrorCode.RESOURCE_NOT_FOUND
+
+
+async def test_all_users_are_described_unless_some_are_named() -> None:
+    users = Users().users
+    for asked in (None, []):
+        answer = await describe(users, DescribeUserScramCredentialsRequest(users=asked))
+        assert [(each.user, each.error_code) for each in answer.results] == [("ann", 0), ("bob", 0)]
+    named = [UserName(name=each) for each in ("bob", "eve", "ann", "ann")]
+    answer = await describe(users, DescribeUserScramCredentialsRequest(users=named))
+    assert [(each.user, each.error_code) for each in answer.results] == [("bob", 0), ("eve", 91), ("ann", 92)]
+
+
+async def test_good_changes_are_carried_out_together_and_bad_ones_not() -> None:
+    made: list[Sequence[UserChange]] = []
+
+    async def carry_out(changes: Sequence[UserChange]) -> None:
+        made.append(changes)
+
+    request = AlterUserScramCredentialsRequest(deletions=[deletion(), deletion("nobody")], upsertions=[upsertion()])
+    answer = await alter(Users().users, request, is_private=True, carry_out=carry_out)
+    assert {each.user: each.error_code for each in answer.results} == {"ann": 0, "new": 0, "nobody": 91}
+    assert [[each.name for each in changes] for changes in made] == [["ann", "new"]]
+    # nothing good, nothing done
+    await alter({}, request, is_private=False, carry_out=carry_out)
+    assert len(made) == 1
+
+
+async def test_a_failure_of_the_store_is_no_success() -> None:
+    async def carry_out(changes: Sequence[UserChange]) -> None:
+        raise MetadataUnavailableError("away")
+
+    request = AlterUserScramCredentialsRequest(deletions=[deletion()])
+    with pytest.raises(MetadataUnavailableError):
+        await alter(Users().users, request, is_private=True, carry_out=carry_out)
