@@ -267,8 +267,7 @@ class Connection(asyncio.BufferedProtocol):
     def close(self, reason: str) -> None:
         self._end(reason)
 
-    def recheck(self) -> None:
-        """After a change of users."""
+    def close_if_user_changed(self) -> None:
         if self._gate is not None and not self._gate.still_holds:
             self._end("the user was deleted or altered")
 

@@ -167,7 +167,7 @@ class Server:
     def users_changed(self) -> None:
         """Close the connections of users who were deleted or altered."""
         for connection in list(self._connections):
-            connection.recheck()
+            connection.close_if_user_changed()
 
     def lost(self, connection: Connection) -> None:
         self._connections.pop(connection, None)

@@ -13,12 +13,17 @@ from typing import Protocol
 
 from agents.request_context import ClientConnection
 from agents.security.passwords import PasswordChecks
-from agents.security.session import CheckPassword, CheckToken, KnownUsers, Reply, Session
+from agents.security.session import OAUTHBEARER, CheckPassword, CheckToken, KnownUsers, Reply, Session
+from runtime.errors import BadInputError
 from runtime.logging import get_logger, log_context
 from runtime.runtime import Runtime
 
 _log = get_logger(__name__)
 SHOWN_NAME_CHARS = 64
+
+
+class NoTokensError(BadInputError):
+    """A listener offers OAUTHBEARER, and nobody judges its tokens: no client could come in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +165,13 @@ class SaslListener(Protocol):
 def gates_of(
     authentication: Authentication, listeners: Sequence[SaslListener]
 ) -> Mapping[str, Callable[[ClientConnection], Gate]]:
-    """By the name of each listener that has SASL, what makes the gate of a new connection."""
+    """By the name of each listener that has SASL, what makes the gate of a new connection. Raises NoTokensError."""
+    for each in listeners:
+        if each.has_sasl and OAUTHBEARER in each.mechanisms and authentication.tokens is None:
+            raise NoTokensError(
+                f"listener {each.name} has the mechanism {OAUTHBEARER}, and this release judges no tokens",
+                remedy=f"remove it from listener.{each.name}.sasl.mechanisms",
+            )
     return {
         each.name: partial(
             authentication.gate, mechanisms=each.mechanisms, reauthenticate_ms=each.connections_max_reauth_ms

@@ -8,17 +8,23 @@ import pytest
 
 from agents.request_context import ANONYMOUS, ClientConnection
 from agents.security import passwords as passwords_module
-from agents.security.gate import Authentication, Gate
+from agents.security.gate import Authentication, Gate, NoTokensError, gates_of
 from agents.security.passwords import PasswordChecks
 from agents.security.session import REFUSED, CheckPassword, Reply
 from runtime.clock import ManualClock
 from runtime.ids import SystemIds
 from runtime.runtime import Runtime
+from runtime.settings.listeners import ListenerSettings
 from security.sasl import plain
 from security.sasl.scram_client import ScramClient
 from security.scram import ScramCredential, is_password_of
 from tests.unit.agents.security.session_client import ALL, METADATA, SHA_256, Users, answer_in, credential, frame
-from wire.messages.sasl import SaslAuthenticateRequest, SaslAuthenticateResponse, SaslHandshakeRequest
+from wire.messages.sasl import (
+    SaslAuthenticateRequest,
+    SaslAuthenticateResponse,
+    SaslHandshakeRequest,
+    SaslHandshakeResponse,
+)
 
 DELAY_MS = 100
 
@@ -93,6 +99,24 @@ async def test_a_gate_whose_user_was_deleted_no_longer_holds(checks: PasswordChe
     assert gate.still_holds
     users.users = {}
     assert not gate.still_holds
+
+
+async def test_listeners_with_sasl_get_gates_of_their_own_mechanisms(checks: PasswordChecks) -> None:
+    made = shared(checks, ManualClock())
+    listeners = [
+        ListenerSettings(name="default"),
+        ListenerSettings(name="inner", protocol="SASL_SSL", sasl_mechanisms="PLAIN", connections_max_reauth_ms=5_000),
+    ]
+    gates = gates_of(made, listeners)
+    assert list(gates) == ["inner"]
+    gate = gates["inner"](ClientConnection(1, "h:1"))
+    reply = await told(gate, SaslHandshakeRequest(mechanism="SCRAM-SHA-512"), 1)
+    assert answer_in(reply, SaslHandshakeResponse, 1).mechanisms == ["PLAIN"]
+    gate = gates["inner"](ClientConnection(1, "h:1"))
+    await told(gate, SaslHandshakeRequest(mechanism="PLAIN"), 1)
+    assert (await send(gate, plain.write("ann", "secret")))[1].session_lifetime_ms == 5_000
+    with pytest.raises(NoTokensError, match="listener.x.sasl.mechanisms"):
+        gates_of(made, [ListenerSettings(name="x", protocol="SASL_SSL", sasl_mechanisms="OAUTHBEARER")])
 
 
 async def test_nonces_differ() -> None:
