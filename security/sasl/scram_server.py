@@ -7,10 +7,15 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Mapping
+from typing import Final
 
 from security.sasl import scram_messages
 from security.sasl.errors import AuthenticationFailedError
 from security.scram import Mechanism, ScramCredential, stand_in, stored_key_of
+
+_NOBODY: Final[Mapping[Mechanism, ScramCredential | None]] = dict.fromkeys(Mechanism)
+"""Looked through in the place of a user who does not exist."""
+_REASONS: Final = ("no such user for this mechanism", "wrong password")
 
 
 class ScramServer:
@@ -35,6 +40,7 @@ class ScramServer:
         self._cluster_secret, self._server_nonce = cluster_secret, server_nonce
         self._first: scram_messages.ClientFirst | None = None
         self._sent = ""
+        self._invented: ScramCredential | None = None
         self._is_known = False
         self.name = ""
         self.credential: ScramCredential | None = None
@@ -51,9 +57,9 @@ class ScramServer:
     def _begin(self, token: bytes) -> bytes:
         self._first = first = scram_messages.read_client_first(token)
         self.name = first.name
-        # Made for known users as well, so that both cost the same.
-        invented = stand_in(self._mechanism, first.name, self._cluster_secret)
-        known = self._users.get(first.name, {}).get(self._mechanism)
+        # Made and kept for known users as well, so that both cost the same.
+        invented = self._invented = stand_in(self._mechanism, first.name, self._cluster_secret)
+        known = self._users.get(first.name, _NOBODY).get(self._mechanism)
         self._is_known = known is not None
         self.credential = credential = known or invented
         self._sent = scram_messages.write_server_first(
@@ -74,9 +80,8 @@ class ScramServer:
         client_key = bytes(a ^ b for a, b in zip(final.proof, mask, strict=True))
         is_proved = hmac.compare_digest(stored_key_of(self._mechanism, client_key), credential.stored_key)
         signature = hmac.digest(credential.server_key, covered, digest)
-        if not (is_proved and self._is_known):
-            raise AuthenticationFailedError(
-                "wrong password" if self._is_known else f"no such user for {self._mechanism.sasl_name}"
-            )
+        # Both are asked, and neither text is made here.
+        if not is_proved & self._is_known:
+            raise AuthenticationFailedError(_REASONS[self._is_known])
         self.is_complete = True
         return scram_messages.write_server_final(signature)
