@@ -5,13 +5,16 @@ A user may stand in a request once, whatever the mechanism. What is wrong with o
 
 from __future__ import annotations
 
+import ipaddress
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from agents.request_context import ClientConnection
 from agents.yielding import LoopYielder
 from metadata.security.contract import UserChange
+from runtime.settings.listeners import ListenerSettings
 from security.scram import NAME_BYTES_MAX, CredentialError, Mechanism, ScramCredential, credential_of_salted
 from wire.error_codes import ErrorCode
 from wire.messages.scram_credentials import (
@@ -163,3 +166,15 @@ async def alter(
     if changes := alterations.changes:
         await carry_out(changes)
     return AlterUserScramCredentialsResponse(results=list(alterations.answers()))
+
+
+def is_private(client: ClientConnection, listeners: Sequence[ListenerSettings]) -> bool:
+    """Nobody can read along: the client's listener encrypts, or the client is on this machine."""
+    if any(each.encrypts for each in listeners if each.name == client.listener):
+        return True
+    try:
+        address = ipaddress.ip_address(client.host)
+    except ValueError:
+        return False
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback

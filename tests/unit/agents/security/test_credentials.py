@@ -4,9 +4,19 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from agents.security.credentials import NOT_PRIVATE, TWICE, Alterations, alter, describe, described
+from agents.request_context import ClientConnection
+from agents.security.credentials import (
+    NOT_PRIVATE,
+    TWICE,
+    Alterations,
+    alter,
+    describe,
+    described,
+    is_private,
+)
 from metadata.contract.errors import MetadataUnavailableError
 from metadata.security.contract import UserChange
+from runtime.settings.listeners import ListenerSettings
 from security.scram import Mechanism, is_same, salted_password
 from tests.unit.agents.security.session_client import SHA_256, SHA_512, Users, credential
 from wire.error_codes import ErrorCode
@@ -142,3 +152,18 @@ async def test_a_failure_of_the_store_is_no_success() -> None:
     request = AlterUserScramCredentialsRequest(deletions=[deletion()])
     with pytest.raises(MetadataUnavailableError):
         await alter(Users().users, request, is_private=True, carry_out=carry_out)
+
+
+def test_a_connection_is_private_by_tls_or_on_this_machine() -> None:
+    listeners = [ListenerSettings(name="default"), ListenerSettings(name="tls", protocol="SASL_SSL")]
+    for peer, listener, private in (
+        ("10.0.0.7:5", "tls", True),
+        ("10.0.0.7:5", "default", False),
+        ("127.0.0.1:5", "default", True),
+        ("::1:5", "default", True),
+        ("::ffff:127.0.0.1:5", "default", True),
+        ("::ffff:10.0.0.7:5", "default", False),
+        ("?", "default", False),
+        ("10.0.0.7:5", "gone", False),
+    ):
+        assert is_private(ClientConnection(1, peer, listener), listeners) is private, peer
