@@ -24,13 +24,13 @@ class HeldAnswer:
 class Slot:
     """A place in the line of answers."""
 
-    __slots__ = ("drops", "parts", "release", "started_ms")
+    __slots__ = ("ends", "parts", "release", "started_ms")
 
     def __init__(self, started_ms: float) -> None:
         self.started_ms = started_ms
         self.release: Release | None = None
-        self.drops = False
-        """Instead of an answer the connection ends, once all earlier requests have their answers."""
+        self.ends = ""
+        """Why the connection ends after this answer, which may be none."""
         self.parts: Sequence[Octets] | None = None
         """None until answered; empty if there is no answer to send."""
 

@@ -16,8 +16,9 @@ import asyncio
 import os
 import socket
 from collections import deque
+from collections.abc import Awaitable
 from functools import partial
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from agents.answers import HeldAnswer, Slot, end_trace
 from agents.broker import Broker
@@ -28,7 +29,9 @@ from agents.handlers.produce import DropConnectionError
 from agents.listeners.activity import Activity
 from agents.listeners.listening import Listening
 from agents.read.budget import Release
-from agents.request_context import ClientConnection, RequestContext, RequestTrace, about_group, error_of
+from agents.request_context import ClientConnection, RequestContext, RequestTrace, about_group, error_of, tell_slow
+from agents.security.gate import Gate
+from agents.security.session import Reply
 from agents.sending import COPIED_BYTES, TURN_BYTES, after, next_parts
 from runtime.errors import SiltstoneError
 from runtime.logging import LOG_CONTEXT, get_logger, log_context
@@ -86,7 +89,11 @@ class ConnectionOwner(Protocol):
         ...
 
     def proved(self, connection: Connection) -> None:
-        """The client's first request could be decoded."""
+        """The client's first request could be decoded, or it has proved who it is."""
+        ...
+
+    def gate(self, client: ClientConnection) -> Gate | None:
+        """None: clients of this listener need not prove who they are."""
         ...
 
     def lost(self, connection: Connection) -> None: ...
@@ -111,7 +118,8 @@ class Connection(asyncio.BufferedProtocol):
         self._frames_bytes = 0
         self._slots: deque[Slot] = deque()
         self._unsent: deque[Octets | Release] = deque()
-        self._waiting: set[asyncio.Future[Answer]] = set()
+        self._waiting: set[asyncio.Future[Any]] = set()
+        self._gate: Gate | None = None
         self._transport: asyncio.Transport | None = None
         self._descriptor = -1
         """The file descriptor of a plain socket; -1 if bytes must go through the transport."""
@@ -147,6 +155,9 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.set_write_buffer_limits(high=0)
         if not self._server.admit(self):
             self._end("too many connections")
+        self._gate = self._server.gate(self.client)
+        if self._gate is not None:
+            self._reader.frame_bytes_max = self._gate.frame_bytes_max
 
     def get_buffer(self, sizehint: int) -> memoryview:
         room = self._reader.get_buffer()
@@ -278,6 +289,10 @@ class Connection(asyncio.BufferedProtocol):
     def close(self, reason: str) -> None:
         self._end(reason)
 
+    def close_if_user_changed(self) -> None:
+        if self._gate is not None and not self._gate.still_holds:
+            self._end("the user was deleted or altered")
+
     def abort(self) -> None:
         """Cut the connection without waiting for the client to read the rest."""
         if self._transport is not None:
@@ -301,6 +316,8 @@ class Connection(asyncio.BufferedProtocol):
     def _begin(self, frame: memoryview) -> None:
         slot = Slot(self._broker.runtime.clock.monotonic_ms())
         self._slots.append(slot)
+        if self._gate is not None and not self._gate.admits(frame):
+            return self._prove(slot, self._gate.receive(frame))
         try:
             header, position = read_request_header(frame)
             request = decode_request(header, frame, position)
@@ -327,6 +344,26 @@ class Connection(asyncio.BufferedProtocol):
             return self._handle(slot, context, request)
         finally:
             LOG_CONTEXT.reset(before)
+
+    def _prove(self, slot: Slot, reply: Reply | Awaitable[Reply]) -> None:
+        """A message by which the client proves who it is. Nothing else begins before its reply."""
+        if isinstance(reply, Reply):
+            slot.parts, slot.ends = reply.parts, reply.ends
+            if self._gate is not None and self._gate.is_open:
+                self._server.proved(self)
+                self._reader.frame_bytes_max = self._broker.settings.socket_request_max_bytes
+        else:
+            self._exclusive = True
+            waiting = asyncio.ensure_future(reply)
+            self._waiting.add(waiting)
+            waiting.add_done_callback(partial(self._proof_settled, slot))
+
+    def _proof_settled(self, slot: Slot, reply: asyncio.Future[Reply]) -> None:
+        self._waiting.discard(reply)
+        if not reply.cancelled():
+            self._exclusive = False
+            self._prove(slot, reply.result())
+            self._pump_soon()
 
     def _handle(self, slot: Slot, context: RequestContext, request: Message) -> None:
         handler = HANDLERS[context.header.api_key]
@@ -375,7 +412,7 @@ class Connection(asyncio.BufferedProtocol):
         try:
             self._answer(slot, context, answer.result())
         except DropConnectionError:
-            slot.drops, slot.parts = True, ()
+            slot.ends, slot.parts = "a produce request without acks was refused", ()
             if context.trace is not None:
                 context.trace.end(error="refused without acks")
         except Exception as error:
@@ -410,18 +447,7 @@ class Connection(asyncio.BufferedProtocol):
         elapsed_ms = self.activity.talked_ms - slot.started_ms
         self._server.count(header.api_key, elapsed_ms / 1000)
         if elapsed_ms - context.waited_ms > self._slow_ms:
-            self._tell_slow(context, answer, elapsed_ms)
-
-    def _tell_slow(self, context: RequestContext, answer: Message | None, elapsed_ms: float) -> None:
-        with log_context(context):
-            _log.info(
-                "slow request",
-                elapsed_ms=round(elapsed_ms),
-                waited_ms=round(context.waited_ms),
-                api_version=context.header.api_version,
-                **({"key": context.file_key} if context.file_key else {}),
-                **({"error": error} if (error := error_of(answer)) else {}),
-            )
+            tell_slow(context, answer, elapsed_ms)
 
     # ---- answers
 
@@ -429,12 +455,12 @@ class Connection(asyncio.BufferedProtocol):
         """Line up the complete answers at the head of the line, and send up to `bytes_max` in this turn of the loop."""
         while self._slots and (ready := self._slots[0].parts) is not None:
             slot = self._slots.popleft()
-            if slot.drops:
-                self._send(float("inf"))
-                return self._end("a produce request without acks was refused")
             self._unsent += ready
             if slot.release is not None:
                 self._unsent.append(slot.release)
+            if slot.ends:
+                self._send(float("inf"))
+                return self._end(slot.ends)
         self._send(bytes_max)
         return None
 

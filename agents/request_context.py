@@ -15,12 +15,14 @@ from typing import Any, cast
 from agents.security.rights import JudgedRights
 from agents.sender import Sender
 from agents.write.walks import ProduceLine
-from runtime.logging import LOG_CONTEXT
+from runtime.logging import LOG_CONTEXT, get_logger, log_context
 from runtime.settings.listeners import DEFAULT_LISTENER
 from runtime.tracing import Span, SpanKind, Tracing
 from wire.api import APIS, RequestHeader
 from wire.error_codes import ErrorCode
 from wire.schema import Message
+
+_log = get_logger(__name__)
 
 OPERATION_TYPES = {"Produce": "send", "Fetch": "receive", "OffsetCommit": "settle"}
 """`messaging.operation.type`, where the semantic conventions have one."""
@@ -211,3 +213,15 @@ def _first_error(value: object, depth: int = 0) -> int:
 
 _LISTS = ("responses", "partition_responses", "topics", "partitions")
 """The fields in which answers keep the answers of their parts."""
+
+
+def tell_slow(context: RequestContext, answer: Message | None, elapsed_ms: float) -> None:
+    with log_context(context):
+        _log.info(
+            "slow request",
+            elapsed_ms=round(elapsed_ms),
+            waited_ms=round(context.waited_ms),
+            api_version=context.header.api_version,
+            **({"key": context.file_key} if context.file_key else {}),
+            **({"error": error} if (error := error_of(answer)) else {}),
+        )

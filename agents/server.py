@@ -13,8 +13,10 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
+from typing import TypeAlias
 
 from agents.broker import Broker
 from agents.connection import Connection
@@ -26,6 +28,7 @@ from agents.listeners.proxied import ProxiedConnections
 from agents.listeners.proxy_protocol import TrustedProxies
 from agents.listeners.tls_connection import TlsConnection
 from agents.request_context import ClientConnection
+from agents.security.gate import Gate
 from runtime.errors import BadInputError
 from runtime.log_bursts import Bursts
 from runtime.logging import get_logger, log_context
@@ -46,6 +49,9 @@ FLUSH_MS_MAX = 2_000
 FLUSH_POLL_MS = 5
 RESUME_SHARE = 0.75
 """Reading begins again below this share of the bound, so that it does not flutter."""
+
+
+MakeGate: TypeAlias = Callable[[ClientConnection], Gate]
 
 
 class AddressError(BadInputError):
@@ -74,8 +80,10 @@ def bind(address: str) -> socket.socket:
 
 
 class Server:
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, gates: Mapping[str, MakeGate] = MappingProxyType({})) -> None:
+        """`gates`: by the name of each listener that has SASL, what makes the gate of a new connection."""
         self.broker = broker
+        self._gates = gates
         self.draining = False
         self.produce_is_full = False
         self._first: tuple[Connection | None, float] = (None, 0.0)
@@ -203,8 +211,17 @@ class Server:
         return True
 
     def proved(self, connection: Connection) -> None:
-        """Its client has shown that it speaks our protocol."""
+        """Its client has shown that it speaks our protocol, or who it is."""
         self._admission.proved(connection)
+
+    def gate(self, client: ClientConnection) -> Gate | None:
+        make = self._gates.get(client.listener)
+        return None if make is None else make(client)
+
+    def users_changed(self) -> None:
+        """Close the connections of users who were deleted or altered."""
+        for connection in list(self._connections):
+            connection.close_if_user_changed()
 
     def lost(self, connection: Connection) -> None:
         self._connections.pop(connection, None)

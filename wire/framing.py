@@ -44,11 +44,12 @@ class FrameReader:
     cannot be cut any more: close the connection.
     """
 
-    __slots__ = ("_frame_bytes_max", "_landing", "_large", "_large_end", "_large_size", "_start")
+    __slots__ = ("_landing", "_large", "_large_end", "_large_size", "_start", "frame_bytes_max")
 
     def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX, landing: memoryview | None = None) -> None:
         """`landing` must be writable and at least 64 KiB; None makes one for this reader."""
-        self._frame_bytes_max = frame_bytes_max
+        self.frame_bytes_max = frame_bytes_max
+        """May be changed between two reads; it counts for the frames that begin after that."""
         self._landing = memoryview(bytearray(LANDING_BYTES)) if landing is None else landing
         self._start = b""  # the beginning of a small frame, or of one whose length is not all here
         self._large: memoryview | None = None  # the buffer of the large frame that is arriving
@@ -92,7 +93,7 @@ class FrameReader:
         while end - start >= _LENGTH.size:
             (size,) = _LENGTH.unpack_from(landing, start)
             # Refused before any memory is taken for it.
-            if not 0 <= size <= self._frame_bytes_max:
+            if not 0 <= size <= self.frame_bytes_max:
                 raise self._refusal(size, bytes(landing[start : start + _LENGTH.size]))
             stop = start + _LENGTH.size + size
             if stop > end:
@@ -131,7 +132,7 @@ class FrameReader:
         if size < 0:
             return MalformedFrameError(f"frame length {size} is negative", remedy=hint)
         return FrameTooLargeError(
-            f"a frame of {size} bytes is above the limit of {self._frame_bytes_max} bytes", remedy=hint
+            f"a frame of {size} bytes is above the limit of {self.frame_bytes_max} bytes", remedy=hint
         )
 
 

@@ -15,13 +15,17 @@ _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 
 
 def handle(broker: Broker, header: RequestHeader, request: ApiVersionsRequest) -> ApiVersionsResponse:
+    answer = answer_to(header.api_version, request)
+    if header.api_version >= 3 and not answer.error_code and (asking := current_request()) is not None:
+        asking.client.software = request.client_software_name
+    return answer
+
+
+def answer_to(version: int, request: ApiVersionsRequest) -> ApiVersionsResponse:
     """A client name or version with odd characters gets INVALID_REQUEST, as in Kafka."""
-    if header.api_version >= 3:
-        for text in (request.client_software_name, request.client_software_version):
-            if not _SOFTWARE.fullmatch(text):
-                return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
-        if (asking := current_request()) is not None:
-            asking.client.software = request.client_software_name
+    names = (request.client_software_name, request.client_software_version)
+    if version >= 3 and not all(_SOFTWARE.fullmatch(name) for name in names):
+        return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
     return ApiVersionsResponse(api_keys=_advertised())
 
 

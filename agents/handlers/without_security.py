@@ -48,7 +48,7 @@ from wire.messages.scram_credentials import (
     DescribeUserScramCredentialsResult,
 )
 
-NO_SASL = "agents have no SASL: connect with security.protocol=PLAINTEXT"
+NO_SASL = "the client has proved itself already, or its listener has no SASL (security.protocol=PLAINTEXT)"
 NO_CREDENTIALS = "agents have no SASL, so they keep no credentials"
 NO_QUOTAS = "agents have no quotas: nobody is throttled"
 

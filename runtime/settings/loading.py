@@ -28,9 +28,11 @@ from runtime.settings.values import Declared, SettingsError, Value, typed_value
 
 ENVIRONMENT_PREFIX = "SILTSTONE_"
 DATA_VARIABLE = "SILTSTONE_DATA"
-VARIABLES_THAT_ARE_NO_SETTINGS = frozenset({"SILTSTONE_BOOTSTRAP", DATA_VARIABLE, "SILTSTONE_TRACEBACK"})
-"""Variables that the command line reads itself: the agents' address, the directory of `siltstone dev`, and whether an
-error shows its traceback."""
+VARIABLES_THAT_ARE_NO_SETTINGS = frozenset(
+    {"SILTSTONE_BOOTSTRAP", "SILTSTONE_CLIENT_CONFIG", DATA_VARIABLE, "SILTSTONE_TRACEBACK"}
+)
+"""Variables that the command line reads itself: the agents' address, how to prove oneself to them, the directory of
+`siltstone dev`, and whether an error shows its traceback."""
 
 
 def declarations() -> Iterator[tuple[str, Declared, Value]]:

@@ -11,16 +11,20 @@ client repeats nothing, because only the caller knows whether repeating is safe.
 from __future__ import annotations
 
 import asyncio
-import os
-import re
+import ssl
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
+from math import inf
 from types import MappingProxyType
 from typing import TypeVar, cast
 
 from runtime.errors import BadInputError, Outcome, SiltstoneError, UnavailableError
-from runtime.passwords import UNREADABLE, place_in
+from siltstone.kafka.addresses import parse_bootstrap, reason_of
+from siltstone.kafka.security import tls
+from siltstone.kafka.security.authenticating import authenticate
+from siltstone.kafka.security.values import CLIENT_SECURITY, ClientSecurity
 from wire.api import API_VERSIONS, decode_response, encode_request
 from wire.error_codes import ErrorCode
 from wire.errors import MalformedFrameError, MalformedMessageError
@@ -49,9 +53,9 @@ BOOTSTRAP_TIMEOUT_MS = 2 * CONNECT_TIMEOUT_MS
 """Time for all addresses together, for the same reason. Each gets an equal share of what those before it left."""
 STORE_WAIT_MS = 15_000
 """An agent waits this long for an object, and then says so: a fetch is given time for that answer."""
-DEFAULT_PORT = 9092
-_ADDRESS = re.compile(r"(?:\[(?P<ipv6>[^\]]+)\]|(?P<host>[^\s:\[\]@/]+))(?::(?P<port>\d{1,5}))?")
 FRAME_BYTES_MAX = 128 << 20
+PROOF_SHARE = 0.85
+"""Of the time for which a proof counts, after which the client proves itself again (KIP-368)."""
 _ANSWERED: dict[str, tuple[str, int]] = {}
 """The address of each bootstrap list that answered last. It is tried first: a command connects several times, and must
 not wait for an agent that hangs each time."""
@@ -68,6 +72,7 @@ _HUNG_REMEDY = (
     "the process accepts connections and does not answer: look at its log and `siltstone doctor`, restart it, or name"
     " another agent with --bootstrap"
 )
+_NO_AGENT_REMEDY = "start one with `siltstone dev`, or name another with --bootstrap; TLS needs --client-config"
 CONFIG_SOURCES = {1: "topic", 2: "broker", 3: "default broker", 4: "static broker", 5: "default", 6: "logger"}
 
 _REMEDIES: Mapping[str, str] = {
@@ -145,40 +150,16 @@ class Fetched:
     records: memoryview
 
 
-def parse_bootstrap(text: str) -> list[tuple[str, int]]:
-    """Read "host[:port][,host[:port]...]"; an IPv6 host is in brackets. Without a port it is Kafka's, 9092.
-
-    Raises BadInputError.
-    """
-    addresses: list[tuple[str, int]] = []
-    for part in map(str.strip, text.split(",")):
-        scheme, slashes, place = part.partition("://")
-        if slashes:
-            # A URL may carry a password: the message quotes only the scheme, and a host where nothing else can be.
-            place = "" if "?" in place or place_in(part) == UNREADABLE else place_in(part).partition("/")[0]
-            raise BadInputError(
-                f"a bootstrap address is HOST:PORT, not a URL ({scheme}://...)",
-                remedy=f"give the address without {scheme}://: {place or 'HOST:9092'}. It is the port for Kafka"
-                " clients, 9092 by default, not the one for metrics",
-            )
-        found = _ADDRESS.fullmatch(part)
-        port = int(found["port"] or DEFAULT_PORT) if found else 0
-        if found is None or not 0 < port < 65_536:
-            raise BadInputError(
-                # Text around an "@", or that of a driver's "password=...", may hold a password.
-                f"bootstrap address {'' if any(each in text for each in '@=') else f'{part!r} '}is not HOST:PORT",
-                remedy="give, for example, 127.0.0.1:9092 or [::1]:9092",
-            )
-        addresses.append((found["ipv6"] or found["host"], port))
-    return addresses
-
-
 @asynccontextmanager
 async def connected(
-    bootstrap: str, *, client_id: str = CLIENT_ID, timeout_ms: float = TIMEOUT_MS
+    bootstrap: str,
+    *,
+    client_id: str = CLIENT_ID,
+    timeout_ms: float = TIMEOUT_MS,
+    security: ClientSecurity | None = None,
 ) -> AsyncGenerator[KafkaClient]:
-    """A client on the first bootstrap address that answers. Raises BadInputError, UnavailableError."""
-    client = await KafkaClient.connect(bootstrap, client_id=client_id, timeout_ms=timeout_ms)
+    """A client on the first bootstrap address that answers. Raises what `KafkaClient.connect` raises."""
+    client = await KafkaClient.connect(bootstrap, client_id=client_id, timeout_ms=timeout_ms, security=security)
     try:
         yield client
     finally:
@@ -196,8 +177,10 @@ class KafkaClient:
         address: str,
         client_id: str,
         timeout_ms: float,
+        security: ClientSecurity,
     ) -> None:
-        self._reader, self._writer = reader, writer
+        self._reader, self._writer, self._security = reader, writer, security
+        self._prove_again_s = inf
         self.address, self._client_id, self._timeout_ms = address, client_id, timeout_ms
         self._agents_timeout_ms = int(timeout_ms * 0.9)  # its own answer comes before this client gives up
         self._correlation_id = 0
@@ -207,9 +190,18 @@ class KafkaClient:
 
     @classmethod
     async def connect(
-        cls, bootstrap: str, *, client_id: str = CLIENT_ID, timeout_ms: float = TIMEOUT_MS
+        cls,
+        bootstrap: str,
+        *,
+        client_id: str = CLIENT_ID,
+        timeout_ms: float = TIMEOUT_MS,
+        security: ClientSecurity | None = None,
     ) -> KafkaClient:
-        """Connect to the first address that answers and negotiate versions."""
+        """Connect to the first address that answers, negotiate versions and log in. No `security`: the command's.
+
+        Raises BadInputError, such as TlsFailedError and LoginError, and UnavailableError."""
+        security = CLIENT_SECURITY.get() if security is None else security
+        context = tls.context_of(security) if security.has_tls else None
         refusals: list[str] = []
         is_hung = False
         loop = asyncio.get_running_loop()
@@ -222,11 +214,13 @@ class KafkaClient:
             limit_s = min(CONNECT_TIMEOUT_MS / 1000, share_s)
             try:
                 async with asyncio.timeout(limit_s):
-                    reader, writer = await asyncio.open_connection(host, port)
+                    reader, writer = await asyncio.open_connection(host, port, ssl=context)
             except (OSError, TimeoutError) as error:
-                refusals.append(f"{address} ({_reason(error, limit_s)})")
+                if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
+                    raise tls.failed(address, error, security) from error
+                refusals.append(f"{address} ({reason_of(error, limit_s)})")
                 continue  # one address that answers is enough
-            client = cls(reader, writer, address=address, client_id=client_id, timeout_ms=timeout_ms)
+            client = cls(reader, writer, address=address, client_id=client_id, timeout_ms=timeout_ms, security=security)
             try:
                 left_ms = max(1.0, 1000 * (begun_s + share_s - loop.time()))
                 await client._negotiate(min(CONNECT_TIMEOUT_MS, timeout_ms, left_ms))
@@ -242,7 +236,7 @@ class KafkaClient:
             return client
         raise UnavailableError(
             f"no agent answers at {', '.join(refusals)}",
-            remedy=_HUNG_REMEDY if is_hung else "start one with `siltstone dev`, or name another with --bootstrap",
+            remedy=_HUNG_REMEDY if is_hung else _NO_AGENT_REMEDY,
         )
 
     @property
@@ -263,25 +257,30 @@ class KafkaClient:
         `timeout_ms` replaces the client's own, for a request that an agent answers only after a wait. The caller checks
         the error codes inside the answer.
         """
+        async with self._one_at_a_time:
+            await self._prepare()
+            return await self._ask(request, response, timeout_ms=timeout_ms)
+
+    async def _ask(self, request: Message, response: type[Response], *, timeout_ms: float | None = None) -> Response:
         table = message_table(type(request))
         version = self._version(table.api_key, table.versions)
-        async with self._one_at_a_time:
-            if self._broken:
-                raise ConnectionLostError(f"the connection to {self.address} is broken", remedy="connect again")
-            self._correlation_id += 1
-            parts = encode_request(table.api_key, version, self._correlation_id, self._client_id, request)
-            try:
-                async with asyncio.timeout((timeout_ms or self._timeout_ms) / 1000):
-                    self._writer.writelines(parts)
-                    await self._writer.drain()
-                    frame = await self._read_frame()
-            except BaseException as error:
-                self._broken = True  # a late answer would be mistaken for the answer to the next request
-                if isinstance(error, TimeoutError):
-                    raise HungAgentError(self.address) from error
-                if isinstance(error, (OSError, EOFError)):
-                    raise ConnectionLostError(f"{self.address} closed the connection") from error
-                raise
+        self._correlation_id += 1
+        parts = encode_request(table.api_key, version, self._correlation_id, self._client_id, request)
+        try:
+            async with asyncio.timeout((timeout_ms or self._timeout_ms) / 1000):
+                self._writer.writelines(parts)
+                await self._writer.drain()
+                frame = await self._read_frame()
+        except BaseException as error:
+            self._broken = True  # a late answer would be mistaken for the answer to the next request
+            if isinstance(error, TimeoutError):
+                raise HungAgentError(self.address) from error
+            # With TLS 1.3 a server judges our certificate after the handshake.
+            if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
+                raise tls.failed(self.address, error, self._security) from error
+            if isinstance(error, (OSError, EOFError)):
+                raise ConnectionLostError(f"{self.address} closed the connection") from error
+            raise
         correlation_id, answer = decode_response(table.api_key, version, frame)
         if correlation_id != self._correlation_id or not isinstance(answer, response):
             self._broken = True
@@ -293,8 +292,7 @@ class KafkaClient:
         table = message_table(type(request))
         version = self._version(table.api_key, table.versions)
         async with self._one_at_a_time:
-            if self._broken:
-                raise ConnectionLostError(f"the connection to {self.address} is broken", remedy="connect again")
+            await self._prepare()
             self._correlation_id += 1
             try:
                 async with asyncio.timeout(self._timeout_ms / 1000):
@@ -457,6 +455,23 @@ class KafkaClient:
         answer = await self.call(request, api_versions.ApiVersionsResponse, timeout_ms=timeout_ms)
         _check(answer.error_code, f"negotiate versions with {self.address}")
         self._served = {each.api_key: VersionRange(each.min_version, each.max_version) for each in answer.api_keys}
+        if self._security.has_sasl:
+            await self._log_in(timeout_ms)
+
+    async def _prepare(self) -> None:
+        if self._broken:
+            raise ConnectionLostError(f"the connection to {self.address} is broken", remedy="connect again")
+        if asyncio.get_running_loop().time() > self._prove_again_s:
+            await self._log_in(self._timeout_ms)
+
+    async def _log_in(self, timeout_ms: float) -> None:
+        try:
+            lifetime_ms = await authenticate(partial(self._ask, timeout_ms=timeout_ms), self._security, self.address)
+        except SiltstoneError:
+            self._broken = True
+            raise
+        loop = asyncio.get_running_loop()
+        self._prove_again_s = loop.time() + PROOF_SHARE * lifetime_ms / 1000 if lifetime_ms else inf
 
     def _version(self, api_key: int, ours: VersionRange) -> int:
         theirs = self._served.get(api_key)
@@ -475,14 +490,6 @@ class KafkaClient:
         if not 0 < length <= FRAME_BYTES_MAX:
             raise MalformedFrameError(f"{self.address} announced a frame of {length} bytes: is this a Kafka port?")
         return memoryview(await self._reader.readexactly(length))
-
-
-def _reason(error: OSError | TimeoutError, limit_s: float) -> str:
-    if isinstance(error, TimeoutError):
-        return f"no answer in {round(limit_s, 1):g} s"
-    if error.errno is not None and error.errno > 0:
-        return os.strerror(error.errno)
-    return error.strerror or str(error)  # a name that does not resolve has a number of its own, below zero
 
 
 def _check(

@@ -15,6 +15,7 @@ import click
 
 from metadata.configs.topic import TOPIC_CONFIGS
 from runtime.errors import UnavailableError
+from siltstone.cli.options.client_config import client_config_option
 from siltstone.cli.options.data_option import data_option, is_typed
 from siltstone.embedded.run_file import read_run_file
 from siltstone.kafka.client import KafkaClient, KafkaError
@@ -32,7 +33,8 @@ class NoAgentError(UnavailableError):
 
 
 def bootstrap_option(command: Command) -> Command:
-    return click.option(
+    """Add `--bootstrap`, and `--client-config` for the way there."""
+    with_bootstrap = click.option(
         "--bootstrap",
         envvar="SILTSTONE_BOOTSTRAP",
         default=DEFAULT_BOOTSTRAP,
@@ -41,6 +43,7 @@ def bootstrap_option(command: Command) -> Command:
         metavar="HOST:PORT[,...]",
         help="Addresses of agents; one that answers is enough.",
     )(command)
+    return client_config_option(with_bootstrap)
 
 
 def agent_options(command: Callable[..., T]) -> Callable[..., T]:

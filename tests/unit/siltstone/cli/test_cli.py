@@ -19,7 +19,7 @@ from runtime.errors import BadInputError
 from siltstone import cli
 from siltstone.cli.postgres_remedies import remedy_of
 from siltstone.cli.topics import commands as topics
-from siltstone.kafka.client import parse_bootstrap
+from siltstone.kafka.addresses import parse_bootstrap
 
 
 def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

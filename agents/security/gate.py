@@ -1,0 +1,181 @@
+"""The gate of a connection whose listener has SASL: no request passes before the client has proved who it is.
+
+`session.py` decides; here its steps are done: passwords are checked on threads, tokens judged, and refusals answered
+late. A refusal leaves at a fixed time after the message that it answers, so the time tells nothing of the work behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from agents.request_context import ClientConnection
+from agents.security.passwords import PasswordChecks
+from agents.security.session import OAUTHBEARER, CheckPassword, CheckToken, KnownUsers, Reply, Session
+from runtime.errors import BadInputError
+from runtime.logging import get_logger, log_context
+from runtime.runtime import Runtime
+
+_log = get_logger(__name__)
+SHOWN_NAME_CHARS = 64
+
+
+class NoTokensError(BadInputError):
+    """A listener offers OAUTHBEARER, and nobody judges its tokens: no client could come in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedToken:
+    """`user` is "" for a token that is not good: then `reason` is for the log, and `answer` for the client."""
+
+    user: str = ""
+    lifetime_ms: float = 0.0
+    reason: str = ""
+    answer: bytes = b""
+
+
+class TokenJudge(Protocol):
+    async def judge(self, token: bytes) -> JudgedToken:
+        """Judge the first message of OAUTHBEARER. Raises nothing: what cannot be judged is not good."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Authentication:
+    """What the gates of all connections share."""
+
+    known: KnownUsers
+    passwords: PasswordChecks
+    runtime: Runtime
+    refused_after_ms: int
+    """Kafka's `connection.failed.authentication.delay.ms`."""
+    receive_bytes_max: int
+    tokens: TokenJudge | None = None
+
+    def gate(self, client: ClientConnection, mechanisms: Sequence[str], *, reauthenticate_ms: int = 0) -> Gate:
+        """For a new connection."""
+        return Gate(self, client, mechanisms, reauthenticate_ms)
+
+    def nonce(self) -> str:
+        ids = self.runtime.ids
+        return ids.uuid4().hex + ids.uuid4().hex
+
+
+class Gate:
+    def __init__(
+        self, shared: Authentication, client: ClientConnection, mechanisms: Sequence[str], reauthenticate_ms: int
+    ) -> None:
+        self._shared, self._client = shared, client
+        self._clock = shared.runtime.clock
+        self._session = Session(
+            shared.known,
+            mechanisms,
+            nonce=shared.nonce,
+            reauthenticate_ms=reauthenticate_ms,
+            receive_bytes_max=shared.receive_bytes_max,
+        )
+
+    @property
+    def is_open(self) -> bool:
+        """The client has proved who it is. Before that, frames are bounded by `frame_bytes_max`."""
+        return self._session.is_complete
+
+    @property
+    def frame_bytes_max(self) -> int:
+        return self._session.receive_bytes_max
+
+    @property
+    def still_holds(self) -> bool:
+        """False after the client's user was deleted or altered: close the connection."""
+        return self._session.still_holds
+
+    def admits(self, frame: memoryview) -> bool:
+        """Whether it is an ordinary request that may begin. If not, `receive` it."""
+        return self._session.admits(frame, self._clock.monotonic_ms())
+
+    def receive(self, frame: memoryview) -> Reply | Awaitable[Reply]:
+        """Take a message of a proof. Nothing else may be received before its reply is known."""
+        now_ms = self._clock.monotonic_ms()
+        step = self._session.receive(frame, now_ms)
+        if isinstance(step, Reply) and not step.is_refusal:
+            return self._answered(step)
+        return self._settle(step, now_ms)
+
+    async def _settle(self, step: Reply | CheckPassword | CheckToken, received_ms: float) -> Reply:
+        try:
+            if isinstance(step, CheckPassword):
+                is_right = await self._shared.passwords.is_right(step)
+                step = self._session.judged(is_right, self._clock.monotonic_ms())
+            elif isinstance(step, CheckToken):
+                step = await self._judged(step)
+        except Exception:
+            with log_context(self._client):
+                _log.exception("a proof could not be judged")
+            return Reply((), "internal error")
+        if step.is_refusal:
+            late_ms = received_ms + self._shared.refused_after_ms - self._clock.monotonic_ms()
+            await self._clock.sleep_ms(max(0.0, late_ms))
+        return self._answered(step)
+
+    async def _judged(self, step: CheckToken) -> Reply:
+        if self._shared.tokens is None:
+            return self._session.refused_token("no tokens are taken here", b"")
+        told = await self._shared.tokens.judge(step.token)
+        if not told.user:
+            return self._session.refused_token(told.reason, told.answer)
+        return self._session.judged_token(told.user, told.lifetime_ms, self._clock.monotonic_ms())
+
+    def _answered(self, reply: Reply) -> Reply:
+        session, client = self._session, self._client
+        client.software = session.software or client.software
+        if session.is_complete:
+            if client.principal != f"User:{session.user}":
+                client.principal = f"User:{session.user}"
+                with log_context(client):
+                    _log.debug("client authenticated", user=session.user, mechanism=session.mechanism)
+        elif reply.ends:
+            with log_context(client):
+                _log.info(
+                    "client not authenticated",
+                    reason=reply.ends,
+                    user=session.claimed[:SHOWN_NAME_CHARS],
+                    mechanism=session.mechanism,
+                )
+        return reply
+
+
+class SaslListener(Protocol):
+    """What a gate needs of the settings of a listener."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def has_sasl(self) -> bool: ...
+
+    @property
+    def mechanisms(self) -> Sequence[str]: ...
+
+    @property
+    def connections_max_reauth_ms(self) -> int: ...
+
+
+def gates_of(
+    authentication: Authentication, listeners: Sequence[SaslListener]
+) -> Mapping[str, Callable[[ClientConnection], Gate]]:
+    """By the name of each listener that has SASL, what makes the gate of a new connection. Raises NoTokensError."""
+    for each in listeners:
+        if each.has_sasl and OAUTHBEARER in each.mechanisms and authentication.tokens is None:
+            raise NoTokensError(
+                f"listener {each.name} has the mechanism {OAUTHBEARER}, and this release judges no tokens",
+                remedy=f"remove it from listener.{each.name}.sasl.mechanisms",
+            )
+    return {
+        each.name: partial(
+            authentication.gate, mechanisms=each.mechanisms, reauthenticate_ms=each.connections_max_reauth_ms
+        )
+        for each in listeners
+        if each.has_sasl
+    }

@@ -1,0 +1,229 @@
+"""Clients that prove who they are, against a running agent: our own, librdkafka, aiokafka and kafka-python."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import aiokafka
+import aiokafka.errors
+import confluent_kafka
+import kafka
+import pytest
+
+from agents import agent as agent_module
+from agents.request_context import ClientConnection
+from agents.security.gate import Authentication, Gate
+from agents.security.passwords import PasswordChecks
+from agents.server import Server
+from runtime.runtime import Runtime
+from security.scram import Mechanism
+from siltstone.kafka.client import ConnectionLostError, KafkaClient, connected
+from siltstone.kafka.security.authenticating import LoginError
+from siltstone.kafka.security.values import ClientSecurity
+from tests.fixtures.agents import RawConnection, RunningAgent, StartAgent
+from tests.fixtures.waiting import until
+from tests.unit.agents.security.session_client import Users, credential
+from wire.messages.metadata import MetadataRequest
+from wire.messages.sasl import SaslAuthenticateRequest, SaslAuthenticateResponse
+
+MECHANISMS = ("SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN")
+REFUSED_AFTER_MS = 100
+
+
+@dataclass
+class SaslAgent:
+    running: RunningAgent
+    users: Users
+    server: list[Server]
+    reauthenticate_ms: list[int]
+
+    @property
+    def address(self) -> str:
+        return self.running.address
+
+
+@pytest.fixture
+async def agent(start_agent: StartAgent, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SaslAgent]:
+    """An agent whose listener has SASL; ann has a password for each mechanism."""
+    users = Users(users={"ann": {each: credential("secret", each) for each in Mechanism}})
+    passwords = PasswordChecks(b"k" * 32)
+    authentication = Authentication(
+        known=users,
+        passwords=passwords,
+        runtime=Runtime(),
+        refused_after_ms=REFUSED_AFTER_MS,
+        receive_bytes_max=65_536,
+    )
+    reauthenticate_ms = [0]
+    servers: list[Server] = []
+
+    def make_server(broker: Any) -> Server:
+        def gate(client: ClientConnection) -> Gate:
+            return authentication.gate(client, MECHANISMS, reauthenticate_ms=reauthenticate_ms[0])
+
+        servers.append(Server(broker, {"default": gate}))
+        return servers[-1]
+
+    monkeypatch.setattr(agent_module, "Server", make_server)
+    yield SaslAgent(await start_agent(), users, servers, reauthenticate_ms)
+    passwords.close()
+
+
+def as_ann(mechanism: str = "SCRAM-SHA-512", password: str = "secret", username: str = "ann") -> ClientSecurity:
+    return ClientSecurity(
+        protocol="SASL_PLAINTEXT", mechanism=mechanism, username=username, password=password, source="client.properties"
+    )
+
+
+async def test_our_client_comes_in_by_every_mechanism_and_works(agent: SaslAgent) -> None:
+    for mechanism in MECHANISMS:
+        async with connected(agent.address, security=as_ann(mechanism)) as client:
+            await client.create_topic(mechanism, partitions=1)
+            assert (await client.topic(mechanism)).name == mechanism
+            (talking,) = agent.server[0].talking()
+            assert talking.client.principal == "User:ann"
+
+
+async def test_a_wrong_password_is_the_clients_own_error_and_is_answered_late(agent: SaslAgent) -> None:
+    loop = asyncio.get_running_loop()
+    for mechanism in MECHANISMS:
+        for security in (as_ann(mechanism, "Secret"), as_ann(mechanism, username="nobody")):
+            begun_s = loop.time()
+            with pytest.raises(LoginError, match="invalid credentials") as caught:
+                await KafkaClient.connect(agent.address, security=security)
+            assert loop.time() - begun_s >= REFUSED_AFTER_MS / 1000 - 0.01
+            assert "ecret" not in str(caught.value)
+    await until(lambda: not agent.server[0].talking())
+
+
+async def test_a_client_that_proves_nothing_reaches_no_handler(agent: SaslAgent) -> None:
+    # our client, without credentials
+    async with connected(agent.address) as client:
+        with pytest.raises(ConnectionLostError):
+            await client.metadata()
+    # a Metadata request as the first one
+    raw = await RawConnection.connect(agent.address)
+    await raw.begin(MetadataRequest(topics=None), 1)
+    assert await raw.is_closed_by_peer()
+    await raw.close()
+    assert agent.running.metric("requests_total", api="Metadata") == 0
+
+
+async def test_frames_are_bounded_before_the_proof_and_not_after(agent: SaslAgent) -> None:
+    host, _, port = agent.address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write((65_537).to_bytes(4, "big"))
+    async with asyncio.timeout(20):
+        assert await reader.read() == b""
+    writer.close()
+    async with connected(agent.address, security=as_ann()) as client:
+        topics = ["x" * 200 + f"{number:04}" for number in range(400)]
+        assert len((await client.metadata(topics)).topics) == 400
+
+
+async def test_the_connections_of_a_user_who_is_altered_or_deleted_close_and_no_others(agent: SaslAgent) -> None:
+    agent.users.users["bob"] = {Mechanism.SCRAM_SHA_256: credential("b")}
+    bob = as_ann("SCRAM-SHA-256", "b", "bob")
+    for change in ({}, {Mechanism.SCRAM_SHA_512: credential("new", Mechanism.SCRAM_SHA_512)}):
+        agent.users.users["ann"] = {each: credential("secret", each) for each in Mechanism}
+        async with (
+            connected(agent.address, security=as_ann()) as ann,
+            connected(agent.address, security=bob) as other,
+        ):
+            await ann.create_topic(f"t{len(change)}", partitions=1)
+            waiting = asyncio.ensure_future(ann.fetch(f"t{len(change)}", 0, 0, max_wait_ms=30_000))
+            await until(lambda: agent.running.metric("requests_total", api="CreateTopics") > 0)
+            # when
+            agent.users.users = {**agent.users.users, "ann": change}
+            agent.server[0].users_changed()
+            # then the parked fetch ends at once
+            async with asyncio.timeout(20):
+                with pytest.raises(ConnectionLostError):
+                    await waiting
+            assert (await other.metadata([])).brokers
+    with pytest.raises(LoginError):
+        await KafkaClient.connect(agent.address, security=as_ann())
+
+
+async def test_our_client_proves_itself_again_before_its_proof_expires(agent: SaslAgent) -> None:
+    agent.reauthenticate_ms[0] = 1_300
+    loop = asyncio.get_running_loop()
+    async with connected(agent.address, security=as_ann()) as client:
+        begun_s = loop.time()
+        while loop.time() < begun_s + 3:
+            assert (await client.metadata([])).brokers
+            await asyncio.sleep(0.05)
+        assert len(agent.server[0].talking()) == 1
+
+
+async def test_tokens_after_the_proof_are_out_of_place(agent: SaslAgent) -> None:
+    async with connected(agent.address, security=as_ann()) as client:
+        answer = await client.call(SaslAuthenticateRequest(auth_bytes=b"x"), SaslAuthenticateResponse)
+        assert answer.error_code == 34
+        assert (await client.metadata([])).brokers
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+async def test_librdkafka_comes_in_and_hears_of_a_wrong_password(agent: SaslAgent, mechanism: str) -> None:
+    config = {
+        "bootstrap.servers": agent.address,
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanisms": mechanism,
+        "sasl.username": "ann",
+    }
+
+    def work() -> tuple[list[Any], list[Any]]:
+        producer = confluent_kafka.Producer({**config, "sasl.password": "secret"})
+        delivered: list[Any] = []
+        producer.produce("rdkafka", b"v", on_delivery=lambda error, _: delivered.append(error))
+        producer.flush(30)
+        errors: list[Any] = []
+        refused = confluent_kafka.Producer({**config, "sasl.password": "wrong", "error_cb": errors.append})
+        for _ in range(300):
+            refused.poll(0.1)
+            if any(each.code() == confluent_kafka.KafkaError._AUTHENTICATION for each in errors):
+                break
+        return delivered, errors
+
+    delivered, errors = await asyncio.to_thread(work)
+    assert delivered == [None]
+    assert confluent_kafka.KafkaError._AUTHENTICATION in [each.code() for each in errors]
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+async def test_aiokafka_comes_in_and_hears_of_a_wrong_password(agent: SaslAgent, mechanism: str) -> None:
+    made = partial(
+        aiokafka.AIOKafkaProducer,
+        bootstrap_servers=agent.address,
+        security_protocol="SASL_PLAINTEXT",
+        sasl_mechanism=mechanism,
+        sasl_plain_username="ann",
+    )
+    async with made(sasl_plain_password="secret") as producer:
+        await producer.send_and_wait("aiokafka", b"v")
+    refused = made(sasl_plain_password="wrong")
+    with pytest.raises(aiokafka.errors.KafkaError):
+        await refused.start()
+    await refused.stop()
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+async def test_kafka_python_comes_in(agent: SaslAgent, mechanism: str) -> None:
+    # A producer of it that is refused tries for 30 s, and leaves its sockets to the garbage collector.
+    config = {
+        "bootstrap_servers": agent.address,
+        "security_protocol": "SASL_PLAINTEXT",
+        "sasl_mechanism": mechanism,
+        "sasl_plain_username": "ann",
+    }
+
+    def work() -> None:
+        producer = kafka.KafkaProducer(**config, sasl_plain_password="secret")
+        producer.send("kafka-python", b"v").get(30)
+        producer.close()
+
+    await asyncio.to_thread(work)

@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from agents.request_context import ANONYMOUS, ClientConnection
+from agents.security import passwords as passwords_module
+from agents.security.gate import Authentication, Gate, NoTokensError, gates_of
+from agents.security.passwords import PasswordChecks
+from agents.security.session import REFUSED, CheckPassword, Reply
+from runtime.clock import ManualClock
+from runtime.ids import SystemIds
+from runtime.runtime import Runtime
+from runtime.settings.listeners import ListenerSettings
+from security.sasl import plain
+from security.sasl.scram_client import ScramClient
+from security.scram import ScramCredential, is_password_of
+from tests.unit.agents.security.session_client import ALL, METADATA, SHA_256, Users, answer_in, credential, frame
+from wire.messages.sasl import (
+    SaslAuthenticateRequest,
+    SaslAuthenticateResponse,
+    SaslHandshakeRequest,
+    SaslHandshakeResponse,
+)
+
+DELAY_MS = 100
+
+
+@pytest.fixture
+def checks() -> Iterator[PasswordChecks]:
+    made = PasswordChecks(b"k" * 32, threads=2, remembered_max=2)
+    yield made
+    made.close()
+
+
+def shared(checks: PasswordChecks, clock: ManualClock, users: Users | None = None) -> Authentication:
+    return Authentication(
+        known=users or Users(),
+        passwords=checks,
+        runtime=Runtime(clock=clock, ids=SystemIds(7)),
+        refused_after_ms=DELAY_MS,
+        receive_bytes_max=65_536,
+    )
+
+
+async def told(gate: Gate, request: SaslHandshakeRequest | SaslAuthenticateRequest, version: int) -> Reply:
+    reply = gate.receive(frame(request, version))
+    return reply if isinstance(reply, Reply) else await reply
+
+
+async def send(gate: Gate, token: bytes) -> tuple[Reply, SaslAuthenticateResponse]:
+    reply = await told(gate, SaslAuthenticateRequest(auth_bytes=token), 2)
+    return reply, answer_in(reply, SaslAuthenticateResponse, 2)
+
+
+async def test_a_client_that_proves_itself_gets_its_principal(checks: PasswordChecks) -> None:
+    for mechanism in ("SCRAM-SHA-256", "PLAIN"):
+        # given
+        client = ClientConnection(1, "127.0.0.1:5")
+        gate = shared(checks, ManualClock()).gate(client, ALL)
+        await told(gate, SaslHandshakeRequest(mechanism=mechanism), 1)
+        assert not gate.admits(memoryview(METADATA)) and client.principal == ANONYMOUS
+        # when
+        if mechanism == "PLAIN":
+            await send(gate, plain.write("ann", "secret"))
+        else:
+            theirs = ScramClient(SHA_256, "ann", "secret", nonce="c" * 20)
+            _, first = await send(gate, theirs.first())
+            await send(gate, theirs.prove(bytes(first.auth_bytes)))
+        # then
+        assert gate.is_open and gate.admits(memoryview(METADATA)) and client.principal == "User:ann"
+
+
+async def test_every_refusal_leaves_at_the_same_time_after_its_message(checks: PasswordChecks) -> None:
+    for mechanism, token in (
+        ("PLAIN", plain.write("ann", "x")),
+        ("PLAIN", plain.write("nobody", "x")),
+        ("PLAIN", b""),
+        ("SCRAM-SHA-256", b"n,,x"),
+    ):
+        clock = ManualClock()
+        gate = shared(checks, clock).gate(client := ClientConnection(1, "h:1"), ALL)
+        await told(gate, SaslHandshakeRequest(mechanism=mechanism), 1)
+        begun_ms = clock.monotonic_ms()
+        reply, answer = await send(gate, token)
+        assert clock.monotonic_ms() - begun_ms == DELAY_MS
+        assert answer.error_message == REFUSED and reply.ends
+        assert client.principal == ANONYMOUS and not gate.is_open
+
+
+async def test_a_gate_whose_user_was_deleted_no_longer_holds(checks: PasswordChecks) -> None:
+    users = Users()
+    gate = shared(checks, ManualClock(), users).gate(ClientConnection(1, "h:1"), ALL)
+    await told(gate, SaslHandshakeRequest(mechanism="PLAIN"), 1)
+    await send(gate, plain.write("ann", "secret"))
+    assert gate.still_holds
+    users.users = {}
+    assert not gate.still_holds
+
+
+async def test_listeners_with_sasl_get_gates_of_their_own_mechanisms(checks: PasswordChecks) -> None:
+    made = shared(checks, ManualClock())
+    listeners = [
+        ListenerSettings(name="default"),
+        ListenerSettings(name="inner", protocol="SASL_SSL", sasl_mechanisms="PLAIN", connections_max_reauth_ms=5_000),
+    ]
+    gates = gates_of(made, listeners)
+    assert list(gates) == ["inner"]
+    gate = gates["inner"](ClientConnection(1, "h:1"))
+    reply = await told(gate, SaslHandshakeRequest(mechanism="SCRAM-SHA-512"), 1)
+    assert answer_in(reply, SaslHandshakeResponse, 1).mechanisms == ["PLAIN"]
+    gate = gates["inner"](ClientConnection(1, "h:1"))
+    await told(gate, SaslHandshakeRequest(mechanism="PLAIN"), 1)
+    assert (await send(gate, plain.write("ann", "secret")))[1].session_lifetime_ms == 5_000
+    with pytest.raises(NoTokensError, match=r"listener\.x\.sasl\.mechanisms"):
+        gates_of(made, [ListenerSettings(name="x", protocol="SASL_SSL", sasl_mechanisms="OAUTHBEARER")])
+
+
+async def test_nonces_differ() -> None:
+    checks = PasswordChecks(b"k")
+    made = shared(checks, ManualClock())
+    checks.close()
+    nonces = {made.nonce() for _ in range(100)}
+    assert len(nonces) == 100 and {len(each) for each in nonces} == {64}
+
+
+class TestPasswords:
+    """`is_password_of` is replaced by one that counts: the price of a check is what the tests are about."""
+
+    @pytest.fixture(autouse=True)
+    def counted(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        asked: list[str] = []
+
+        def count(proved: ScramCredential, password: str) -> bool:
+            asked.append(password)
+            assert threading.current_thread() is not threading.main_thread()
+            return is_password_of(proved, password)
+
+        monkeypatch.setattr(passwords_module, "is_password_of", count)
+        return asked
+
+    def claim(
+        self, password: str, *, name: str = "ann", stored: str = "secret", is_known: bool = True
+    ) -> CheckPassword:
+        return CheckPassword(name=name, password=password, credential=credential(stored), is_known=is_known)
+
+    async def test_a_right_password_is_checked_once_and_a_wrong_one_each_time(
+        self, checks: PasswordChecks, counted: list[str]
+    ) -> None:
+        for _ in range(3):
+            assert await checks.is_right(self.claim("secret"))
+            assert not await checks.is_right(self.claim("wrong"))
+        assert counted == ["secret", "wrong", "wrong", "wrong"]
+
+    async def test_what_is_remembered_is_of_one_name_and_one_credential(
+        self, checks: PasswordChecks, counted: list[str]
+    ) -> None:
+        assert await checks.is_right(self.claim("secret"))
+        assert not await checks.is_right(self.claim("secret", stored="changed"))
+        assert await checks.is_right(self.claim("secret", name="bob"))
+        assert len(counted) == 3
+
+    async def test_the_memory_is_bounded_and_keeps_the_latest(self, checks: PasswordChecks, counted: list[str]) -> None:
+        for name in ("a", "b", "a", "c", "a", "b"):
+            assert await checks.is_right(self.claim("secret", name=name))
+        assert len(counted) == 4  # a, b, c, and b again
+
+    async def test_a_stand_in_is_never_remembered(self, checks: PasswordChecks, counted: list[str]) -> None:
+        for _ in range(2):
+            await checks.is_right(self.claim("secret", is_known=False))
+        assert len(counted) == 2
+
+    async def test_a_check_that_nobody_waits_for_any_more_ends(self, checks: PasswordChecks) -> None:
+        waiting = asyncio.ensure_future(checks.is_right(self.claim("secret")))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert await checks.is_right(self.claim("secret"))
