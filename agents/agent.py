@@ -29,8 +29,8 @@ from agents.membership import NOTICE_MS, Membership
 from agents.producer_ids import ProducerIds
 from agents.read.path import ReadPath, the_store_itself
 from agents.read.sessions import SESSIONS_MAX, FetchSessions
-from agents.security.authorizer import Authorizer, mode_of, super_users_of
-from agents.security.known import KnownSecurity
+from agents.security.access import Access
+from agents.security.authorizer import Authorizer
 from agents.server import AddressError, Server, bind
 from agents.tail.follower import Follower, FollowerCallbacks
 from agents.tail.fresh_watermarks import FreshWatermarks
@@ -90,7 +90,7 @@ class Agent:
         self._stall = WriteStall(
             StallLimits(stall_files=settings.l0_stall_files, refuse_files=settings.l0_refuse_files), runtime.metrics
         )
-        self._security = KnownSecurity(metadata=metadata.security, lease=self._lease, runtime=runtime)
+        self._access = Access(settings=settings, metadata=metadata.security, lease=self._lease, runtime=runtime)
         self._follower = Follower(
             metadata=metadata.agents,
             topic_cache=self._topic_cache,
@@ -103,7 +103,7 @@ class Agent:
                 # late: the read path is made after the follower, which it needs
                 on_deduped=lambda partition_ids: self._reads.forget(partition_ids),
                 on_merged=lambda keys: self._reads.drop_files(keys),
-                security=self._security,
+                security=self._access.known,
             ),
             runtime=runtime,
         )
@@ -116,7 +116,6 @@ class Agent:
             runtime=runtime,
             around=self._zone.around if self._zone is not None else the_store_itself,
         )
-        self.authorizer = self._new_authorizer()
         self._record_walks = RecordWalks()
         self._draining = Draining()
         self._telling: asyncio.Timeout | None = None
@@ -136,6 +135,10 @@ class Agent:
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Ends with an exception when the agent must halt: the metadata store went back in time, or was migrated to a
         schema that this program does not support, or another process has our address."""
+
+    @property
+    def authorizer(self) -> Authorizer:
+        return self._access.authorizer
 
     def waits(self) -> WaitsReport | None:
         """The clients that wait for this agent; None while it does not run."""
@@ -197,9 +200,7 @@ class Agent:
                 endpoints=tuple(sorted(endpoints, key=lambda each: each.listener)),
             )
             identity = await self._metadata.cluster_identity()
-            if self.authorizer.on:
-                # One that knows no ACLs would let everybody in.
-                await self._metadata.security.exclude_older_programs()
+            await self._access.check_fleet()
             membership = self._membership = Membership(
                 metadata=self._metadata.agents, address=address, runtime=self._runtime
             )
@@ -220,7 +221,10 @@ class Agent:
             write_path = self._write_path = self._new_write_path(membership)
             groups = self._groups = self._new_groups(membership)
             names = [each.listener for each in endpoints]
-            server = self._server = Server(self._broker(identity.cluster_id, names, membership, write_path, groups))
+            server = self._server = Server(
+                self._broker(identity.cluster_id, names, membership, write_path, groups), self._access.gates()
+            )
+            self._access.known.on_users.append(lambda names: server.users_changed())
             write_path.start()
             groups.start()
             self._expiry = asyncio.create_task(self._new_expiry(groups).run_for_ever(), name="offset expiry")
@@ -283,13 +287,12 @@ class Agent:
             await self._write_path.close()
         self._record_walks.close()
         await self._follower.stop()
-        await self._security.stop()
+        await self._access.stop()
         # Before the read path, whose pools it serves from.
         if self._zone is not None:
             await self._zone.close()
         await self._reads.close()
         await asyncio.gather(*self._hints, return_exceptions=True)
-        self.authorizer.close()
         # Last: the parts above write under this lease, and whoever takes the address next fences it.
         if self._membership is not None:
             await self._membership.leave()
@@ -351,16 +354,6 @@ class Agent:
             await self._runtime.clock.sleep_ms(FLUSH_POLL_MS)
 
     # ---- parts
-
-    def _new_authorizer(self) -> Authorizer:
-        settings = self._settings
-        return Authorizer(
-            mode_of(settings.acl_mode, authenticates=any(each.authenticates for each in listeners_of(settings))),
-            super_users=super_users_of(settings.super_users),
-            known=self._security,
-            allow_everyone=settings.allow_everyone_if_no_acl_found,
-            stale_ms_max=settings.security_stale_max_ms,
-        )
 
     def _new_write_path(self, membership: Membership) -> WritePath:
         settings = self._settings
@@ -441,7 +434,7 @@ class Agent:
             bootstrap=_bootstrap_of(self._settings),
             producer_ids=ProducerIds(self._metadata.agents, self._runtime.clock),
             groups=groups,
-            security=self._security,
+            security=self._access.known,
             metadata=self._metadata,
             runtime=self._runtime,
             authorizer=self.authorizer,

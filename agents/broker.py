@@ -23,6 +23,7 @@ from agents.tail.fresh_watermarks import FreshWatermarks
 from agents.tail.log_index import LogIndex
 from agents.tail.waiters import ParkedReaders
 from agents.topics.present import PresentTopics
+from agents.topics.rules import RequestError
 from agents.topics.topic_cache import TopicCache
 from agents.topics.topic_entries import TopicEntries
 from agents.topics.topic_ids import TopicIds
@@ -35,6 +36,10 @@ from metadata.contract.store import MetadataStore
 from runtime.runtime import Runtime
 from runtime.settings.listeners import DEFAULT_LISTENER
 from runtime.settings.table import Settings
+from wire.error_codes import ErrorCode
+
+TAKEN_IN_MS_MAX = 15_000.0
+"""Longer than a lease runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +82,18 @@ class Broker:
     def rights(self) -> Rights:
         """What the client may do whose request is being worked on."""
         return self.authorizer.rights() if self.authorizer.on else UNLIMITED
+
+    async def taken_in_everywhere(self, change_id: int) -> None:
+        """Wait until every agent judges by this change of users, ACLs or quotas, or has lost its lease.
+
+        Raises RequestError(REQUEST_TIMED_OUT), MetadataUnavailableError.
+        """
+        await self.follower.catch_up()
+        if not await self.security.applied_everywhere(change_id, TAKEN_IN_MS_MAX):
+            raise RequestError(
+                ErrorCode.REQUEST_TIMED_OUT,
+                "the change is made, but some agents have not taken it in yet; ask for it again to wait for them",
+            )
 
     async def hint_others(self) -> None:
         """Call it after a change of topics, configs or log starts: the other agents hear of it soon."""

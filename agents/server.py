@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from agents.broker import Broker
-from agents.connection import Connection
+from agents.connections.connection import Connection
 from agents.listeners.acceptor import Acceptor, Pause
 from agents.listeners.admission import EVICTIONS, REFUSALS, Admission, Cause, Limits
 from agents.listeners.listening import Listening

@@ -3,8 +3,8 @@
 With `acl.mode=off` there is nothing to describe or to change: SECURITY_DISABLED, as in Kafka without an authorizer.
 
 A change is answered when every agent that lives has taken it in, or its lease has run out: nobody who was refused a
-right by a change that was answered has it anywhere. If some agent is behind for longer than SEEN_MS_MAX, the answer is
-REQUEST_TIMED_OUT: the change is made, and to ask for it again is no error.
+right by a change that was answered has it anywhere. If some agent is behind for longer than TAKEN_IN_MS_MAX, the answer
+is REQUEST_TIMED_OUT: the change is made, and to ask for it again is no error.
 """
 
 from __future__ import annotations
@@ -44,8 +44,6 @@ CHANGED_MAX = 10_000
 """ACLs and filters of one request, as in Kafka (`MAX_RECORDS_PER_USER_OP`)."""
 TOLD_MAX = 50
 """ACLs of one change that the audit log names."""
-SEEN_MS_MAX = 15_000.0
-"""Longer than a lease runs."""
 
 _audit = get_logger("siltstone.audit")
 
@@ -87,7 +85,7 @@ async def create(broker: Broker, header: RequestHeader, request: CreateAclsReque
         if good:
             change_id = await broker.metadata.security.create_acls(list(dict.fromkeys(good)))
             _tell("ACL created", good)
-            await _seen_everywhere(broker, change_id)
+            await broker.taken_in_everywhere(change_id)
     except SiltstoneError as error:
         _fail_the_rest(results, error)
     return CreateAclsResponse(results=results)
@@ -107,7 +105,7 @@ async def delete(broker: Broker, header: RequestHeader, request: DeleteAclsReque
         if good:
             change_id, deleted = await broker.metadata.security.delete_acls([wanted for _, wanted in good])
             _tell("ACL deleted", list(dict.fromkeys(acl for acls in deleted for acl in acls)))
-            await _seen_everywhere(broker, change_id)
+            await broker.taken_in_everywhere(change_id)
             for (result, _), acls in zip(good, deleted, strict=True):
                 result.matching_acls = [_deleted(acl) for acl in acls]
     except SiltstoneError as error:
@@ -119,16 +117,6 @@ def _fail_the_rest(results: Sequence[AclCreationResult | DeleteAclsFilterResult]
     for result in results:
         if not result.error_code:
             result.error_code, result.error_message = _code_of(error), str(error)
-
-
-async def _seen_everywhere(broker: Broker, change_id: int) -> None:
-    """Raises RequestError(REQUEST_TIMED_OUT), MetadataUnavailableError."""
-    await broker.follower.catch_up()
-    if not await broker.security.applied_everywhere(change_id, SEEN_MS_MAX):
-        raise RequestError(
-            ErrorCode.REQUEST_TIMED_OUT,
-            "the change is made, but some agents have not taken it in yet; ask for it again to wait for them",
-        )
 
 
 def _check_may(broker: Broker, operation: Operation) -> None:

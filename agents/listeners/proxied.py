@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
-from agents.connection import Connection
+from agents.connections.connection import Connection
 from agents.listeners.proxy_protocol import ProxyHeader, ProxyHeaderReader, ProxyProtocolError, TrustedProxies
 from runtime.logging import get_logger
 from runtime.settings.addresses import format_address

@@ -9,7 +9,7 @@ from runtime.errors import BadInputError
 from runtime.settings.listeners import listeners_of
 from runtime.settings.table import Settings
 
-SERVED_PROTOCOLS: Final = frozenset({"PLAINTEXT", "SSL"})
+SERVED_PROTOCOLS: Final = frozenset({"PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"})
 SERVES_ZONE_TLS: Final = False
 
 

@@ -16,12 +16,12 @@ from collections import deque
 
 from cryptography import x509
 
-from agents.connection import READ_BYTES_WHEN_FULL, Connection, ConnectionOwner
+from agents.connections.connection import READ_BYTES_WHEN_FULL, Connection, ConnectionOwner
+from agents.connections.sending import after, next_parts
 from agents.listeners.listener_tls import ListenerTls
 from agents.listeners.listening import Listening
 from agents.listeners.tls import AHEAD_BYTES, FEED_BYTES, TlsError, TlsLayer, TlsState
 from agents.read.budget import Release
-from agents.sending import after, next_parts
 from runtime.errors import SiltstoneError
 from runtime.logging import get_logger, log_context
 from wire.schema import Octets

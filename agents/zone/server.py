@@ -16,10 +16,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import cast
 
+from agents.connections.sending import TURN_BYTES, next_parts
 from agents.read.blocks import BlockReader, blocks_of
 from agents.read.budget import Release
 from agents.read.pieces import Pins
-from agents.sending import TURN_BYTES, next_parts
 from agents.zone.frames import (
     AGE_MS_MAX,
     REQUEST_BYTES_MAX,

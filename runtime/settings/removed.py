@@ -36,7 +36,7 @@ REMOVED_SETTINGS = {
     "compaction.output.bytes": Removed("0.1.0", f"output_bytes = 1073741824 {_PLAN}"),
     "compaction.plain.bytes.max": Removed("0.1.0", f"l2_plain_bytes_max = 17179869184 {_PLAN}"),
     "compactor.plan.interval.ms": Removed("0.1.0", f"plan_interval_ms = 1000 {_INTERVALS}"),
-    "connection.requests.max": Removed("0.1.0", "REQUESTS_MAX = 1000 in agents/connection.py"),
+    "connection.requests.max": Removed("0.1.0", "REQUESTS_MAX = 1000 in agents/connections/connection.py"),
     "default.replication.factor": Removed("0.1.0", "1 in metadata/configs/broker.py"),
     "fetch.max.wait.ms": Removed("0.1.0", "WAIT_MS_MAX = 60000 in agents/handlers/fetch.py"),
     "janitor.interval.ms": Removed("0.1.0", f"janitor_interval_ms = 60000 {_INTERVALS}"),

@@ -226,6 +226,12 @@ class Settings:
     preauth_connections_max: int = count(
         200, _NETWORK, "Connections before their first request; above it the oldest of them is closed."
     )
+    sasl_server_max_receive_bytes: int = size_bytes(
+        65_536, _NETWORK, "The largest message by which a client proves who it is.", minimum=1024, maximum=524_288
+    )
+    connection_failed_authentication_delay_ms: int = duration_ms(
+        100, _NETWORK, "A refused proof is answered this long after it came, so that guessing is slow.", maximum=10_000
+    )
     request_bytes_max: int = size_bytes(
         268_435_456, _NETWORK, "Bytes of requests that are being read or wait, over all connections."
     )

@@ -50,9 +50,9 @@ ACLS = (
     ),
     Mutant(
         name="a-deletion-is-answered-before-others-have-heard-of-it",
-        file="agents/handlers/acls.py",
-        text="    if not await broker.security.applied_everywhere(change_id, SEEN_MS_MAX):\n",
-        replacement="    if change_id < 0:\n",
+        file="agents/broker.py",
+        text="        if not await self.security.applied_everywhere(change_id, TAKEN_IN_MS_MAX):\n",
+        replacement="        if change_id < 0:\n",
         tests=(f"{ACL_APIS}::test_a_right_is_at_every_agent_when_it_is_answered_and_gone_when_its_deletion_is",),
     ),
     Mutant(

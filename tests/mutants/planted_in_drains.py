@@ -55,14 +55,14 @@ DRAINS = (
     ),
     Mutant(
         name="a-client-that-was-cut-off-is-owed-nothing",
-        file="agents/connection.py",
+        file="agents/connections/connection.py",
         text="            self._broker.draining.owes = True\n",
         replacement="            pass\n",
         tests=(f"{SENT_AWAY}::test_a_reader_that_sleeps_is_cut_off_and_finds_the_agent_again_to_ask",),
     ),
     Mutant(
         name="a-connection-is-silent-from-its-request-on",
-        file="agents/connection.py",
+        file="agents/connections/connection.py",
         text="        elapsed_ms = self.activity.talked_ms - slot.started_ms\n",
         replacement="        elapsed_ms = self.activity.talked_ms - slot.started_ms\n"
         "        self.activity.talked_ms = slot.started_ms\n",

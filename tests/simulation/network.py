@@ -1,6 +1,6 @@
 """Lines between clients and agents: bytes arrive in order, late, in pieces, or not at all.
 
-An agent's side of a line is an asyncio transport below the real `agents.connection.Connection`; a client's side is
+An agent's side of a line is an asyncio transport below the real `Connection` of an agent; a client's side is
 `ClientEnd`. A line that is cut loses the bytes on their way, or delivers some of them first, as TCP may. A listener
 accepts lines while its process sleeps, as a kernel's backlog does.
 """

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from agents.sending import TURN_BYTES, WRITE_BYTES
+from agents.connections.sending import TURN_BYTES, WRITE_BYTES
 from agents.write.reply import ProduceReply
 from storage.memory import MemoryStore
 from storage.objects import Body
@@ -211,7 +211,7 @@ async def test_a_long_answer_leaves_in_turns_of_the_loop_even_to_a_client_that_r
         sent[turns[0]] = sent.get(turns[0], 0) + taken
         return taken
 
-    monkeypatch.setattr("agents.connection.os.writev", swallow)
+    monkeypatch.setattr("agents.connections.connection.os.writev", swallow)
     tick()
     # when
     parts = [FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=50 * MIB)]

@@ -116,7 +116,7 @@ async def test_a_retry_and_its_original_in_one_file_are_stored_once(
 async def test_more_requests_than_a_connection_may_have_waiting_are_taken_one_after_the_other(
     start_agent: StartAgent, dial: Dial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agents.connection.REQUESTS_MAX", 2)
+    monkeypatch.setattr("agents.connections.connection.REQUESTS_MAX", 2)
     agent = await start_agent()
     await (await dial.kafka(agent.address)).create_topic("t", partitions=1)
     raw = await dial.raw(agent.address)

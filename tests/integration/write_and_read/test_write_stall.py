@@ -225,7 +225,7 @@ async def test_without_acks_the_line_of_a_connection_is_what_slows_it(
 ) -> None:
     metadata = MemoryMetadata()
     await metadata.open()
-    monkeypatch.setattr("agents.connection.REQUESTS_MAX", 5)
+    monkeypatch.setattr("agents.connections.connection.REQUESTS_MAX", 5)
     pile = Pile(dial, start_agent, MemoryStore(), metadata)
     await pile.begin()
     await pile.raise_to(80)

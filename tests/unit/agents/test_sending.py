@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
+from agents.connections.sending import WRITE_BYTES, WRITE_PARTS, after, next_parts
 from agents.read.budget import Release
-from agents.sending import WRITE_BYTES, WRITE_PARTS, after, next_parts
 from wire.schema import Octets
 
 

@@ -18,10 +18,11 @@ import socket
 from collections import deque
 from collections.abc import Awaitable
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from agents.answers import HeldAnswer, Slot, end_trace
-from agents.broker import Broker
+from agents.connections.owner import ConnectionOwner
+from agents.connections.sending import COPIED_BYTES, TURN_BYTES, after, next_parts
 from agents.dispatch import API_VERSIONS, HANDLERS, PRODUCE, Answer
 from agents.draining import ASKING_APIS, TELLING_APIS, Talk
 from agents.handlers import api_versions
@@ -32,7 +33,6 @@ from agents.read.budget import Release
 from agents.request_context import ClientConnection, RequestContext, RequestTrace, about_group, error_of, tell_slow
 from agents.security.gate import Gate
 from agents.security.session import Reply
-from agents.sending import COPIED_BYTES, TURN_BYTES, after, next_parts
 from runtime.errors import SiltstoneError
 from runtime.logging import LOG_CONTEXT, get_logger, log_context
 from runtime.tracing import CURRENT_SPAN
@@ -64,49 +64,6 @@ READ_BYTES_WHEN_FULL = 64 << 10
 def _is_produce(frame: memoryview) -> bool:
     """Looks at the API key, the first field of every request."""
     return bytes(frame[:2]) == PRODUCE.to_bytes(2, "big")
-
-
-class ConnectionOwner(Protocol):
-    """The bounds that all connections of an agent share; `agents.server.Server` keeps them."""
-
-    broker: Broker
-    landing: memoryview
-    """The buffer that the bytes of all connections arrive in."""
-    draining: bool
-    """Begin no new request."""
-    produce_is_full: bool
-    """The write path holds its bound: do not read producers."""
-
-    @property
-    def requests_are_full(self) -> bool:
-        """The bytes of requests that have not begun are above their bound."""
-        ...
-
-    def next_connection(self) -> int: ...
-
-    def admit(self, connection: Connection) -> bool:
-        """False: close it at once."""
-        ...
-
-    def proved(self, connection: Connection) -> None:
-        """The client's first request could be decoded, or it has proved who it is."""
-        ...
-
-    def gate(self, client: ClientConnection) -> Gate | None:
-        """None: clients of this listener need not prove who they are."""
-        ...
-
-    def lost(self, connection: Connection) -> None: ...
-
-    def holds(self, connection: Connection, held_bytes: int) -> None:
-        """The connection now holds this many bytes of requests that have not begun."""
-        ...
-
-    def must_wait(self, connection: Connection) -> bool:
-        """The connection may not read on: another one finishes its large request first."""
-        ...
-
-    def count(self, api_key: int, seconds: float) -> None: ...
 
 
 class Connection(asyncio.BufferedProtocol):

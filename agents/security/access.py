@@ -1,0 +1,64 @@
+"""Who may come in, and what they may do: the parts of an agent that know, let in and judge, put together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from agents.request_context import ClientConnection
+from agents.security.authorizer import Authorizer, mode_of, super_users_of
+from agents.security.gate import Authentication, Gate, gates_of
+from agents.security.known import KnownSecurity
+from agents.security.passwords import PasswordChecks
+from metadata.contract.leases import WriterLease
+from metadata.security.contract import SecurityMetadata
+from runtime.runtime import Runtime
+from runtime.settings.listeners import listeners_of
+from runtime.settings.table import Settings
+
+
+class Access:
+    def __init__(
+        self, *, settings: Settings, metadata: SecurityMetadata, lease: Callable[[], WriterLease], runtime: Runtime
+    ) -> None:
+        """Raises BadInputError for settings that contradict each other."""
+        self._settings = settings
+        self._metadata = metadata
+        self._runtime = runtime
+        self._passwords: PasswordChecks | None = None
+        self._listeners = listeners_of(settings)
+        self.known = KnownSecurity(metadata=metadata, lease=lease, runtime=runtime)
+        self.authorizer = Authorizer(
+            mode_of(settings.acl_mode, authenticates=any(each.authenticates for each in self._listeners)),
+            super_users=super_users_of(settings.super_users),
+            known=self.known,
+            allow_everyone=settings.allow_everyone_if_no_acl_found,
+            stale_ms_max=settings.security_stale_max_ms,
+        )
+
+    async def check_fleet(self) -> None:
+        """Before the agent registers. Raises OlderProgramsAtWorkError."""
+        if self.authorizer.on:
+            # One that knows no ACLs would let everybody in.
+            await self._metadata.exclude_older_programs()
+
+    def gates(self) -> Mapping[str, Callable[[ClientConnection], Gate]]:
+        """By the name of each listener that has SASL. Raises NoTokensError."""
+        if not any(each.has_sasl for each in self._listeners):
+            return {}
+        ids = self._runtime.ids
+        passwords = self._passwords = PasswordChecks(ids.uuid4().bytes + ids.uuid4().bytes)
+        settings = self._settings
+        authentication = Authentication(
+            known=self.known,
+            passwords=passwords,
+            runtime=self._runtime,
+            refused_after_ms=settings.connection_failed_authentication_delay_ms,
+            receive_bytes_max=settings.sasl_server_max_receive_bytes,
+        )
+        return gates_of(authentication, self._listeners)
+
+    async def stop(self) -> None:
+        await self.known.stop()
+        self.authorizer.close()
+        if self._passwords is not None:
+            self._passwords.close()
