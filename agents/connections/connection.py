@@ -67,7 +67,7 @@ def _is_produce(frame: memoryview) -> bool:
 
 
 class Connection(asyncio.BufferedProtocol):
-    def __init__(self, server: ConnectionOwner, listening: Listening) -> None:
+    def __init__(self, server: ConnectionOwner[Connection], listening: Listening) -> None:
         self._server, self._listening = server, listening
         self._broker = server.broker
         self._reader = FrameReader(server.broker.settings.socket_request_max_bytes, server.landing)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol, TypeVar
 
 from agents.broker import Broker
 from agents.request_context import ClientConnection
 from agents.security.gate import Gate
 
-if TYPE_CHECKING:
-    from agents.connections.connection import Connection
+C_contra = TypeVar("C_contra", contravariant=True)
+"""A connection."""
 
 
-class ConnectionOwner(Protocol):
+class ConnectionOwner(Protocol[C_contra]):
     """The bounds that all connections of an agent share; `agents.server.Server` keeps them."""
 
     broker: Broker
@@ -30,11 +30,11 @@ class ConnectionOwner(Protocol):
 
     def next_connection(self) -> int: ...
 
-    def admit(self, connection: Connection) -> bool:
+    def admit(self, connection: C_contra) -> bool:
         """False: close it at once."""
         ...
 
-    def proved(self, connection: Connection) -> None:
+    def proved(self, connection: C_contra) -> None:
         """The client's first request could be decoded, or it has proved who it is."""
         ...
 
@@ -42,13 +42,13 @@ class ConnectionOwner(Protocol):
         """None: clients of this listener need not prove who they are."""
         ...
 
-    def lost(self, connection: Connection) -> None: ...
+    def lost(self, connection: C_contra) -> None: ...
 
-    def holds(self, connection: Connection, held_bytes: int) -> None:
+    def holds(self, connection: C_contra, held_bytes: int) -> None:
         """The connection now holds this many bytes of requests that have not begun."""
         ...
 
-    def must_wait(self, connection: Connection) -> bool:
+    def must_wait(self, connection: C_contra) -> bool:
         """The connection may not read on: another one finishes its large request first."""
         ...
 

@@ -16,7 +16,8 @@ from collections import deque
 
 from cryptography import x509
 
-from agents.connections.connection import READ_BYTES_WHEN_FULL, Connection, ConnectionOwner
+from agents.connections.connection import READ_BYTES_WHEN_FULL, Connection
+from agents.connections.owner import ConnectionOwner
 from agents.connections.sending import after, next_parts
 from agents.listeners.listener_tls import ListenerTls
 from agents.listeners.listening import Listening
@@ -30,7 +31,7 @@ _log = get_logger(__name__)
 
 
 class TlsConnection(Connection):
-    def __init__(self, server: ConnectionOwner, listening: Listening, tls: ListenerTls) -> None:
+    def __init__(self, server: ConnectionOwner[Connection], listening: Listening, tls: ListenerTls) -> None:
         super().__init__(server, listening)
         self._listener_tls = tls
         current = tls.current()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
@@ -94,24 +94,45 @@ async def test_there_are_no_quotas_and_none_can_be_set(raw: RawConnection) -> No
     assert "nobody is throttled" in (added.error_message or "")
 
 
-async def test_nobody_has_credentials_and_none_are_kept(raw: RawConnection) -> None:
-    everybody = await raw.call(DescribeUserScramCredentialsRequest(users=None), DescribeUserScramCredentialsResponse, 0)
-    assert (everybody.error_code, everybody.results) == (0, [])
-    named = DescribeUserScramCredentialsRequest(users=[UserName(name=name) for name in ("a", "b", "a")])
-    results = (await raw.call(named, DescribeUserScramCredentialsResponse, 0)).results
-    assert {each.user: each.error_code for each in results} == {
-        "a": ErrorCode.DUPLICATE_RESOURCE,
-        "b": ErrorCode.RESOURCE_NOT_FOUND,
-    }
-    request = AlterUserScramCredentialsRequest(
-        deletions=[ScramCredentialDeletion(name="a", mechanism=1)],
-        upsertions=[ScramCredentialUpsertion(name="b", mechanism=1, iterations=4096, salt=b"s", salted_password=b"p")],
-    )
-    altered = (await raw.call(request, AlterUserScramCredentialsResponse, 0)).results
-    assert {each.user: each.error_code for each in altered} == {
+async def test_the_credentials_of_users_are_kept_and_told_without_their_secrets(raw: RawConnection) -> None:
+    async def described(*names: str) -> dict[str, tuple[int, list[tuple[int, int]]]]:
+        request = DescribeUserScramCredentialsRequest(users=[UserName(name=name) for name in names] if names else None)
+        answer = await raw.call(request, DescribeUserScramCredentialsResponse, 0)
+        assert answer.error_code == 0
+        return {
+            each.user: (each.error_code, [(info.mechanism, info.iterations) for info in each.credential_infos])
+            for each in answer.results
+        }
+
+    async def altered(
+        deletions: Sequence[tuple[str, int]] = (), *upsertions: ScramCredentialUpsertion
+    ) -> dict[str, int]:
+        request = AlterUserScramCredentialsRequest(
+            deletions=[ScramCredentialDeletion(name=name, mechanism=mechanism) for name, mechanism in deletions],
+            upsertions=list(upsertions),
+        )
+        answer = await raw.call(request, AlterUserScramCredentialsResponse, 0)
+        return {each.user: each.error_code for each in answer.results}
+
+    def upsertion(name: str, mechanism: int, password_bytes: int) -> ScramCredentialUpsertion:
+        return ScramCredentialUpsertion(
+            name=name, mechanism=mechanism, iterations=4096, salt=b"s", salted_password=b"p" * password_bytes
+        )
+
+    assert await described() == {}
+    assert await altered([("a", 1)], upsertion("b", 1, 32), upsertion("c", 2, 32)) == {
         "a": ErrorCode.RESOURCE_NOT_FOUND,
-        "b": ErrorCode.SECURITY_DISABLED,
+        "b": 0,
+        "c": ErrorCode.UNACCEPTABLE_CREDENTIAL,
     }
+    assert await altered([], upsertion("b", 2, 64)) == {"b": 0}
+    assert await described() == {"b": (0, [(1, 4096), (2, 4096)])}
+    assert await described("a", "b", "a") == {
+        "a": (ErrorCode.DUPLICATE_RESOURCE, []),
+        "b": (0, [(1, 4096), (2, 4096)]),
+    }
+    assert await altered([("b", 2)]) == {"b": 0}
+    assert await described("b", "c") == {"b": (0, [(1, 4096)]), "c": (ErrorCode.RESOURCE_NOT_FOUND, [])}
 
 
 async def test_a_client_with_sasl_is_told_that_it_has_no_place_here(raw: RawConnection) -> None:

@@ -14,7 +14,6 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient
 
-from agents.listeners.serving import SERVED_PROTOCOLS, UnservedError
 from agents.server import AddressError
 from metadata.contract.leases import AgentAddress
 from runtime.settings.listeners import ListenerSettings
@@ -302,15 +301,3 @@ async def test_a_listener_that_cannot_be_bound_ends_the_start_and_frees_the_othe
             await start_agent(listen="", listeners=(free, other))
         assert "choose another port for listener.external.address" in refused.value.remedy
     socket.create_server(("127.0.0.1", port)).close()  # nobody listens there any more
-
-
-@pytest.mark.parametrize("protocol", sorted({"SSL", "SASL_PLAINTEXT", "SASL_SSL"} - SERVED_PROTOCOLS))
-async def test_what_is_not_served_is_never_served_in_plain(start_agent: StartAgent, protocol: str) -> None:
-    files = {"tls_cert_file": "c.pem", "tls_key_file": "k.pem"} if protocol.endswith("SSL") else {}
-    with closing(socket.create_server(("127.0.0.1", 0))) as one:
-        port = one.getsockname()[1]
-    secured = ListenerSettings(name="default", address=f"127.0.0.1:{port}", protocol=protocol, **files)  # type: ignore[arg-type]
-    with pytest.raises(UnservedError, match=rf"listener\.default\.protocol is {protocol}"):
-        await start_agent(listen="", listeners=(secured,))
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", port), timeout=5)

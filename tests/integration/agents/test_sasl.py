@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,63 +14,64 @@ import confluent_kafka
 import kafka
 import pytest
 
-from agents import agent as agent_module
-from agents.request_context import ClientConnection
-from agents.security.gate import Authentication, Gate
-from agents.security.passwords import PasswordChecks
-from agents.server import Server
-from runtime.runtime import Runtime
-from security.scram import Mechanism
+from metadata.security.contract import UserChange
+from runtime.settings.listeners import ListenerSettings
+from security.scram import Mechanism, ScramCredential
 from siltstone.kafka.client import ConnectionLostError, KafkaClient, connected
 from siltstone.kafka.security.authenticating import LoginError
 from siltstone.kafka.security.values import ClientSecurity
 from tests.fixtures.agents import RawConnection, RunningAgent, StartAgent
 from tests.fixtures.waiting import until
-from tests.unit.agents.security.session_client import Users, credential
+from tests.unit.agents.security.session_client import credential
 from wire.messages.metadata import MetadataRequest
 from wire.messages.sasl import SaslAuthenticateRequest, SaslAuthenticateResponse
 
 MECHANISMS = ("SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN")
 REFUSED_AFTER_MS = 100
+ANN = {each: credential("secret", each) for each in Mechanism}
 
 
 @dataclass
 class SaslAgent:
     running: RunningAgent
-    users: Users
-    server: list[Server]
-    reauthenticate_ms: list[int]
 
     @property
     def address(self) -> str:
         return self.running.address
 
+    @property
+    def principals(self) -> list[str]:
+        server = self.running.agent._server
+        assert server is not None
+        return [each.client.principal for each in server.talking()]
+
+    async def set_user(self, name: str, credentials: Mapping[Mechanism, ScramCredential]) -> None:
+        """These and no others."""
+        changes = [UserChange(name=name, mechanism=each, credential=credentials.get(each)) for each in Mechanism]
+        await self.running.metadata.security.alter_users(changes)
+        await self.running.agent._follower.catch_up()
+
+
+def sasl_listener(**members: Any) -> ListenerSettings:
+    given = {"protocol": "SASL_PLAINTEXT", "sasl_mechanisms": ",".join(MECHANISMS), **members}
+    return ListenerSettings(name="default", address="127.0.0.1:0", **given)
+
 
 @pytest.fixture
-async def agent(start_agent: StartAgent, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SaslAgent]:
-    """An agent whose listener has SASL; ann has a password for each mechanism."""
-    users = Users(users={"ann": {each: credential("secret", each) for each in Mechanism}})
-    passwords = PasswordChecks(b"k" * 32)
-    authentication = Authentication(
-        known=users,
-        passwords=passwords,
-        runtime=Runtime(),
-        refused_after_ms=REFUSED_AFTER_MS,
-        receive_bytes_max=65_536,
-    )
-    reauthenticate_ms = [0]
-    servers: list[Server] = []
+def start_sasl_agent(start_agent: StartAgent) -> Callable[..., Awaitable[SaslAgent]]:
+    """An agent whose listener has SASL; ann has a password for each mechanism, and everybody may do everything."""
 
-    def make_server(broker: Any) -> Server:
-        def gate(client: ClientConnection) -> Gate:
-            return authentication.gate(client, MECHANISMS, reauthenticate_ms=reauthenticate_ms[0])
+    async def start(**members: Any) -> SaslAgent:
+        agent = SaslAgent(await start_agent(listen="", listeners=(sasl_listener(**members),), acl_mode="off"))
+        await agent.set_user("ann", ANN)
+        return agent
 
-        servers.append(Server(broker, {"default": gate}))
-        return servers[-1]
+    return start
 
-    monkeypatch.setattr(agent_module, "Server", make_server)
-    yield SaslAgent(await start_agent(), users, servers, reauthenticate_ms)
-    passwords.close()
+
+@pytest.fixture
+async def agent(start_sasl_agent: Callable[..., Awaitable[SaslAgent]]) -> SaslAgent:
+    return await start_sasl_agent()
 
 
 def as_ann(mechanism: str = "SCRAM-SHA-512", password: str = "secret", username: str = "ann") -> ClientSecurity:
@@ -84,8 +85,7 @@ async def test_our_client_comes_in_by_every_mechanism_and_works(agent: SaslAgent
         async with connected(agent.address, security=as_ann(mechanism)) as client:
             await client.create_topic(mechanism, partitions=1)
             assert (await client.topic(mechanism)).name == mechanism
-            (talking,) = agent.server[0].talking()
-            assert talking.client.principal == "User:ann"
+            assert agent.principals == ["User:ann"]
 
 
 async def test_a_wrong_password_is_the_clients_own_error_and_is_answered_late(agent: SaslAgent) -> None:
@@ -97,7 +97,7 @@ async def test_a_wrong_password_is_the_clients_own_error_and_is_answered_late(ag
                 await KafkaClient.connect(agent.address, security=security)
             assert loop.time() - begun_s >= REFUSED_AFTER_MS / 1000 - 0.01
             assert "ecret" not in str(caught.value)
-    await until(lambda: not agent.server[0].talking())
+    await until(lambda: not agent.principals)
 
 
 async def test_a_client_that_proves_nothing_reaches_no_handler(agent: SaslAgent) -> None:
@@ -126,10 +126,10 @@ async def test_frames_are_bounded_before_the_proof_and_not_after(agent: SaslAgen
 
 
 async def test_the_connections_of_a_user_who_is_altered_or_deleted_close_and_no_others(agent: SaslAgent) -> None:
-    agent.users.users["bob"] = {Mechanism.SCRAM_SHA_256: credential("b")}
+    await agent.set_user("bob", {Mechanism.SCRAM_SHA_256: credential("b")})
     bob = as_ann("SCRAM-SHA-256", "b", "bob")
     for change in ({}, {Mechanism.SCRAM_SHA_512: credential("new", Mechanism.SCRAM_SHA_512)}):
-        agent.users.users["ann"] = {each: credential("secret", each) for each in Mechanism}
+        await agent.set_user("ann", ANN)
         async with (
             connected(agent.address, security=as_ann()) as ann,
             connected(agent.address, security=bob) as other,
@@ -138,8 +138,7 @@ async def test_the_connections_of_a_user_who_is_altered_or_deleted_close_and_no_
             waiting = asyncio.ensure_future(ann.fetch(f"t{len(change)}", 0, 0, max_wait_ms=30_000))
             await until(lambda: agent.running.metric("requests_total", api="CreateTopics") > 0)
             # when
-            agent.users.users = {**agent.users.users, "ann": change}
-            agent.server[0].users_changed()
+            await agent.set_user("ann", change)
             # then the parked fetch ends at once
             async with asyncio.timeout(20):
                 with pytest.raises(ConnectionLostError):
@@ -149,15 +148,17 @@ async def test_the_connections_of_a_user_who_is_altered_or_deleted_close_and_no_
         await KafkaClient.connect(agent.address, security=as_ann())
 
 
-async def test_our_client_proves_itself_again_before_its_proof_expires(agent: SaslAgent) -> None:
-    agent.reauthenticate_ms[0] = 1_300
+async def test_our_client_proves_itself_again_before_its_proof_expires(
+    start_sasl_agent: Callable[..., Awaitable[SaslAgent]],
+) -> None:
+    agent = await start_sasl_agent(connections_max_reauth_ms=1_300)
     loop = asyncio.get_running_loop()
     async with connected(agent.address, security=as_ann()) as client:
         begun_s = loop.time()
         while loop.time() < begun_s + 3:
             assert (await client.metadata([])).brokers
             await asyncio.sleep(0.05)
-        assert len(agent.server[0].talking()) == 1
+        assert agent.principals == ["User:ann"]
 
 
 async def test_tokens_after_the_proof_are_out_of_place(agent: SaslAgent) -> None:

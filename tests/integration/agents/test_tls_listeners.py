@@ -47,6 +47,7 @@ async def test_clients_of_every_kind_write_and_read(start_agent: StartAgent, cer
     rules = "RULE:^CN=([^,]+),O=Siltstone$/$1/U,DEFAULT"
     running = await start_agent(
         listen="",
+        acl_mode="off",
         listeners=(listener(certificates, tls_principal_mapping_rules=rules),),
         auto_create_topics_enable=True,
     )
@@ -110,7 +111,9 @@ async def test_clients_have_the_principal_that_the_rules_make(
     start_agent: StartAgent, certificates: Certificates
 ) -> None:
     rules = "RULE:^CN=([^,]+),O=Siltstone$/$1/U"
-    running = await start_agent(listen="", listeners=(listener(certificates, tls_principal_mapping_rules=rules),))
+    running = await start_agent(
+        listen="", acl_mode="off", listeners=(listener(certificates, tls_principal_mapping_rules=rules),)
+    )
     host, _, port = running.address.rpartition(":")
     context = certificates.client_context(certificates.client)
     _, writer = await asyncio.open_connection(host, int(port), ssl=context, server_hostname="localhost")
@@ -132,7 +135,9 @@ async def test_a_certificate_is_renewed_under_load_and_no_request_is_lost(
         finally:
             streams[1].transport.abort()
 
-    running = await start_agent(listen="", listeners=(listener(certificates, write()),), auto_create_topics_enable=True)
+    running = await start_agent(
+        listen="", acl_mode="off", listeners=(listener(certificates, write()),), auto_create_topics_enable=True
+    )
     context = certificates.client_context(certificates.client)
     common: dict[str, Any] = {"bootstrap_servers": running.address, "security_protocol": "SSL", "ssl_context": context}
     serials = {await serial()}
@@ -157,7 +162,9 @@ async def test_a_certificate_is_renewed_under_load_and_no_request_is_lost(
 async def test_whoever_shows_no_good_certificate_gets_nothing(
     start_agent: StartAgent, certificates: Certificates
 ) -> None:
-    running = await start_agent(listen="", listeners=(listener(certificates, tls_crl_file=str(certificates.crl)),))
+    running = await start_agent(
+        listen="", acl_mode="off", listeners=(listener(certificates, tls_crl_file=str(certificates.crl)),)
+    )
     host, _, port = running.address.rpartition(":")
     for identity in (None, certificates.client_of_other, certificates.client_expired, certificates.client_revoked):
         context = certificates.client_context(identity)
@@ -179,7 +186,7 @@ async def test_a_start_with_bad_files_is_refused_and_frees_the_address(
         ({"tls_cert_file": "/nowhere.pem"}, None, r"listener\.default\.tls\.cert\.file = /nowhere.pem: no such file"),
     ):
         with pytest.raises(TlsFileError, match=says):
-            await start_agent(listen="", listeners=(listener(certificates, server, **members),))
+            await start_agent(listen="", acl_mode="off", listeners=(listener(certificates, server, **members),))
     with pytest.raises(SettingsError, match=r"listener\.default\.tls\.principal\.mapping\.rules: .* character 6 "):
         bad = listener(certificates, tls_principal_mapping_rules="RULE:(/x/")
-        await start_agent(listen="", listeners=(bad,))
+        await start_agent(listen="", acl_mode="off", listeners=(bad,))
