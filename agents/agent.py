@@ -222,7 +222,7 @@ class Agent:
             groups = self._groups = self._new_groups(membership)
             names = [each.listener for each in endpoints]
             server = self._server = Server(
-                self._broker(identity.cluster_id, names, membership, write_path, groups), self._access.gates()
+                self._broker(identity.cluster_id, names, membership, write_path, groups), await self._access.gates()
             )
             self._access.known.on_users.append(lambda names: server.users_changed())
             write_path.start()

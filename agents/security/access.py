@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from agents.request_context import ClientConnection
 from agents.security.authorizer import Authorizer, mode_of, super_users_of
-from agents.security.gate import Authentication, Gate, gates_of
+from agents.security.gate import Authentication, Gate, NoTokensError, TokenJudge, gates_of
 from agents.security.known import KnownSecurity
 from agents.security.passwords import PasswordChecks
+from agents.security.session import OAUTHBEARER
 from metadata.contract.leases import WriterLease
 from metadata.security.contract import SecurityMetadata
 from runtime.runtime import Runtime
 from runtime.settings.listeners import listeners_of
 from runtime.settings.table import Settings
+
+
+class OpenJudge(Protocol):
+    async def stop(self) -> None: ...
 
 
 class Access:
@@ -25,6 +31,7 @@ class Access:
         self._metadata = metadata
         self._runtime = runtime
         self._passwords: PasswordChecks | None = None
+        self._token_judges_open: Sequence[OpenJudge] = ()
         self._listeners = listeners_of(settings)
         self.known = KnownSecurity(metadata=metadata, lease=lease, runtime=runtime)
         self.authorizer = Authorizer(
@@ -41,8 +48,8 @@ class Access:
             # One that knows no ACLs would let everybody in.
             await self._metadata.exclude_older_programs()
 
-    def gates(self) -> Mapping[str, Callable[[ClientConnection], Gate]]:
-        """By the name of each listener that has SASL. Raises NoTokensError."""
+    async def gates(self) -> Mapping[str, Callable[[ClientConnection], Gate]]:
+        """By the name of each listener that has SASL. Raises NoTokensError, TlsFileError."""
         if not any(each.has_sasl for each in self._listeners):
             return {}
         ids = self._runtime.ids
@@ -54,10 +61,28 @@ class Access:
             runtime=self._runtime,
             refused_after_ms=settings.connection_failed_authentication_delay_ms,
             receive_bytes_max=settings.sasl_server_max_receive_bytes,
+            tokens=await self._token_judges(),
         )
         return gates_of(authentication, self._listeners)
 
+    async def _token_judges(self) -> Mapping[str, TokenJudge]:
+        listeners = [each for each in self._listeners if each.has_sasl and OAUTHBEARER in each.mechanisms]
+        if not listeners:
+            return {}
+        try:
+            from agents.security.oauth.judging import opened  # needs the extra
+        except ImportError as error:
+            raise NoTokensError(
+                f"listener {listeners[0].name} has the mechanism {OAUTHBEARER}, and a package is missing: {error.name}",
+                remedy="install siltstone[oauth], or remove the mechanism",
+            ) from error
+        judges = {each.name: await opened(each, self._runtime.clock) for each in listeners}
+        self._token_judges_open = list(judges.values())
+        return judges
+
     async def stop(self) -> None:
+        for judge in self._token_judges_open:
+            await judge.stop()
         await self.known.stop()
         self.authorizer.close()
         if self._passwords is not None:

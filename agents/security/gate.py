@@ -7,7 +7,7 @@ late. A refusal leaves at a fixed time after the message that it answers, so the
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
@@ -52,7 +52,8 @@ class Authentication:
     refused_after_ms: int
     """Kafka's `connection.failed.authentication.delay.ms`."""
     receive_bytes_max: int
-    tokens: TokenJudge | None = None
+    tokens: Mapping[str, TokenJudge] = field(default_factory=dict[str, TokenJudge])
+    """By listener."""
 
     def gate(self, client: ClientConnection, mechanisms: Sequence[str], *, reauthenticate_ms: int = 0) -> Gate:
         """For a new connection."""
@@ -120,9 +121,7 @@ class Gate:
         return self._answered(step)
 
     async def _judged(self, step: CheckToken) -> Reply:
-        if self._shared.tokens is None:
-            return self._session.refused_token("no tokens are taken here", b"")
-        told = await self._shared.tokens.judge(step.token)
+        told = await self._shared.tokens[self._client.listener].judge(step.token)
         if not told.user:
             return self._session.refused_token(told.reason, told.answer)
         return self._session.judged_token(told.user, told.lifetime_ms, self._clock.monotonic_ms())
@@ -167,9 +166,9 @@ def gates_of(
 ) -> Mapping[str, Callable[[ClientConnection], Gate]]:
     """By the name of each listener that has SASL, what makes the gate of a new connection. Raises NoTokensError."""
     for each in listeners:
-        if each.has_sasl and OAUTHBEARER in each.mechanisms and authentication.tokens is None:
+        if each.has_sasl and OAUTHBEARER in each.mechanisms and each.name not in authentication.tokens:
             raise NoTokensError(
-                f"listener {each.name} has the mechanism {OAUTHBEARER}, and this release judges no tokens",
+                f"listener {each.name} has the mechanism {OAUTHBEARER}, and nobody judges its tokens",
                 remedy=f"remove it from listener.{each.name}.sasl.mechanisms",
             )
     return {

@@ -121,8 +121,11 @@ def _check_tls(listener: ListenerSettings) -> None:
 
 def _check_sasl(listener: ListenerSettings) -> None:
     if not listener.has_sasl:
-        unused = ("sasl.mechanisms", "connections.max.reauth.ms")
-        _refuse_unused(listener, unused.__contains__, "SASL_PLAINTEXT or SASL_SSL")
+
+        def is_unused(member: str) -> bool:
+            return member.startswith("sasl.") or member == "connections.max.reauth.ms"
+
+        _refuse_unused(listener, is_unused, "SASL_PLAINTEXT or SASL_SSL")
         return
     name = listener.setting_name("sasl.mechanisms")
     unknown = [each for each in listener.mechanisms if each not in MECHANISMS]
@@ -138,6 +141,34 @@ def _check_sasl(listener: ListenerSettings) -> None:
             f"{name} has {' and '.join(revealing)}, and {listener.setting_name('protocol')} is {listener.protocol}:"
             f" others on the way to {listener.address} could read what clients prove themselves with",
             remedy=f"set {listener.setting_name('protocol')} to SASL_SSL, or leave SCRAM alone in {name}",
+        )
+    _check_tokens(listener)
+
+
+def _check_tokens(listener: ListenerSettings) -> None:
+    values, prefix = _values(listener), "sasl.oauthbearer."
+    if "OAUTHBEARER" not in listener.mechanisms:
+        given = [member for member, _, default in member_declarations() if values[member] != default]
+        for member in given:
+            if member.startswith(prefix):
+                raise SettingsError(
+                    f"{listener.setting_name(member)} has no effect: {listener.setting_name('sasl.mechanisms')} is"
+                    f" {listener.sasl_mechanisms}",
+                    remedy=f"add OAUTHBEARER to {listener.setting_name('sasl.mechanisms')}",
+                )
+        return
+    for member in ("jwks.endpoint.url", "expected.issuer", "expected.audience", "sub.claim.name"):
+        if not values[prefix + member]:
+            raise SettingsError(
+                f"{listener.setting_name(prefix + member)} is not set, and {listener.setting_name('sasl.mechanisms')}"
+                " has OAUTHBEARER: tokens that were issued for others would let their holders in",
+                remedy="set jwks.endpoint.url, expected.issuer and expected.audience, as the issuer of the tokens says",
+            )
+    if not listener.sasl_oauthbearer_jwks_endpoint_url.startswith("https://"):
+        raise SettingsError(
+            f"{listener.setting_name(prefix + 'jwks.endpoint.url')} must begin with https://, not"
+            f" {listener.sasl_oauthbearer_jwks_endpoint_url!r}: others on the way could give the agent keys of theirs",
+            remedy="name the issuer's https:// address",
         )
 
 

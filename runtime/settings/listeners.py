@@ -69,6 +69,17 @@ class ListenerSettings:
         f"Mechanisms that clients may use, separated by commas: {', '.join(f'`{each}`' for each in MECHANISMS)}."
         " `PLAIN` and `OAUTHBEARER` need TLS, but on loopback.",
     )
+    sasl_oauthbearer_jwks_endpoint_url: str = setting(
+        "", SECTION, "The https:// address of the keys that sign tokens (`OAUTHBEARER`; needs the extra `oauth`)."
+    )
+    sasl_oauthbearer_jwks_ca_file: str = setting(
+        "", SECTION, "PEM file with the authorities of that address. Empty: those that the system trusts."
+    )
+    sasl_oauthbearer_expected_issuer: str = setting("", SECTION, "Who must have issued a token: its claim `iss`.")
+    sasl_oauthbearer_expected_audience: str = setting(
+        "", SECTION, "For whom a token must be issued, its claim `aud`: one of these, separated by commas."
+    )
+    sasl_oauthbearer_sub_claim_name: str = setting("sub", SECTION, "The claim of a token that names the user.")
     proxy_protocol_from: str = setting(
         "",
         SECTION,
@@ -105,6 +116,11 @@ class ListenerSettings:
     @property
     def mechanisms(self) -> tuple[str, ...]:
         return tuple(_listed(self.sasl_mechanisms))
+
+    @property
+    def audience(self) -> tuple[str, ...]:
+        """For whom a token may be issued."""
+        return tuple(_listed(self.sasl_oauthbearer_expected_audience))
 
     @property
     def proxies(self) -> tuple[Network, ...]:
