@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -63,7 +63,6 @@ DEADLOCK_DETECTED = "40P01"
 ATTEMPTS = 6
 """Attempts at a migration that loses deadlocks to concurrent commits."""
 PAUSE_MS = 100
-INSUFFICIENT_PRIVILEGE = "42501"
 
 
 class OldProgramsAtWorkError(BadInputError):
@@ -175,81 +174,6 @@ async def plan_migration(url: str, *, versions: Path | None = None) -> Migration
         raise unavailable(error) from error
     finally:
         await connection.close()
-
-
-async def grant_reader(url: str, role: str) -> Sequence[str]:
-    """Let `role`, which must exist, read where records lie and pin the files that it reads; nothing else.
-
-    Also sets time-outs for the role's sessions in this database, so that none of them holds a lock or a snapshot for
-    long by mistake. The owner of the schema may lack the right to set time-outs. The function then returns the
-    statements that another role has to run.
-
-    A second call changes nothing. Raises BadInputError if the role does not exist or may do more already, and
-    MetadataUnavailableError.
-    """
-    connection = await connect(url, application="siltstone-migrate")
-    try:
-        found = await connection.fetchrow(_ROLE, role)
-        if found is None:
-            remedy = f"create it first: CREATE ROLE {role} LOGIN PASSWORD '...'"
-            raise BadInputError(f"Postgres has no role {role!r}", remedy=remedy)
-        if found["is_super"] or found["owns"]:
-            remedy = "name a role that is only for readers"
-            raise BadInputError(f"role {role!r} may do everything here already", remedy=remedy)
-        # Postgres runs several statements of one call as one transaction.
-        await connection.execute("; ".join(reader_grants(found["quoted"], found["schema"])))
-        limits = list(reader_limits(found["quoted"], found["database"]))
-        try:
-            await connection.execute("; ".join(limits))
-        except CONNECTION_ERRORS as error:
-            # The grants stand already; limits are only a safeguard that another role can add.
-            if sqlstate_of(error) != INSUFFICIENT_PRIVILEGE:
-                raise
-            return limits
-        return []
-    except CONNECTION_ERRORS as error:
-        raise unavailable(error) from error
-    finally:
-        await connection.close()
-
-
-_ROLE = """SELECT r.rolsuper AS is_super, pg_has_role(r.oid, c.relowner, 'MEMBER') AS owns,
-    quote_ident(r.rolname) AS quoted, quote_ident(n.nspname) AS schema,
-    quote_ident(current_database()) AS database
-FROM pg_roles r, pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-WHERE r.rolname = $1 AND c.oid = 'pins'::regclass"""
-
-READER_COLUMNS = {
-    "alembic_version": "version_num",
-    "schema_versions": "version, oldest_program",
-    "cluster": "cluster_id, store_bound, forgotten_file_id",
-    "topics": "topic_id, name, configs, config_version, created_ms",
-    "partitions": "partition_id, topic_id, partition",
-    "watermarks": "partition_id, next_offset",
-    "log_starts": "partition_id, log_start_offset, last_stable_offset",
-    "files": "file_id, key, level, state, size_bytes, created_ms, index",
-    "extents": "extent_id, partition_id, base_offset, last_offset, file_id, position, length, block_index_position, "
-    "block_index_length, record_count, crc32c, min_ts_ms, max_ts_ms, has_tombstones, flagged_reason, state",
-}
-"""Columns that a reader may see: those that `topic_snapshot` and the opening of a connection read."""
-
-
-READER_LIMITS_MS = {"lock_timeout": 5_000, "statement_timeout": 60_000, "idle_in_transaction_session_timeout": 10_000}
-
-
-def reader_grants(role: str, schema: str) -> Iterator[str]:
-    """Statements that grant a reader its rights. Both names are quoted already."""
-    yield f"GRANT USAGE ON SCHEMA {schema} TO {role}"
-    for table, columns in READER_COLUMNS.items():
-        yield f"GRANT SELECT ({columns}) ON {schema}.{table} TO {role}"
-    for function in ("pin_files_v1(text, bigint)", "beat_pin_v1(bigint, bigint)", "unpin_v1(bigint)"):
-        yield f"GRANT EXECUTE ON FUNCTION {schema}.{function} TO {role}"
-
-
-def reader_limits(role: str, database: str) -> Iterator[str]:
-    """Statements that set a reader's time-outs. Both names are quoted already."""
-    for name, limit_ms in READER_LIMITS_MS.items():
-        yield f"ALTER ROLE {role} IN DATABASE {database} SET {name} = {limit_ms}"
 
 
 async def schema_state(url: str) -> SchemaState:

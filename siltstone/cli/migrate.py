@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -16,6 +18,10 @@ from siltstone.cli.options.setting_options import read_settings, setting_options
 from siltstone.cli.options.system_options import POSTGRES_NAMES, ways_to_name
 from siltstone.terminal.plain import say
 
+CAN = {"agent": "has the rights of agents", "compactor": "has the rights of compactors", "reader": "may read and pin"}
+PASSWORDS = ("agent", "compactor")
+"""The kinds whose roles may be made here. Readers are people's."""
+
 
 @click.command()
 @setting_options
@@ -23,6 +29,8 @@ from siltstone.terminal.plain import say
 @click.option(
     "--metadata", metavar="URL", help="Postgres of the metadata: postgresql://USER@HOST:PORT/DB (metadata.url)."
 )
+@click.option("--agent", metavar="ROLE", help="Also give this role of Postgres the rights of agents, and no others.")
+@click.option("--compactor", metavar="ROLE", help="The same for compactors.")
 @click.option(
     "--reader", metavar="ROLE", help="Also allow this role of Postgres to read and pin the places of records."
 )
@@ -34,6 +42,8 @@ def migrate(
     assignments: tuple[str, ...],
     data: Path | None,
     metadata: str | None,
+    agent: str | None,
+    compactor: str | None,
     reader: str | None,
     dry_run: bool,
 ) -> None:
@@ -47,8 +57,15 @@ def migrate(
     migration is refused and nothing is changed. --dry-run names these programs, and the rights that the role lacks; its
     exit code is 1 if the migration would be refused.
 
+    --agent and --compactor give an existing role what agents and compactors need, and take all other rights in the
+    schema from it: agents cannot write merge jobs or delete files, compactors cannot read what is kept of passwords,
+    and neither can change the schema. If AGENT_PGPASSWORD or COMPACTOR_PGPASSWORD is set in the environment, the role
+    is made if it is missing, and gets that password. Commands that repair something need the schema's owner.
+
     --reader grants an existing role the rights on the metadata that `siltstone.read_topic` and Spark need. Reading
-    objects needs rights on the object store. Repeat --reader after every upgrade.
+    objects needs rights on the object store.
+
+    Repeat all three after every upgrade, before the programs are replaced.
 
     `siltstone dev` migrates its own Postgres when it starts. Use --data for --dry-run and --reader.
 
@@ -57,38 +74,58 @@ def migrate(
       siltstone migrate --metadata postgresql://me@db:5432/silt
       siltstone migrate --dry-run --config agent.toml
       siltstone migrate --metadata postgresql://me@db/silt --reader analysts
+      siltstone migrate --config owner.toml --agent silt_a --compactor silt_c
       siltstone migrate --data ./siltstone-data --dry-run
     """
+    roles = {"agent": agent or "", "compactor": compactor or "", "reader": reader or ""}
+    _check_distinct(roles)
     usage = "--data already names the Postgres: give either --data or --metadata, not both"
     data = unless_typed(data, metadata, usage=usage)
     if data is not None:
         from siltstone.embedded.attach import attach
 
         with attach(data) as attached:
-            _act(attached.metadata_url, reader=reader, dry_run=dry_run)
+            _act(attached.metadata_url, roles=roles, dry_run=dry_run)
         return
     url = read_settings(config, assignments, {"metadata.url": metadata}).metadata_url
     if not url or is_memory(url):
         raise BadInputError("no Postgres is named; nothing was changed", remedy=ways_to_name(*POSTGRES_NAMES))
-    _act(url, reader=reader, dry_run=dry_run)
+    _act(url, roles=roles, dry_run=dry_run)
 
 
-def _act(url: str, *, reader: str | None, dry_run: bool) -> None:
+def _check_distinct(roles: Mapping[str, str]) -> None:
+    """Raises BadInputError."""
+    named = [role for role in roles.values() if role]
+    for role in named:
+        if named.count(role) > 1:
+            kinds = ", ".join(f"--{kind}" for kind, each in roles.items() if each == role)
+            raise BadInputError(
+                f"one role is given for several kinds of programs: {role} ({kinds}); nothing was changed",
+                remedy="make a role for each: one that has the rights of two can do what neither should",
+            )
+
+
+def _act(url: str, *, roles: Mapping[str, str], dry_run: bool) -> None:
+    """`roles` by kind of program; "": none is named."""
     if dry_run:
         _say_plan(url)
         return
     say(f"schema: {asyncio.run(_migrate(url))}")
-    if reader:
-        from metadata.migrations.migrate import grant_reader
+    for kind, role in roles.items():
+        if role:
+            _grant(url, kind, role)
 
-        left = asyncio.run(grant_reader(url, reader))
-        say(f"reader: {reader} may read and pin")
-        if left:
-            say(
-                f"the role of metadata.url may not set the time-outs of {reader}; run this as a role that may:",
-                err=True,
-            )
-            say(";\n".join(left) + ";", err=True)
+
+def _grant(url: str, kind: str, role: str) -> None:
+    from metadata.migrations.grants import AGENT, COMPACTOR, READER, grant
+
+    rights = {"agent": AGENT, "compactor": COMPACTOR, "reader": READER}[kind]
+    password = os.environ.get(f"{kind.upper()}_PGPASSWORD", "") if kind in PASSWORDS else ""
+    left = asyncio.run(grant(url, role, rights, password=password, salt=os.urandom(16)))
+    say(f"{kind}: {role} {CAN[kind]}" + (", with the password of the environment" if password else ""))
+    if left:
+        say(f"the role of metadata.url may not do this for {role}; run it as a role that may:", err=True)
+        say(";\n".join(left) + ";", err=True)
 
 
 def _say_plan(url: str) -> None:

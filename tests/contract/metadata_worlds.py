@@ -16,11 +16,11 @@ from metadata.contract.leases import AgentAddress, WriterLease
 from metadata.contract.store import MetadataStore
 from metadata.contract.topics import Topic
 from metadata.memory.store import MemoryDatabase, MemoryMetadata
-from metadata.postgres.store import PostgresMetadata
 from metadata.rules.packed_index import IndexRow, decode_index
 from runtime.clock import SystemClock
 from runtime.errors import SiltstoneError
 from runtime.runtime import Runtime
+from tests.fixtures.metadata_parts import Divided
 from tests.fixtures.postgres import run_sql, standing_clock
 
 DAY_MS = 86_400_000
@@ -212,11 +212,11 @@ class MemoryWorld:
 class PostgresWorld:
     def __init__(self, url: str) -> None:
         self.url = url
-        self.service: MetadataStore = PostgresMetadata(url)
+        self.service: MetadataStore = Divided(url)
         self._services: list[Any] = [self.service]
 
     async def another(self, *, producer_id_expiration_ms: int = DAY_MS) -> MetadataStore:
-        service = PostgresMetadata(self.url, producer_id_expiration_ms=producer_id_expiration_ms)
+        service = Divided(self.url, producer_id_expiration_ms=producer_id_expiration_ms)
         self._services.append(service)
         await service.open()
         return service

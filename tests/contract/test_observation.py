@@ -226,7 +226,7 @@ async def test_a_table_tells_its_dead_rows_before_vacuum_and_none_after(postgres
 
 
 async def test_a_role_that_may_not_read_all_statistics_sees_that_something_is_hidden(postgres_url: str) -> None:
-    # given a role with the rights of an agent, and a session of another role
+    # given a role with the rights to all tables, and a session of another role
     role = f"plain_{postgres_url.rpartition('/')[2]}"
     await run_sql(
         postgres_url,
@@ -236,16 +236,16 @@ async def test_a_role_that_may_not_read_all_statistics_sees_that_something_is_hi
     )
     other = await open_connection(postgres_url, connect_timeout_s=10, command_timeout_s=60, settings={})
     rest = postgres_url.partition("@")[2]
-    world = PostgresWorld(f"postgresql://{role}:x@{rest}")
+    service = PostgresMetadata(f"postgresql://{role}:x@{rest}")
     try:
-        await world.service.open()
-        assert figures(await world.service.operators.observe(lags_max=0)).connections["hidden"] >= 1
+        await service.open()
+        assert figures(await service.operators.observe(lags_max=0)).connections["hidden"] >= 1
         page = (ROOT / "docs" / "operations" / "monitoring.md").read_text(encoding="utf-8")
         [grant] = re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
         await run_sql(postgres_url, grant.replace("siltstone", role))
-        assert figures(await world.service.operators.observe(lags_max=0)).connections["hidden"] == 0
+        assert figures(await service.operators.observe(lags_max=0)).connections["hidden"] == 0
     finally:
-        await world.close()
+        await service.close()
         await other.close()
         await run_sql(postgres_url, f"DROP OWNED BY {role}", f"DROP ROLE {role}")
 

@@ -17,6 +17,7 @@ oldest_program = "0001"
 
 def upgrade() -> None:
     run_script("0007_security.sql")
+    run_script("excluding_v1.sql")
 
 
 def downgrade() -> None:

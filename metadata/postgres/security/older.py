@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from metadata.migrations.schema_versions import listed, read_running, revision_of, too_old
 from metadata.postgres.driver import driver_of
-from metadata.postgres.log.registering import end_too_old, lock_registering, lock_too_old
+from metadata.postgres.log.registering import lock_registering
 from metadata.postgres.tables import SCHEMA_VERSIONS
 from metadata.security.contract import OlderProgramsAtWorkError
 from runtime.errors import BugError
@@ -22,6 +22,9 @@ from runtime.errors import BugError
 OLDEST_PROGRAM = 7
 """The schema of the first programs that know users, ACLs and quotas."""
 
+_LOCK_OLDER = sa.text("SELECT lock_older_programs_v1()")
+_END_OLDER = sa.text("SELECT end_older_programs_v1()")
+"""They run with the rights of the schema's owner (`excluding_v1.sql`): an agent's role has not those."""
 _OLDEST = sa.select(sa.func.max(SCHEMA_VERSIONS.c.oldest_program))
 _EXCLUDE = (
     sa.update(SCHEMA_VERSIONS)
@@ -37,9 +40,8 @@ async def exclude_older(connection: AsyncConnection) -> None:
     if (await connection.scalar(_OLDEST) or 0) >= OLDEST_PROGRAM:
         return
     await lock_registering(connection)
-    driver = await driver_of(connection)
-    await lock_too_old(driver, OLDEST_PROGRAM)
-    at_work = too_old(await read_running(driver), OLDEST_PROGRAM)
+    await connection.execute(_LOCK_OLDER)
+    at_work = too_old(await read_running(await driver_of(connection)), OLDEST_PROGRAM)
     if at_work:
         raise OlderProgramsAtWorkError(
             f"users, ACLs and quotas need programs of schema {revision_of(OLDEST_PROGRAM)} and newer alone, but older"
@@ -47,11 +49,14 @@ async def exclude_older(connection: AsyncConnection) -> None:
             remedy="upgrade them or stop them first; a killed one still counts for 10 s",
         )
     # A lapsed lease may belong to a program that only sleeps: it has to register again, and is refused then.
-    await end_too_old(driver, OLDEST_PROGRAM)
-    await note_excluded(connection)
+    _check_noted(await connection.scalar(_END_OLDER))
 
 
 async def note_excluded(connection: AsyncConnection) -> None:
     """Say that the schema takes no older program. The caller knows that none is at work."""
-    if await connection.scalar(_EXCLUDE) is None:
+    _check_noted(await connection.scalar(_EXCLUDE))
+
+
+def _check_noted(noted: object) -> None:
+    if not noted:
         raise BugError(f"schema_versions has no row of schema {revision_of(OLDEST_PROGRAM)}")

@@ -16,9 +16,9 @@ from metadata.contract.errors import MetadataUnavailableError, SchemaMismatchErr
 from metadata.contract.groups import GroupFencedError, OffsetCommitBatch
 from metadata.contract.l0_commit import CommitL0
 from metadata.contract.leases import AgentAddress, WriterFencedError, WriterLease
+from metadata.migrations.grants import READER, grant
 from metadata.migrations.migrate import (
     OldProgramsAtWorkError,
-    grant_reader,
     migrate_async,
     plan_migration,
     schema_revision,
@@ -315,7 +315,7 @@ async def test_a_readers_role_reads_on_after_a_migration_without_a_new_grant(
         # then it may read whether the schema supports it
         place = bare_postgres_url.rpartition("@")[2]
         assert await schema_state(f"postgresql://{role}:x@{place}") == SchemaState(NEXT, ours())
-        await grant_reader(bare_postgres_url, role)
+        await grant(bare_postgres_url, role, READER)
     finally:
         await run_sql(bare_postgres_url, f"DROP OWNED BY {role}", f"DROP ROLE {role}")
 

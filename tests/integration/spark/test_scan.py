@@ -18,7 +18,7 @@ from click.testing import CliRunner
 import siltstone
 from metadata.contract.topics import UnknownTopicError
 from metadata.memory.store import MemoryMetadata
-from metadata.migrations.migrate import READER_COLUMNS
+from metadata.migrations.grants import READER_COLUMNS
 from metadata.postgres.connection import connect
 from metadata.postgres.driver import Connection
 from metadata.urls import open_metadata

@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from metadata.contract.topics import UnknownTopicError
-from metadata.migrations.migrate import grant_reader
+from metadata.migrations.grants import READER, grant
 from metadata.postgres.readers import PostgresReaders
 from pyspark_siltstone import DefaultSource
 from runtime.errors import SiltstoneError
@@ -235,7 +235,7 @@ async def test_a_role_that_may_only_read_is_enough(spark_topics: SparkTopics) ->
     url = spark_topics.metadata_url
     await run_sql(url, "CREATE ROLE analyst LOGIN PASSWORD 'only-reads'")
     try:
-        await grant_reader(url, "analyst")
+        await grant(url, "analyst", READER)
         options = spark_topics.options("flights", startingOffsets="earliest")
         options["metadataUrl"] = f"postgresql://analyst:only-reads@{url.rpartition('@')[2]}"
 

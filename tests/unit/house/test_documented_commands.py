@@ -49,6 +49,7 @@ RUN_BY_OTHERS = {
     ("docs/operations/rebuild.md", "URL="): SHELL,
     ("docs/operations/rebuild.md", "siltstone dev --data drill"): SHELL,
     ("docs/operations/upgrades.md", "$ siltstone migrate --dry-run"): UPGRADES,
+    ("docs/operations/postgres.md", "siltstone migrate"): "tests/integration/metadata/test_roles.py",
     ("docs/operations/postgres.md", "ALTER SYSTEM"): "tests/integration/metadata/test_load_probe.py",
     ("docs/operations/monitoring.md", "GRANT pg_read_all_stats"): MONITORING,
 }

@@ -35,9 +35,12 @@ TAKES_AWAY = re.compile(
 """Statements that may break a program made before them."""
 
 
-PROVED = {"0006": "tests/integration/metadata/test_packed_producers.py"}
-"""Migrations that put something else in the place of what they take away, and the test by which programs made before
-them go on."""
+PROVED = {
+    "0006": "tests/integration/metadata/test_packed_producers.py",
+    "0007": "tests/integration/metadata/test_first_use_of_security.py",
+}
+"""Migrations that put something else in the place of what they take away, or define a function that takes something
+away later; and the test by which programs made before them go on."""
 
 
 def said(state: SchemaState, program: str) -> str:

@@ -1,0 +1,261 @@
+"""The rights of Postgres roles, which `siltstone migrate --agent|--compactor|--reader ROLE` gives: for each kind of
+process what its statements need, and no more. None owns anything, so none can change the schema.
+
+People's commands that repair or ask (`migrate`, `fsck --adopt`, `rebuild`, `erase`, `compact`) run as the schema's
+owner. Functions run with the rights of their caller, triggers too, unless they say SECURITY DEFINER.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
+
+from metadata.contract.errors import MetadataUnavailableError
+from metadata.postgres.connection import CONNECTION_ERRORS, INSUFFICIENT_PRIVILEGE, connect, sqlstate_of, unavailable
+from metadata.postgres.driver import Connection
+from runtime.errors import BadInputError
+
+
+@dataclass(frozen=True, slots=True)
+class Rights:
+    """All that a kind of process may do in the schema."""
+
+    purpose: str
+    tables: Mapping[str, str]
+    """By table or view, as GRANT writes it: "SELECT, UPDATE (state)"."""
+    sequences: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    functions: Sequence[str] = ()
+    """Those that not everybody may call."""
+    memberships: Sequence[str] = ()
+    """Postgres's own roles whose rights it needs too."""
+    limits_ms: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    """Time-outs of the role's sessions. A process sets its own; a person's queries do not."""
+
+
+READER_COLUMNS: Final = {
+    "alembic_version": "version_num",
+    "schema_versions": "version, oldest_program",
+    "cluster": "cluster_id, store_bound, forgotten_file_id",
+    "topics": "topic_id, name, configs, config_version, created_ms",
+    "partitions": "partition_id, topic_id, partition",
+    "watermarks": "partition_id, next_offset",
+    "log_starts": "partition_id, log_start_offset, last_stable_offset",
+    "files": "file_id, key, level, state, size_bytes, created_ms, index",
+    "extents": "extent_id, partition_id, base_offset, last_offset, file_id, position, length, block_index_position, "
+    "block_index_length, record_count, crc32c, min_ts_ms, max_ts_ms, has_tombstones, flagged_reason, state",
+}
+"""Columns that a reader may see: those that `topic_snapshot` and the opening of a connection read."""
+
+READER: Final = Rights(
+    "readers",
+    {table: f"SELECT ({columns})" for table, columns in READER_COLUMNS.items()},
+    functions=("pin_files_v1(text, bigint)", "beat_pin_v1(bigint, bigint)", "unpin_v1(bigint)"),
+    limits_ms={"lock_timeout": 5_000, "statement_timeout": 60_000, "idle_in_transaction_session_timeout": 10_000},
+)
+
+_ALL: Final = "SELECT, INSERT, UPDATE, DELETE"
+_SUMS: Final = {"file_sums": _ALL, "file_topic_sums": _ALL, "partition_sums": _ALL}
+"""The trigger on extents keeps them, with the rights of whoever changes an extent."""
+_OPENING: Final = {"alembic_version": "SELECT", "schema_versions": "SELECT"}
+
+AGENT: Final = Rights(
+    "agents",
+    {
+        **_OPENING,
+        **_SUMS,
+        "cluster": "SELECT, UPDATE (next_producer_id, broker_configs, topic_defaults, store_bound)",
+        "writers": "SELECT, INSERT, UPDATE (epoch, last_seq)",
+        "agents": _ALL,
+        "compactors": "SELECT",
+        "topics": _ALL,
+        "deleted_topics": "SELECT, INSERT, UPDATE",
+        "partitions": _ALL,
+        "watermarks": _ALL,
+        "log_starts": "SELECT, INSERT, UPDATE (log_start_offset, requested_through_offset), DELETE",
+        "files": "SELECT, INSERT, UPDATE (state, dead_ms, live_extents, results, index, max_ts_ms)",
+        "extents": "SELECT, UPDATE (state, dead_ms)",
+        "commit_gate": "UPDATE",
+        "producers": "SELECT",
+        "producer_states": _ALL,
+        "producer_id_blocks": "SELECT, INSERT",
+        "groups": _ALL,
+        "group_offsets": _ALL,
+        "changes": "SELECT, INSERT",
+        "scram_users": _ALL,
+        "acls": _ALL,
+        "client_quotas": _ALL,
+        "secrets": "SELECT",
+    },
+    sequences={
+        "node_ids": "USAGE",
+        "partition_ids": "USAGE",
+        "file_ids": "USAGE",
+        "group_epochs": "USAGE",
+        "change_ids": "USAGE",
+    },
+    functions=("lock_older_programs_v1()", "end_older_programs_v1()"),
+)
+
+COMPACTOR: Final = Rights(
+    "compactors",
+    {
+        **_OPENING,
+        **_SUMS,
+        "cluster": "SELECT, UPDATE (store_bound, forgotten_key_hour, forgotten_change_id, forgotten_file_id)",
+        "writers": "SELECT, UPDATE (forgotten_epoch, forgotten_seq)",
+        "agents": "SELECT",
+        "topics": "SELECT",
+        "deleted_topics": "SELECT, DELETE",
+        "partitions": "SELECT",
+        "watermarks": "SELECT",
+        "log_starts": "SELECT, UPDATE",
+        "files": "SELECT, INSERT, DELETE, "
+        "UPDATE (state, dead_ms, live_extents, index, results, trouble, trouble_until_ms)",
+        "extents": "SELECT, INSERT, UPDATE (state, dead_ms), DELETE",
+        "compactors": _ALL,
+        "duties": _ALL,
+        "merge_jobs": _ALL,
+        "merge_inputs": "SELECT, INSERT, DELETE",
+        "erasures": "SELECT, UPDATE, DELETE",
+        "erasure_keys": "SELECT",
+        "pins": "SELECT, DELETE",
+        "producers": "SELECT",
+        "producer_states": "SELECT, UPDATE, DELETE",
+        "producer_id_blocks": "SELECT",
+        "groups": "SELECT",
+        "group_offsets": "SELECT",
+        "changes": "SELECT, INSERT, DELETE",
+        "acls": "SELECT",
+        "client_quotas": "SELECT",
+    },
+    sequences={"node_ids": "USAGE", "file_ids": "USAGE", "change_ids": "USAGE"},
+    # The age of transactions of all sessions is among its metrics. It then sees texts of others' statements, in which
+    # values of ours never stand: they are parameters.
+    memberships=("pg_read_all_stats",),
+)
+
+
+async def grant(url: str, role: str, rights: Rights, *, password: str = "", salt: bytes = b"") -> Sequence[str]:
+    """Let `role` do what `rights` says with the tables of this schema, and nothing else with them.
+
+    Also sets the time-outs of `rights` for the role's sessions in this database, so that none of them holds a lock or a
+    snapshot for long by mistake, and makes it a member of Postgres's own roles. The owner of the schema may lack the
+    right to do that. The function then returns the statements that another role has to run.
+
+    With a `password` the role is made if it is missing, and gets that password; `salt` is 16 random bytes then.
+
+    A second call changes nothing. Raises BadInputError if the role does not exist or may do more already, and
+    MetadataUnavailableError.
+    """
+    verifier = scram_verifier(password, salt) if password else ""
+    connection = await connect(url, application="siltstone-migrate")
+    try:
+        if verifier:
+            await _set_password(connection, role, verifier)
+        found = await connection.fetchrow(_ROLE, role)
+        if found is None:
+            remedy = f"create it first: CREATE ROLE {role} LOGIN PASSWORD '...'"
+            raise BadInputError(f"Postgres has no role {role!r}", remedy=remedy)
+        if found["is_super"] or found["owns"]:
+            remedy = f"name a role that is only for {rights.purpose}"
+            raise BadInputError(f"role {role!r} may do everything here already", remedy=remedy)
+        # Postgres runs several statements of one call as one transaction: no process is without its rights meanwhile.
+        await connection.execute("; ".join(grants(rights, found["quoted"], found["schema"])))
+        return await _done_or_left(connection, list(_beside(rights, found["quoted"], found["database"])))
+    except CONNECTION_ERRORS as error:
+        raise unavailable(error) from error
+    finally:
+        await connection.close()
+
+
+_ROLE = """SELECT r.rolsuper AS is_super, pg_has_role(r.oid, c.relowner, 'MEMBER') AS owns,
+    quote_ident(r.rolname) AS quoted, quote_ident(n.nspname) AS schema,
+    quote_ident(current_database()) AS database
+FROM pg_roles r, pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE r.rolname = $1 AND c.oid = 'pins'::regclass"""
+
+
+def grants(rights: Rights, role: str, schema: str) -> Iterator[str]:
+    """Statements that give a role these rights, and take all others in the schema. Both names are quoted already."""
+    for what in ("TABLES", "SEQUENCES", "FUNCTIONS"):
+        yield f"REVOKE ALL ON ALL {what} IN SCHEMA {schema} FROM {role}"
+    yield f"REVOKE ALL ON SCHEMA {schema} FROM {role}"
+    yield f"GRANT USAGE ON SCHEMA {schema} TO {role}"
+    for table, privileges in rights.tables.items():
+        yield f"GRANT {privileges} ON {schema}.{table} TO {role}"
+    for sequence, privileges in rights.sequences.items():
+        yield f"GRANT {privileges} ON SEQUENCE {schema}.{sequence} TO {role}"
+    for function in rights.functions:
+        yield f"GRANT EXECUTE ON FUNCTION {schema}.{function} TO {role}"
+
+
+async def _done_or_left(connection: Connection, statements: Sequence[str]) -> Sequence[str]:
+    """Run the statements. Returns those that our role may not run: the grants stand already, without these a metric or
+    a safeguard is missing, and another role can add it."""
+    left: list[str] = []
+    for each in statements:
+        try:
+            await connection.execute(each)
+        except CONNECTION_ERRORS as error:
+            if sqlstate_of(error) != INSUFFICIENT_PRIVILEGE:
+                raise
+            left.append(each)
+    return left
+
+
+def _beside(rights: Rights, role: str, database: str) -> Iterator[str]:
+    """Statements about the role itself. Both names are quoted already."""
+    for membership in rights.memberships:
+        yield f"GRANT {membership} TO {role}"
+    for name, limit_ms in rights.limits_ms.items():
+        yield f"ALTER ROLE {role} IN DATABASE {database} SET {name} = {limit_ms}"
+
+
+# ---- passwords
+
+ITERATIONS: Final = 4_096
+"""Postgres's own default (`scram_iterations`)."""
+_PLAIN: Final = re.compile(r"[!-~]+")
+
+
+def scram_verifier(password: str, salt: bytes) -> str:
+    """What Postgres keeps of a password, so that the password itself reaches neither the server nor its log (RFC 5802).
+
+    Raises BadInputError for characters that clients would prepare in different ways.
+    """
+    if not _PLAIN.fullmatch(password):
+        raise BadInputError(
+            "the password for a role of Postgres has a space, or a character beyond ASCII",
+            remedy="take letters, digits and punctuation of ASCII",
+        )
+    salted = hashlib.pbkdf2_hmac("sha256", password.encode(), salt, ITERATIONS)
+    stored_key = hashlib.sha256(hmac.digest(salted, b"Client Key", "sha256")).digest()
+    server_key = hmac.digest(salted, b"Server Key", "sha256")
+    shown = [base64.b64encode(part).decode() for part in (salt, stored_key, server_key)]
+    return f"SCRAM-SHA-256${ITERATIONS}:{shown[0]}${shown[1]}:{shown[2]}"
+
+
+async def _set_password(connection: Connection, role: str, verifier: str) -> None:
+    found = await connection.fetchrow(_NAMED, role)
+    if found is None:
+        raise MetadataUnavailableError("Postgres did not answer: it gave no row to a question without a table")
+    verb = "ALTER" if found["is_there"] else "CREATE"
+    try:
+        # Base64 and the signs between it: nothing in it ends a literal.
+        await connection.execute(f"{verb} ROLE {found['quoted']} LOGIN PASSWORD '{verifier}'")
+    except CONNECTION_ERRORS as error:
+        if sqlstate_of(error) != INSUFFICIENT_PRIVILEGE:
+            raise
+        remedy = (
+            f"let another role do it: {verb} ROLE {found['quoted']} LOGIN PASSWORD '...', or give this one CREATEROLE"
+        )
+        raise BadInputError(f"the role of metadata.url may not set the password of {role!r}", remedy=remedy) from error
+
+
+_NAMED = """SELECT quote_ident($1::text) AS quoted, EXISTS (SELECT FROM pg_roles WHERE rolname = $1) AS is_there"""
