@@ -37,7 +37,7 @@ class ListenerSettings:
         "",
         SECTION,
         "HOST:PORT at which clients of this listener reach the agent. Empty: `address`. Port 0: the port of `address`."
-        " Host `ecs`: the address of the agent's ECS task.",
+        " Host `ecs`: the address of the agent's ECS task; `ecs-name`: its private name, for certificates.",
     )
     protocol: str = setting(
         "PLAINTEXT",

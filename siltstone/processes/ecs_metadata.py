@@ -1,4 +1,5 @@
-"""Address and zone of a process on Amazon ECS, for the value `ecs` of `advertised.host` and `agent.zone`.
+"""Address, name and zone of a process on Amazon ECS, for the value `ecs` of `advertised.host` and `agent.zone`, and for
+the hosts `ecs` and `ecs-name` of `listener.NAME.advertised`.
 
 ECS gives each container the address of its task metadata endpoint, version 4, in `ECS_CONTAINER_METADATA_URI_V4`. That
 address answers with the container (`Networks`), and `/task` below it with the task (`AvailabilityZone`). In the network
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
@@ -24,10 +26,12 @@ from runtime.errors import BadInputError, UnavailableError
 from runtime.settings.table import Settings
 
 ECS = "ecs"
+ECS_NAME = "ecs-name"
 VARIABLE = "ECS_CONTAINER_METADATA_URI_V4"
 REQUEST_TIMEOUT_S = 2.0
 PATIENCE_MS = 10_000
 PAUSE_MS = 250
+_NAME = re.compile(r"[a-z0-9-]+(\.[a-z0-9-]+)+")
 _NOT_ECS = "set advertised.host and agent.zone to the address and the zone themselves"
 
 
@@ -40,11 +44,11 @@ class EcsUnavailableError(UnavailableError):
 
 
 async def settings_on_ecs(settings: Settings, environ: Mapping[str, str], clock: Clock) -> Settings:
-    """Settings with the value `ecs` replaced by the answer of ECS. Without that value ECS is not asked.
+    """Settings with the values `ecs` and `ecs-name` replaced by the answers of ECS. Without them ECS is not asked.
 
     Raises EcsMetadataError, EcsUnavailableError.
     """
-    told = {each.name for each in settings.listeners if each.advertised.startswith(f"{ECS}:")}
+    told = {each.name for each in settings.listeners if each.advertised.startswith((f"{ECS}:", f"{ECS_NAME}:"))}
     wanted = {name for name in ("advertised_host", "agent_zone") if getattr(settings, name) == ECS}
     if not wanted and not told:
         return settings
@@ -54,19 +58,19 @@ async def settings_on_ecs(settings: Settings, environ: Mapping[str, str], clock:
     base = environ.get(VARIABLE, "").rstrip("/")
     if not base:
         raise EcsMetadataError(
-            f"{names} is set to `ecs`, but {VARIABLE} is not set: this is not a task of ECS; nothing was started",
+            f"{names} is to come from ECS, but {VARIABLE} is not set: this is not a task of ECS; nothing was started",
             remedy=_NOT_ECS,
         )
     found: dict[str, Any] = {}
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)) as session:
         if told or "advertised_host" in wanted:
-            address = address_of(await _asked(session, base, clock))
+            container = await _asked(session, base, clock)
             found["listeners"] = tuple(
-                replace(each, advertised=address + each.advertised.removeprefix(ECS)) if each.name in told else each
+                replace(each, advertised=_advertised(each.advertised, container)) if each.name in told else each
                 for each in settings.listeners
             )
             if "advertised_host" in wanted:
-                found["advertised_host"] = address
+                found["advertised_host"] = address_of(container)
         if "agent_zone" in wanted:
             found["agent_zone"] = zone_of(await _asked(session, f"{base}/task", clock))
     return replace(settings, **found)
@@ -86,6 +90,24 @@ def address_of(container: object) -> str:
         f"ECS gives this task no address of its own (its networks: {', '.join(modes) or 'none'}); nothing was started",
         remedy="set the network mode awsvpc in the task definition, or set advertised.host to an address",
     )
+
+
+def name_of(container: object) -> str:
+    """The container's private name in DNS, which a certificate can cover by a wildcard. Raises EcsMetadataError."""
+    for network in _list(_mapping(container).get("Networks")):
+        name = _mapping(network).get("PrivateDNSName")
+        if _mapping(network).get("NetworkMode") == "awsvpc" and isinstance(name, str) and _NAME.fullmatch(name):
+            return name
+    raise EcsMetadataError(
+        "ECS gives this task no name of its own; nothing was started",
+        remedy="set the network mode awsvpc in the task definition and enable DNS host names in the VPC, or set"
+        " listener.NAME.advertised to a name",
+    )
+
+
+def _advertised(text: str, container: object) -> str:
+    host, _, port = text.rpartition(":")
+    return f"{name_of(container) if host == ECS_NAME else address_of(container)}:{port}"
 
 
 def zone_of(task: object) -> str:

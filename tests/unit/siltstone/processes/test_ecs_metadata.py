@@ -101,8 +101,26 @@ async def test_a_listener_may_be_advertised_at_the_address_of_the_task(endpoint:
     settings = await found(endpoint, Settings(listeners=(told, other)))
     assert [each.advertised for each in settings.listeners] == ["10.0.2.100:9093", "ecs.example:9094"]
     assert endpoint.asked == ["/v4/id-1"]
-    with pytest.raises(EcsMetadataError, match=r"listener\.a\.advertised is set to `ecs`"):
+    with pytest.raises(EcsMetadataError, match=r"listener\.a\.advertised is to come from ECS"):
         await settings_on_ecs(Settings(listeners=(told,)), {}, ManualClock())
+
+
+async def test_a_listener_is_advertised_by_the_address_or_the_name_of_the_task(endpoint: Endpoint) -> None:
+    listeners = tuple(
+        ListenerSettings(name=name, address="127.0.0.1:0", advertised=advertised)
+        for name, advertised in (("a", "ecs:9092"), ("b", "ecs-name:9093"), ("c", "ecs-other:1"))
+    )
+    settings = await found(endpoint, Settings(listeners=listeners))
+    advertised = [each.advertised for each in settings.listeners]
+    assert advertised == ["10.0.2.100:9092", "ip-10-0-2-100.us-west-2.compute.internal:9093", "ecs-other:1"]
+
+
+@pytest.mark.parametrize("name", [None, "", "evil", "10.0.2.100:1", "a.b\r\nX: y"])
+async def test_a_task_without_a_name_of_its_own_is_refused(endpoint: Endpoint, name: str | None) -> None:
+    endpoint.container = {"Networks": [{"NetworkMode": "awsvpc", "PrivateDNSName": name}]}
+    listener = ListenerSettings(name="a", address="127.0.0.1:9092", advertised="ecs-name:9092")
+    with pytest.raises(EcsMetadataError, match="no name of its own"):
+        await found(endpoint, Settings(listeners=(listener,)))
 
 
 async def test_only_what_is_wanted_is_asked(endpoint: Endpoint) -> None:
