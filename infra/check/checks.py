@@ -13,7 +13,7 @@ from typing import Final
 
 from infra.check import sources
 from infra.check.report import Finding, Outcome, once
-from infra.check.rules import access, data, network, rights
+from infra.check.rules import access, data, identities, network, rights
 from infra.check.sources import Places
 from infra.check.stack import Rule, Stack
 from infra.check.stand_in import provider, schema
@@ -31,6 +31,7 @@ RULES: Final[dict[str, tuple[Rule, ...]]] = {
         data.bucket_policy_admits_no_stranger,
         data.bucket_is_encrypted,
         data.bucket_wants_tls,
+        data.bucket_is_written_once,
         data.bucket_forgets_what_is_deleted,
         data.bucket_is_read_at_once,
     ),
@@ -39,6 +40,12 @@ RULES: Final[dict[str, tuple[Rule, ...]]] = {
         data.database_keeps_its_password_to_itself,
         data.database_wants_tls,
         data.database_outlives_a_mistake,
+    ),
+    "identities": (
+        identities.clients_prove_who_they_are,
+        identities.postgres_is_verified,
+        identities.processes_have_roles_of_their_own,
+        identities.images_are_of_one_build,
     ),
     "rights": (
         access.no_wildcard_actions,

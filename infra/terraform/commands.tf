@@ -47,4 +47,11 @@ locals {
     "--states SUBMITTED PENDING SCHEDULED RUNNING QUEUED --query 'jobRuns[].id' --output text);",
     "do aws emr-serverless cancel-job-run --region ${local.region} --application-id ${submission.application_id} --job-run-id \"$job\"; done",
   ])]
+
+  # Made by Secrets Manager, and piped: no password is shown, or in the arguments of a process.
+  password_commands = [for process in ["agent", "compactor"] : join(" | ", [
+    "aws secretsmanager get-random-password --region ${local.region} --password-length 40 --exclude-punctuation --query RandomPassword --output text",
+    "sed 's/.*/{\"password\":\"&\"}/'",
+    "aws secretsmanager put-secret-value --region ${local.region} --secret-id ${module.metadata.secret_arns[process]} --secret-string file:///dev/stdin",
+  ])]
 }

@@ -21,10 +21,8 @@ locals {
     { for name, value in var.settings : "SILTSTONE_${upper(replace(name, ".", "_"))}" => value },
     {
       SILTSTONE_OBJECT_STORE_URL = "s3://${module.storage.bucket}/${var.prefix}?${local.url_query}"
-      SILTSTONE_METADATA_URL     = module.metadata.url
-      # Clients are not authenticated, and so agents and metrics can be reached from other machines only when these are
-      # set. Here the security groups decide who can connect.
-      SILTSTONE_INSECURE         = "true"
+      # Figures and health alone, which the load balancer and Prometheus ask for without credentials. Here the security
+      # groups decide who can connect.
       SILTSTONE_METRICS_INSECURE = "true"
       SILTSTONE_METRICS_LISTEN   = "0.0.0.0:9644"
       SILTSTONE_LOG_FORMAT       = "json"
@@ -34,7 +32,10 @@ locals {
       SILTSTONE_PRODUCE_STORE_WRITES = tostring(var.object_store.second_writes)
     },
   )
-  secrets = { PGPASSWORD = "${module.metadata.secret_arn}:password::" }
+  passwords = { for process, arn in module.metadata.secret_arns : process => "${arn}:password::" }
+
+  # the settings and secrets of each process: all connect to the same Postgres, each under a role of its own
+  environments = { for process, url in module.metadata.urls : process => merge(local.environment, { SILTSTONE_METADATA_URL = url }) }
 
   url_query = join("&", concat(
     ["region=${data.aws_region.current.region}"],
@@ -67,11 +68,13 @@ locals {
     launch_type        = var.launch_type
     cpu_architecture   = var.cpu_architecture
     image              = var.image
-    environment        = local.environment
-    secrets            = local.secrets
     subnet_ids         = module.network.subnet_ids
     security_group_id  = module.network.task_security_group_id
   }
+  tasks = { for process in ["agent", "compactor"] : process => merge(local.task, {
+    environment = local.environments[process]
+    secrets     = { PGPASSWORD = local.passwords[process] }
+  }) }
 }
 
 data "aws_caller_identity" "current" {}
@@ -103,6 +106,7 @@ module "storage" {
 
   name                = var.name
   existing_bucket     = var.existing_bucket
+  prefix              = var.prefix
   second_is_directory = local.is_directory
   kms_key_arn         = var.kms_key_arn
   noncurrent_days     = var.noncurrent_days
@@ -117,7 +121,6 @@ module "metadata" {
   name                   = var.name
   existing               = var.existing_postgres
   instance               = var.postgres
-  ca_path                = var.postgres_ca_path
   vpc_id                 = module.network.vpc_id
   subnet_ids             = module.network.subnet_ids
   task_security_group_id = module.network.task_security_group_id
@@ -128,17 +131,23 @@ module "metadata" {
 module "cluster" {
   source = "./modules/cluster"
 
-  name              = var.name
-  launch_type       = var.launch_type
-  instance_type     = var.instance_type
-  hosts_max         = var.agents.count_max + var.compactors + 1 # a host runs two tasks, but a deployment runs twice the tasks
-  cpu_architecture  = var.cpu_architecture
-  vpc_id            = module.network.vpc_id
-  subnet_ids        = module.network.subnet_ids
-  image             = var.image
-  environment       = local.environment
-  secrets           = local.secrets
-  secret_arn        = module.metadata.secret_arn
+  name             = var.name
+  launch_type      = var.launch_type
+  instance_type    = var.instance_type
+  hosts_max        = var.agents.count_max + var.compactors + 1 # a host runs two tasks, but a deployment runs twice the tasks
+  cpu_architecture = var.cpu_architecture
+  vpc_id           = module.network.vpc_id
+  subnet_ids       = module.network.subnet_ids
+  image            = var.image
+  environment      = local.environments["owner"]
+  # with these two, `migrate` makes both roles, and gives them these passwords
+  secrets = {
+    PGPASSWORD           = local.passwords["owner"]
+    AGENT_PGPASSWORD     = local.passwords["agent"]
+    COMPACTOR_PGPASSWORD = local.passwords["compactor"]
+  }
+  migrate           = ["migrate", "--agent", module.metadata.roles["agent"], "--compactor", module.metadata.roles["compactor"]]
+  secret_arns       = concat(values(module.metadata.secret_arns), [var.listener.tls_secret_arn])
   log_group_arns    = module.observability.log_group_arns
   log_configuration = module.observability.log_configurations["admin"]
   bucket            = local.bucket
@@ -148,10 +157,11 @@ module "agents" {
   source = "./modules/agents"
 
   name                   = var.name
-  task                   = local.task
+  task                   = local.tasks["agent"]
   bucket                 = local.bucket
   vpc_id                 = module.network.vpc_id
   client_cidrs           = var.client_cidrs
+  listener               = var.listener
   metrics_cidrs          = var.metrics_cidrs
   size                   = var.agents
   sidecars               = module.observability.collectors["agent"]
@@ -164,7 +174,7 @@ module "compactor" {
   source = "./modules/compactor"
 
   name                   = var.name
-  task                   = local.task
+  task                   = local.tasks["compactor"]
   bucket                 = local.bucket
   vpc_id                 = module.network.vpc_id
   metrics_cidrs          = var.metrics_cidrs

@@ -55,14 +55,24 @@ output "object_store_url" {
   value       = local.environment["SILTSTONE_OBJECT_STORE_URL"]
 }
 
-output "metadata_url" {
-  description = "metadata.url of all processes; the password is in the secret."
-  value       = module.metadata.url
+output "metadata_urls" {
+  description = "metadata.url by process; the passwords are in the secrets."
+  value       = module.metadata.urls
 }
 
-output "metadata_secret_arn" {
-  description = "Secret with the password of Postgres."
-  value       = module.metadata.secret_arn
+output "metadata_secret_arns" {
+  description = "Secrets with the passwords of Postgres, by process."
+  value       = module.metadata.secret_arns
+}
+
+output "password_commands" {
+  description = "Commands that give the roles of agents and compactors new passwords. Run them before the first migrate; afterwards migrate and restart_commands must follow at once."
+  value       = local.password_commands
+}
+
+output "bucket_policy" {
+  description = "The policy of the bucket that is made. Give it to an existing bucket: without it, a role that may write can overwrite records."
+  value       = module.storage.bucket_policy
 }
 
 output "network" {

@@ -12,13 +12,13 @@ variable "name" {
 }
 
 variable "image" {
-  description = "Image of Siltstone with its tag or digest, in a registry that the VPC can reach: ECR of this region if this module makes the VPC."
+  description = "Image of Siltstone with its digest, in a registry that the VPC can reach: ECR of this region if this module makes the VPC."
   type        = string
   nullable    = false
 
   validation {
-    condition     = can(regex("^[a-z0-9.:/_-]+(:[A-Za-z0-9._-]+|@sha256:[0-9a-f]{64})$", var.image)) && !endswith(var.image, ":latest")
-    error_message = "image must name a tag other than latest, or a digest: tasks that start later must be of the same release."
+    condition     = can(regex("^[a-z0-9.:/_-]+@sha256:[0-9a-f]{64}$", var.image))
+    error_message = "image must name a digest (REPOSITORY@sha256:...), which docker push prints: what a tag names can be replaced, and tasks that start later must be of the same release."
   }
 }
 
@@ -102,16 +102,16 @@ variable "settings" {
   nullable    = false
 
   validation {
-    condition     = alltrue([for name in keys(var.settings) : can(regex("^[a-z0-9]+(\\.[a-z0-9]+)*$", name))])
-    error_message = "settings takes the dotted names of docs/settings.md, like produce.linger.ms."
+    condition     = alltrue([for name in keys(var.settings) : can(regex("^[a-z0-9]+(\\.[a-z0-9]+)*$", name)) && !can(regex("^(listener|zone)\\.", name))])
+    error_message = "settings takes the dotted names of docs/settings.md, like produce.linger.ms, but not those of listeners: see listener."
   }
   validation {
     condition = length(setintersection(keys(var.settings), [
-      "listen", "advertised.host", "advertised.bootstrap", "insecure", "object.store.url", "metadata.url", "agent.zone",
+      "listen", "advertised.host", "advertised.bootstrap", "insecure", "acl.mode", "super.users", "allow.everyone.if.no.acl.found", "object.store.url", "metadata.url", "agent.zone",
       "drain.notice.ms", "drain.timeout.ms", "metrics.listen", "metrics.insecure", "log.format", "spark.submitter", "spark.emr.application.id", "spark.emr.role.arn",
       "spark.emr.entry.url", "spark.archive.url",
     ])) == 0
-    error_message = "settings must not contain a setting that follows from other variables (listen, advertised.host, advertised.bootstrap, insecure, object.store.url, metadata.url, agent.zone, drain.notice.ms, drain.timeout.ms, metrics.listen, metrics.insecure, log.format, spark.submitter, spark.emr.*, spark.archive.url)."
+    error_message = "settings must not contain a setting that follows from other variables (listen, advertised.host, advertised.bootstrap, insecure, acl.mode, super.users, allow.everyone.if.no.acl.found, object.store.url, metadata.url, agent.zone, drain.notice.ms, drain.timeout.ms, metrics.listen, metrics.insecure, log.format, spark.submitter, spark.emr.*, spark.archive.url)."
   }
 }
 
@@ -173,8 +173,31 @@ variable "existing_network" {
   }
 }
 
+variable "listener" {
+  description = "How agents meet clients, always over TLS: the secret whose JSON has `certificate` and `key` (PEM; also `ca` for CERTIFICATE), how clients prove who they are (SCRAM: user and password; CERTIFICATE: a certificate of that ca), and the principals that may do everything, like User:admin."
+  type = object({
+    tls_secret_arn = string
+    authentication = string
+    super_users    = list(string)
+  })
+  nullable = false
+
+  validation {
+    condition     = can(regex("^arn:[a-z-]+:secretsmanager:", var.listener.tls_secret_arn))
+    error_message = "listener.tls_secret_arn must be the ARN of a secret in Secrets Manager; do not put the key itself here."
+  }
+  validation {
+    condition     = contains(["SCRAM", "CERTIFICATE"], var.listener.authentication)
+    error_message = "listener.authentication must be SCRAM or CERTIFICATE."
+  }
+  validation {
+    condition     = alltrue([for principal in var.listener.super_users : can(regex("^User:[^;]+$", principal)) && !contains(["User:*", "User:ANONYMOUS"], principal)])
+    error_message = "listener.super_users must be principals like User:admin, without semicolons; neither everybody nor those who did not prove who they are."
+  }
+}
+
 variable "client_cidrs" {
-  description = "Private addresses from which Kafka clients connect. Clients are not authenticated yet: every client at these addresses can read and write everything."
+  description = "Private addresses from which Kafka clients connect."
   type        = list(string)
   nullable    = false
 
@@ -182,7 +205,7 @@ variable "client_cidrs" {
     condition = length(var.client_cidrs) > 0 && alltrue([for cidr in var.client_cidrs : can(cidrhost(cidr, 0)) && can(regex(
       "^(10\\.[0-9.]+/([89]|[12][0-9]|3[0-2])|172\\.(1[6-9]|2[0-9]|3[01])\\.[0-9.]+/(1[2-9]|2[0-9]|3[0-2])|192\\.168\\.[0-9.]+/(1[6-9]|2[0-9]|3[0-2])|100\\.(6[4-9]|[7-9][0-9]|1[01][0-9]|12[0-7])\\.[0-9.]+/(1[0-9]|2[0-9]|3[0-2]))$", cidr,
     ))])
-    error_message = "client_cidrs must be private addresses (10/8, 172.16/12, 192.168/16, 100.64/10), at least one range: until Siltstone authenticates clients, it is for internal networks only."
+    error_message = "client_cidrs must be private addresses (10/8, 172.16/12, 192.168/16, 100.64/10), at least one range: clients connect to the agents' own addresses, which are private."
   }
 }
 
@@ -303,7 +326,7 @@ variable "postgres" {
 }
 
 variable "existing_postgres" {
-  description = "An existing Postgres (15 or newer, not Aurora, no pooler in between): its address, the secret whose JSON has `password`, and its security group, which gets a rule for our tasks. Null: a Postgres is made."
+  description = "An existing Postgres (15 or newer, not Aurora, no pooler in between): its address, the schema's owner, the secret whose JSON has its `password`, its security group, which gets a rule for our tasks, and the CA certificates in the image that verify it. Null: a Postgres is made."
   type = object({
     host              = string
     port              = optional(number, 5432)
@@ -311,23 +334,17 @@ variable "existing_postgres" {
     user              = string
     secret_arn        = string
     security_group_id = string
+    ca_path           = optional(string, "/opt/siltstone/rds-ca.pem")
   })
   default = null
 
   validation {
+    condition     = var.existing_postgres == null || can(regex("^/[A-Za-z0-9._/-]+$", var.existing_postgres.ca_path))
+    error_message = "existing_postgres.ca_path must be the absolute path, in the image, of the CA certificates that verify it."
+  }
+  validation {
     condition     = var.existing_postgres == null || can(regex("^arn:[a-z-]+:secretsmanager:", var.existing_postgres.secret_arn))
     error_message = "existing_postgres.secret_arn must be the ARN of a secret in Secrets Manager; do not put the password itself here."
-  }
-}
-
-variable "postgres_ca_path" {
-  description = "Path, in the image, of the CA certificates that verify Postgres (for RDS, AWS's global-bundle.pem). Null: the connection is encrypted, but the server is not verified."
-  type        = string
-  default     = null
-
-  validation {
-    condition     = var.postgres_ca_path == null || can(regex("^/[A-Za-z0-9._/-]+$", var.postgres_ca_path))
-    error_message = "postgres_ca_path must be an absolute path."
   }
 }
 

@@ -1,6 +1,6 @@
 # Network, bucket and Postgres are there already.
 name            = "check-brought"
-image           = "123456789012.dkr.ecr.eu-central-1.amazonaws.com/siltstone:0.1.0"
+image           = "123456789012.dkr.ecr.eu-central-1.amazonaws.com/siltstone@sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 client_cidrs    = ["10.0.0.0/8"]
 existing_bucket = "a-bucket-of-mine"
 
@@ -15,4 +15,10 @@ existing_postgres = {
   user              = "siltstone"
   secret_arn        = "arn:aws:secretsmanager:eu-central-1:123456789012:secret:postgres-AbCdEf"
   security_group_id = "sg-0123456789abcdef0"
+}
+
+listener = {
+  tls_secret_arn = "arn:aws:secretsmanager:eu-central-1:123456789012:secret:listener-AbCdEf"
+  authentication = "SCRAM"
+  super_users    = ["User:admin"]
 }

@@ -1,6 +1,6 @@
 # A second bucket for L0 files, and the other client.
 name            = "check-second"
-image           = "123456789012.dkr.ecr.eu-central-1.amazonaws.com/siltstone:0.1.0"
+image           = "123456789012.dkr.ecr.eu-central-1.amazonaws.com/siltstone@sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 client_cidrs    = ["10.0.0.0/8"]
 existing_bucket = "a-bucket-of-mine"
 
@@ -21,4 +21,10 @@ object_store = {
   client        = "obstore"
   second_bucket = "a-quick-bucket"
   second_writes = false
+}
+
+listener = {
+  tls_secret_arn = "arn:aws:secretsmanager:eu-central-1:123456789012:secret:listener-AbCdEf"
+  authentication = "CERTIFICATE"
+  super_users    = ["User:admin"]
 }

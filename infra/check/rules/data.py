@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from infra.check import iam
 from infra.check.stack import Stack, Violation, blocks
@@ -15,6 +16,7 @@ PUBLIC_ACLS: Final = ("public-read", "public-read-write", "authenticated-read", 
 ACCESS_BLOCKS: Final = ("block_public_acls", "block_public_policy", "ignore_public_acls", "restrict_public_buckets")
 LIFECYCLE_DAYS_MAX: Final = 365
 ARCHIVES: Final = ("GLACIER", "DEEP_ARCHIVE")
+STORE: Final = re.compile(r"^s3://([^/?]+)/([^?]*)")
 SSE: Final = ("AES256", "aws:kms", "aws:kms:dsse")
 
 
@@ -82,6 +84,32 @@ def refuses_plain_http(policy: Resource, bucket: Resource) -> bool:
         and statement.conditions.keys() == {"Bool"}
         and statement.conditions["Bool"].keys() == {"aws:SecureTransport"}
         and str(statement.conditions["Bool"]["aws:SecureTransport"]).lower() in ("false", "['false']")
+        for statement in iam.statements(policy.values["policy"])
+    )
+
+
+def bucket_is_written_once(stack: Stack) -> Iterator[Violation]:
+    """Whoever may write below the prefix of the records cannot write over one."""
+    prefix = store_of(stack, "SILTSTONE_OBJECT_STORE_URL")[1]
+    for bucket in stack.of("aws_s3_bucket"):
+        policies = stack.for_bucket("aws_s3_bucket_policy", bucket)
+        if not any(refuses_to_overwrite(policy, f"{bucket.values['arn']}/{prefix}/*") for policy in policies):
+            remedy = (
+                "deny s3:PutObject to all below the prefix where s3:if-none-match is null and"
+                " s3:ObjectCreationOperation is true"
+            )
+            yield Violation(bucket, "the bucket's policy lets records be overwritten", remedy)
+
+
+def refuses_to_overwrite(policy: Resource, objects: str) -> bool:
+    return any(
+        not statement.allows
+        and "s3:PutObject" in statement.actions
+        and "*" in {principal.removeprefix("AWS:") for principal in statement.principals}
+        and objects in statement.resources
+        # and under no other condition; without the second one, the parts of an upload would be refused too
+        and statement.conditions
+        == {"Null": {"s3:if-none-match": "true"}, "Bool": {"s3:ObjectCreationOperation": "true"}}
         for statement in iam.statements(policy.values["policy"])
     )
 
@@ -191,6 +219,17 @@ def disks_are_encrypted(stack: Stack) -> Iterator[Violation]:
                     yield Violation(
                         template, "a disk of the launch template is not encrypted", "set encrypted = true in ebs"
                     )
+
+
+def store_of(stack: Stack, variable_name: str) -> tuple[str, str]:
+    """Bucket and prefix from the tasks' environment; ("", "") if no task has them."""
+    for task in stack.of("aws_ecs_task_definition"):
+        for container in container_definitions(task):
+            for variable in cast("list[dict[str, str]]", container.get("environment") or []):
+                found = STORE.match(variable["value"])
+                if variable["name"] == variable_name and found:
+                    return found[1], found[2]
+    return "", ""
 
 
 def container_definitions(task: Resource) -> list[dict[str, object]]:

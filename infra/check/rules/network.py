@@ -28,22 +28,20 @@ SCRATCH: Final = "/tmp"  # noqa: S108 - a place inside containers
 SECRET_NAME: Final = re.compile(r"PASSWORD|PASSWD|SECRET|TOKEN|ACCESS_KEY|PRIVATE_KEY|CREDENTIAL", re.IGNORECASE)
 SECRET_VALUE: Final = re.compile(r"AKIA[0-9A-Z]{16}|-----BEGIN|://[^/@\s:]+:[^/@\s]+@")
 RANGES: Final = ("cidr_blocks", "ipv6_cidr_blocks", "prefix_list_ids")
-NO_AUTHENTICATION: Final = "Siltstone has no authentication yet: it must not be reached from the internet"
+FOR_INTERNAL: Final = "Agents advertise private addresses: nobody on the internet is a client of theirs"
 
 
 def load_balancers_are_internal(stack: Stack) -> Iterator[Violation]:
     for balancer in stack.of("aws_lb", "aws_alb"):
         if balancer.values.get("internal") is not True:
-            yield Violation(
-                balancer, f"the load balancer faces the internet. {NO_AUTHENTICATION}", "set internal = true"
-            )
+            yield Violation(balancer, f"the load balancer faces the internet. {FOR_INTERNAL}", "set internal = true")
 
 
 def no_open_ingress(stack: Stack) -> Iterator[Violation]:
     for rule, ranges in ingress(stack):
         for cidr in ranges:
             if not is_internal(cidr):
-                message = f"the security group lets {cidr} in. {NO_AUTHENTICATION}"
+                message = f"the security group lets {cidr} in. {FOR_INTERNAL}"
                 yield Violation(rule, message, "name the clients' security groups or private ranges")
 
 

@@ -11,17 +11,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Final, cast
+from typing import Final
 
 from infra.check import iam
 from infra.check.rules.access import granted
-from infra.check.rules.data import container_definitions
+from infra.check.rules.data import store_of
 from infra.check.stack import Stack, Violation
 from infra.check.stand_in.plausible import ACCOUNT
 from infra.check.terraform import Resource
 
 LIST: Final = Path(__file__).parents[1] / "rights.txt"
-STORE: Final = re.compile(r"^s3://([^/?]+)/([^?]*)")
 SESSION: Final = "s3express:CreateSession"
 DIRECTORY_SUFFIX: Final = "--x-s3"
 TRUST: Final = "sts:AssumeRole"
@@ -90,17 +89,6 @@ def list_of_the_tree() -> Rights:
 
 def role_of(name: object) -> str:
     return str(name).rsplit("-", 1)[-1]
-
-
-def store_of(stack: Stack, variable_name: str) -> tuple[str, str]:
-    """Bucket and prefix from the tasks' environment; ("", "") if no task has them."""
-    for task in stack.of("aws_ecs_task_definition"):
-        for container in container_definitions(task):
-            for variable in cast("list[dict[str, str]]", container.get("environment") or []):
-                found = STORE.match(variable["value"])
-                if variable["name"] == variable_name and found:
-                    return found[1], found[2]
-    return "", ""
 
 
 def named(arn: str, first: tuple[str, str], second: tuple[str, str]) -> str:

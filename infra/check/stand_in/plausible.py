@@ -118,6 +118,8 @@ def arn(type_name: str, config: dict[str, Value]) -> str:
         return f"arn:aws:logs:{REGION}:{ACCOUNT}:log-group:{name}"
     if type_name == "aws_ecs_task_definition":
         return f"arn:aws:ecs:{REGION}:{ACCOUNT}:task-definition/{name}:1"
+    if type_name == "aws_secretsmanager_secret":
+        return f"arn:aws:secretsmanager:{REGION}:{ACCOUNT}:secret:{name}-AbCdEf"
     service = next((service for prefix, service in ARN_SERVICES.items() if type_name.startswith(prefix)), "ec2")
     return f"arn:aws:{service}:{'' if service == 'iam' else REGION}:{ACCOUNT}:{kind}/{name}"
 

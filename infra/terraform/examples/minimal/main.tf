@@ -29,6 +29,12 @@ module "siltstone" {
   network      = { availability_zones = ["${var.region}a", "${var.region}b"] }
   client_cidrs = ["10.90.0.0/16"]
 
+  listener = {
+    tls_secret_arn = var.listener_secret_arn
+    authentication = "SCRAM"
+    super_users    = ["User:admin"]
+  }
+
   agents   = { count_min = 2, count_max = 4 }
   postgres = { instance_class = "db.t4g.medium", storage_gib = 20 }
 

@@ -17,3 +17,13 @@ variable "image" {
     error_message = "image must lie in ECR of var.region (${var.region}), which is part of the registry's host name: the VPC can reach no other registry."
   }
 }
+
+variable "listener_secret_arn" {
+  description = "Secret whose JSON has `certificate` and `key` (PEM) of the agents."
+  type        = string
+
+  validation {
+    condition     = can(regex("^arn:[a-z-]+:secretsmanager:", var.listener_secret_arn))
+    error_message = "listener_secret_arn must be the ARN of a secret in Secrets Manager."
+  }
+}

@@ -36,6 +36,12 @@ module "siltstone" {
   client_cidrs  = ["10.90.0.0/16", "10.20.0.0/16"]
   metrics_cidrs = ["10.20.5.0/24"]
 
+  listener = {
+    tls_secret_arn = var.listener_secret_arn
+    authentication = "CERTIFICATE"
+    super_users    = ["User:CN=admin,O=Example"]
+  }
+
   agents     = { count_min = 6, count_max = 24, cpu_percent = 50 }
   compactors = 3
   spark      = { vcpu_max = 128 }

@@ -38,9 +38,14 @@ output "log_groups" {
   value       = module.siltstone.log_groups
 }
 
-output "metadata_secret_arn" {
-  description = "Secret with the password of Postgres."
-  value       = module.siltstone.metadata_secret_arn
+output "metadata_secret_arns" {
+  description = "Secrets with the passwords of Postgres, by process."
+  value       = module.siltstone.metadata_secret_arns
+}
+
+output "password_commands" {
+  description = "Commands that give agents and compactors passwords in Postgres. Run them before migrate_command."
+  value       = module.siltstone.password_commands
 }
 
 output "spark_upload_commands" {

@@ -47,3 +47,13 @@ variable "alarm_topic_arns" {
     error_message = "alarm_topic_arns must name a topic: without one, nobody is notified of alarms."
   }
 }
+
+variable "listener_secret_arn" {
+  description = "Secret whose JSON has `certificate` and `key` of the agents and `ca` of their clients (PEM)."
+  type        = string
+
+  validation {
+    condition     = can(regex("^arn:[a-z-]+:secretsmanager:", var.listener_secret_arn))
+    error_message = "listener_secret_arn must be the ARN of a secret in Secrets Manager."
+  }
+}

@@ -3,7 +3,7 @@
 resource "aws_lb" "bootstrap" {
   name                             = "${var.name}-bootstrap"
   load_balancer_type               = "network"
-  internal                         = true # until clients are authenticated
+  internal                         = true # agents have private addresses alone
   subnets                          = var.task.subnet_ids
   security_groups                  = [aws_security_group.load_balancer.id]
   enable_deletion_protection       = var.deletion_protection

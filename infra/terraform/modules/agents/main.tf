@@ -13,10 +13,36 @@ locals {
   drain_notice_ms  = 100000
   drain_timeout_ms = 15000
 
-  environment = merge(var.task.environment, {
-    SILTSTONE_LISTEN           = "0.0.0.0:${local.kafka_port}"
-    SILTSTONE_ADVERTISED_HOST  = "ecs" # read from the task's metadata: its own address and zone
-    SILTSTONE_AGENT_ZONE       = "ecs"
+  # Certificate and key of the listener. ECS gives secrets as variables, and Siltstone reads files: a container that ends
+  # before the agent starts writes them into a volume of the task, in memory of nobody else.
+  by_certificate = var.listener.authentication == "CERTIFICATE"
+  tls_folder     = "/tls"
+  tls_secrets = merge(
+    { certificate = "certificate", key = "key" },
+    local.by_certificate ? { ca = "ca" } : {},
+  )
+  write_files = <<-EOT
+    import os, sys
+    for name in sys.argv[1:]:
+        with open(os.open(f"/tmp/{name}.pem", os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o400), "w") as file:
+            file.write(os.environ[name])
+  EOT
+
+  listener = merge(
+    {
+      ADDRESS       = "0.0.0.0:${local.kafka_port}"
+      ADVERTISED    = "ecs-name:${local.kafka_port}" # the private name of the task, which a certificate can cover
+      PROTOCOL      = local.by_certificate ? "SSL" : "SASL_SSL"
+      TLS_CERT_FILE = "${local.tls_folder}/certificate.pem"
+      TLS_KEY_FILE  = "${local.tls_folder}/key.pem"
+    },
+    local.by_certificate ? { TLS_CLIENT_AUTH = "required", TLS_CA_FILE = "${local.tls_folder}/ca.pem" } : {},
+  )
+
+  environment = merge(var.task.environment, { for name, value in local.listener : "SILTSTONE_LISTENER_DEFAULT_${name}" => value }, {
+    SILTSTONE_ACL_MODE         = "on"
+    SILTSTONE_SUPER_USERS      = join(";", var.listener.super_users)
+    SILTSTONE_AGENT_ZONE       = "ecs" # read from the task's metadata
     SILTSTONE_DRAIN_NOTICE_MS  = tostring(local.drain_notice_ms)
     SILTSTONE_DRAIN_TIMEOUT_MS = tostring(local.drain_timeout_ms)
     # clients that lost all agents they knew ask here
@@ -30,6 +56,8 @@ locals {
     essential              = true
     readonlyRootFilesystem = true
     stopTimeout            = local.stop_timeout_s
+    dependsOn              = [{ containerName = local.certificates.name, condition = "SUCCESS" }]
+    mountPoints            = [{ sourceVolume = local.tls_volume, containerPath = local.tls_folder, readOnly = true }]
     environment            = [for name in sort(keys(local.environment)) : { name = name, value = local.environment[name] }]
     secrets                = [for name in sort(keys(var.task.secrets)) : { name = name, valueFrom = var.task.secrets[name] }]
     portMappings = [
@@ -49,6 +77,23 @@ locals {
   }
 }
 
+locals {
+  tls_volume = "tls"
+
+  certificates = {
+    name                   = "certificates"
+    image                  = var.task.image
+    entryPoint             = ["/opt/siltstone/bin/python", "-c", local.write_files]
+    command                = sort(keys(local.tls_secrets))
+    essential              = false
+    readonlyRootFilesystem = true
+    # The image declares /tmp as a volume, so ECS gives this one the owner and rights of the image's /tmp.
+    mountPoints      = [{ sourceVolume = local.tls_volume, containerPath = "/tmp", readOnly = false }]
+    secrets          = [for name in sort(keys(local.tls_secrets)) : { name = name, valueFrom = "${var.listener.tls_secret_arn}:${local.tls_secrets[name]}::" }]
+    logConfiguration = var.log_configuration
+  }
+}
+
 resource "aws_ecs_task_definition" "this" {
   family                   = "${var.name}-agent"
   network_mode             = "awsvpc"
@@ -57,11 +102,16 @@ resource "aws_ecs_task_definition" "this" {
   memory                   = tostring(var.size.memory_mib)
   execution_role_arn       = var.task.execution_role_arn
   task_role_arn            = aws_iam_role.task.arn
-  container_definitions    = jsonencode(concat([local.container], var.sidecars))
+  container_definitions    = jsonencode(concat([local.container, local.certificates], var.sidecars))
 
   runtime_platform {
     operating_system_family = "LINUX"
     cpu_architecture        = var.task.cpu_architecture
+  }
+
+  # Empty at the start of each task, and gone with it
+  volume {
+    name = local.tls_volume
   }
 }
 

@@ -67,6 +67,15 @@ variable "client_cidrs" {
   type        = list(string)
 }
 
+variable "listener" {
+  description = "The secret with certificate and key, how clients prove who they are (SCRAM or CERTIFICATE), and who may do everything."
+  type = object({
+    tls_secret_arn = string
+    authentication = string
+    super_users    = list(string)
+  })
+}
+
 variable "size" {
   description = "Number of agents, the average processor use that autoscaling aims at, and the memory of each."
   type = object({

@@ -7,7 +7,7 @@ locals {
   admin_container = {
     name                   = "admin"
     image                  = var.image
-    command                = ["migrate"]
+    command                = var.migrate
     essential              = true
     readonlyRootFilesystem = true
     environment            = [for name in sort(keys(var.environment)) : { name = name, value = var.environment[name] }]

@@ -40,16 +40,16 @@ data "aws_iam_policy_document" "execution" {
   }
 
   statement {
-    sid       = "PasswordOfPostgres"
+    sid       = "PasswordsAndKeys"
     actions   = ["secretsmanager:GetSecretValue"]
-    resources = [var.secret_arn]
+    resources = var.secret_arns
   }
 
   dynamic "statement" {
     for_each = var.bucket.kms_key_arn == null ? [] : [var.bucket.kms_key_arn]
 
     content {
-      sid       = "DecryptPassword"
+      sid       = "DecryptSecrets"
       actions   = ["kms:Decrypt"]
       resources = [statement.value]
 

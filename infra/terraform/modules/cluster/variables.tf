@@ -39,18 +39,23 @@ variable "image" {
 }
 
 variable "environment" {
-  description = "Settings of every task."
+  description = "Settings of the admin task."
   type        = map(string)
 }
 
 variable "secrets" {
-  description = "Environment variables of every task that ECS fills from Secrets Manager: a map of name to valueFrom."
+  description = "Environment variables of the admin task that ECS fills from Secrets Manager: a map of name to valueFrom."
   type        = map(string)
 }
 
-variable "secret_arn" {
-  description = "ARN of the secret that holds their values."
-  type        = string
+variable "migrate" {
+  description = "Command that updates the schema, and the roles of agents and compactors."
+  type        = list(string)
+}
+
+variable "secret_arns" {
+  description = "ARNs of the secrets that ECS reads for all tasks."
+  type        = list(string)
 }
 
 variable "log_group_arns" {

@@ -1,8 +1,9 @@
 # The Postgres for the metadata, or the network rules for an existing Postgres.
 #
 # Acknowledged records must survive a failover. So RDS copies every write to a standby in another zone before it answers
-# (Multi-AZ instance). RDS makes the password and keeps it in Secrets Manager, so the password is not in Terraform's
-# state.
+# (Multi-AZ instance). RDS makes the password of its master user and keeps it in Secrets Manager. Agents and compactors
+# have roles of their own, which `siltstone migrate` makes with what their secrets hold; `password_commands` fills these.
+# So no password is in Terraform's state.
 
 locals {
   creates = var.existing == null
@@ -14,7 +15,12 @@ locals {
   secret_arn = local.creates ? aws_db_instance.this[0].master_user_secret[0].secret_arn : var.existing.secret_arn
 
   database_security_group_id = local.creates ? aws_security_group.database[0].id : var.existing.security_group_id
-  tls                        = var.ca_path == null ? "sslmode=require" : "sslmode=verify-full&sslrootcert=${var.ca_path}"
+
+  # what can go wrong with a name is that the server is another one: so it is always verified
+  tls   = "sslmode=verify-full&sslrootcert=${local.creates ? "/opt/siltstone/rds-ca.pem" : var.existing.ca_path}"
+  place = "${local.host}:${local.port}/${local.database}?${local.tls}"
+  # roles belong to the server, which may hold several clusters
+  roles = { for process in ["agent", "compactor"] : process => "${replace(var.name, "-", "_")}_${process}" }
 }
 
 resource "aws_db_subnet_group" "this" {
@@ -76,4 +82,14 @@ resource "aws_secretsmanager_secret_rotation" "this" {
   rotation_rules {
     automatically_after_days = 365
   }
+}
+
+# What the roles of agents and compactors log in with.
+resource "aws_secretsmanager_secret" "role" {
+  for_each = local.roles
+
+  name                    = "${var.name}-postgres-${each.key}"
+  description             = "Postgres: the role ${each.value} of Siltstone ${var.name}"
+  kms_key_id              = var.kms_key_arn
+  recovery_window_in_days = var.deletion_protection ? 30 : 0
 }

@@ -1,11 +1,16 @@
-output "url" {
-  description = "metadata.url, without the password."
-  value       = "postgresql://${local.user}@${local.host}:${local.port}/${local.database}?${local.tls}"
+output "urls" {
+  description = "metadata.url by process, without passwords: owner (migrate and commands run by hand), agent, compactor."
+  value       = { for process, role in merge({ owner = local.user }, local.roles) : process => "postgresql://${role}@${local.place}" }
 }
 
-output "secret_arn" {
-  description = "Secret whose JSON has the password under `password`."
-  value       = local.secret_arn
+output "roles" {
+  description = "Roles of Postgres by process."
+  value       = local.roles
+}
+
+output "secret_arns" {
+  description = "Secrets by process, whose JSON has the password under `password`."
+  value       = merge({ owner = local.secret_arn }, { for process, secret in aws_secretsmanager_secret.role : process => secret.arn })
 }
 
 output "instance_identifier" {

@@ -12,6 +12,7 @@ variable "existing" {
     user              = string
     secret_arn        = string
     security_group_id = string
+    ca_path           = string
   })
 }
 
@@ -23,11 +24,6 @@ variable "instance" {
     storage_gib    = number
     multi_az       = bool
   })
-}
-
-variable "ca_path" {
-  description = "Path, in the image, of the CA certificates that verify Postgres. Null: the connection is encrypted, but the server is not verified."
-  type        = string
 }
 
 variable "vpc_id" {

@@ -108,7 +108,7 @@ resource "aws_s3_bucket_policy" "this" {
   count = local.creates ? 1 : 0
 
   bucket = aws_s3_bucket.this[0].id
-  policy = data.aws_iam_policy_document.bucket[0].json
+  policy = data.aws_iam_policy_document.bucket.json
 
   depends_on = [aws_s3_bucket_public_access_block.this]
 }

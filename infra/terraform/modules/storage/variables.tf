@@ -8,6 +8,11 @@ variable "existing_bucket" {
   type        = string
 }
 
+variable "prefix" {
+  description = "Prefix of the records in the bucket."
+  type        = string
+}
+
 variable "second_is_directory" {
   description = "Whether the L0 files lie in a directory bucket, which has an endpoint of its own."
   type        = bool
