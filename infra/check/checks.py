@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from infra.check import sources
+from infra.check import files, sources
 from infra.check.report import Finding, Outcome, once
 from infra.check.rules import access, data, identities, network, rights
 from infra.check.sources import Places
@@ -144,6 +144,7 @@ def run(wanted: Wanted, binary: str) -> Iterator[Outcome]:
         if wanted.text:
             yield Outcome("fmt", ".", terraform.formatted())
             yield Outcome("variables", ".", sources.variables(wanted.tree))
+            yield from files.outcomes()
         plans: list[tuple[str, Path | None]] = [
             (root, values) for root in wanted.roots or roots_of(wanted.tree) for values in values_for(root)
         ]
