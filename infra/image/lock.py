@@ -91,7 +91,7 @@ def locked(pyproject: str, extras: Mapping[str, object]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    asked = sys.argv[1:] or ["fast-s3", "otel", "sign", "spark", "tables"]
+    asked = sys.argv[1:] or ["fast-s3", "oauth", "otel", "spark", "tables"]
     text = Path("pyproject.toml").read_text(encoding="utf-8")
     head = "# Written by infra/image/lock.py; do not edit by hand.\n"
     LOCK.write_text(head + "".join(locked(text, dict.fromkeys(asked))), encoding="utf-8")
