@@ -124,7 +124,8 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         if self._ended:
             return None
-        self.activity.last_bytes_ms = self._broker.runtime.clock.monotonic_ms()
+        now_ms = self.activity.last_bytes_ms = self._broker.runtime.clock.monotonic_ms()
+        self._server.runs(now_ms)
         try:
             frames = self._reader.buffer_updated(nbytes)
         except MalformedFrameError as error:
@@ -265,6 +266,7 @@ class Connection(asyncio.BufferedProtocol):
             or self._write_paused
             or bool(self._unsent)
             or self._server.draining
+            or self._server.is_behind
             or len(self._slots) >= REQUESTS_MAX
             # Look at the frame too: otherwise the first Produce of every connection would come in above the bound.
             or (self._server.produce_is_full and (self.sends_produce or _is_produce(self._frames[0])))

@@ -76,11 +76,16 @@ async def handle(broker: Broker, header: RequestHeader, request: FetchRequest) -
     if trace is not None:
         _describe(broker, parts, trace)
     await _wait_for_bytes(broker, parts, min(request.min_bytes, bytes_max), deadline_ms, asking)
-    await _refuse_again(broker, rights, parts)
     if trace is not None:
         trace.end_part()
     # From here on the answer holds memory: the connection releases it when the bytes have left.
     release = await _read(broker, parts, bytes_max, committed_only=request.isolation_level == READ_COMMITTED)
+    try:
+        # Now, not before the read: it may have taken records that came after the loss.
+        await _refuse_again(broker, rights, parts)
+    except BaseException:
+        release()  # the client went away
+        raise
     response = sessions.answer(context, now_ms=broker.runtime.clock.monotonic_ms())
     if request.session_id or request.session_epoch != FULL_WITHOUT:
         broker.runtime.metrics.fetch_sessions.set(len(sessions))
@@ -97,7 +102,7 @@ async def _resolve(broker: Broker, rights: Rights, parts: Sequence[FetchPart]) -
 
 
 async def _refuse_again(broker: Broker, before: Rights, parts: Sequence[FetchPart]) -> None:
-    """A fetch that waited may have lost its rights meanwhile."""
+    """A fetch that waited, for records or for memory, may have lost its rights meanwhile."""
     rights = broker.rights()
     if rights is not before:
         async for some in chunks_with_yields(parts):

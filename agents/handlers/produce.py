@@ -1,9 +1,9 @@
 """Produce 3-13: validate every batch, hand the good ones to the write path, answer when they are committed.
 
 Validation runs in the read callback, so batches enter the buffer in the order they came. Only the waiting is
-asynchronous, and a connection may have many waiting requests. A request with records that must be looked at, and too
-many of them for a turn of the loop, is the exception: its connection begins no other request before its batches are in
-the buffer (`agents/write/walks.py`). Partitions succeed and fail one by one. acks 1 and -1
+asynchronous, and a connection may have many waiting requests. A request with more batches, or more records that must be
+looked at, than a turn of the loop is enough for is the exception: its connection begins no other request before its
+batches are in the buffer (`agents/write/walks.py`). Partitions succeed and fail one by one. acks 1 and -1
 both wait for the commit. acks 0 gets no answer, and any error closes the connection, because a client could notice
 nothing else. An agent that stops takes such records to its end; all others it refuses, and clients go to another agent
 (`agents/draining.py`). Kafka's `KafkaApis.handleProduceRequest` and `ReplicaManager.appendRecords`.
@@ -19,8 +19,9 @@ which producers try again. If a topic was deleted without our knowledge, the com
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeAlias
 
 from agents.answers import NO_TRANSACTIONS
@@ -30,10 +31,11 @@ from agents.security.rights import Rights
 from agents.topics.topic_ids import Wanted
 from agents.write.reply import ProduceReply
 from agents.write.stall import patience_ms
-from agents.write.submission import BATCHES_MAX, PendingBatch, Promise, Submission
+from agents.write.submission import BATCH_BYTES, BATCHES_MAX, PendingBatch, Promise, Submission
 from agents.write.validation import Refusal, Unwalked, check_produced
 from agents.write.walking import WalkBudget, judge_at_once
 from agents.write.walks import ProduceLine
+from agents.yielding import PARTS_PER_TURN
 from metadata.contract.l0_commit import BatchResult
 from security.acls.values import Operation, ResourceType
 from wire.api import RequestHeader
@@ -53,6 +55,7 @@ _ResultsFuture: TypeAlias = "asyncio.Future[Sequence[BatchResult]]"
 
 
 TOPIC_IDS_SINCE = 13
+_CHECKED = object()
 _MOVED = Refusal(
     error=ErrorCode.NOT_LEADER_OR_FOLLOWER,
     message="this agent stops and takes no records any more; Metadata names the others",
@@ -148,32 +151,68 @@ def _take(
     broker: Broker, header: RequestHeader, request: ProduceRequest, *, seen: bool
 ) -> ProduceResponse | Awaitable[ProduceResponse | None]:
     """`seen`: a topic or partition that is not known does not exist."""
-    rights = broker.rights()
-    refused = _refusal_of_all(broker, rights, request)
+    refused = _refusal_of_all(broker, broker.rights(), request)
     accepted = _Accepted()
-    response = ProduceResponse(
-        responses=[
-            TopicProduceResponse(
-                name=topic.name,
-                topic_id=topic.topic_id,
-                partition_responses=[
-                    _refused(part.index, refused)
-                    if refused is not None
-                    else _refused(part.index, _NOT_ALLOWED)
-                    if not may_write
-                    else _check(broker, header, topic, part, accepted, seen=seen)
-                    for part in topic.partition_data
-                ],
-            )
-            for topic in request.topic_data
-            for may_write in (rights.is_unlimited or refused is not None or _may_write(broker, header, rights, topic),)
-        ]
-    )
+    response = ProduceResponse()
+    checks = _checks(broker, header, request, response, accepted, refused=refused, seen=seen)
+    # Nearly every request is checked in one turn.
+    is_checked = next(checks, _CHECKED) is _CHECKED
     asking = current_request()
     line = asking.client.produce_line if asking is not None else ProduceLine()
+    if not is_checked:
+        rest = broker.record_walks.take(partial(_in_turns, checks), _checked_bytes(request))
+        if rest is None:
+            response, accepted = ProduceResponse(), _Accepted()
+            busy = _checks(broker, header, request, response, accepted, refused=_BUSY, seen=seen)
+            rest = asyncio.ensure_future(_in_turns(busy))
+        return _take_in_line(broker, header, request, response, accepted, line, rest)
     if accepted.unwalked or not line.is_empty:
         return _take_in_line(broker, header, request, response, accepted, line)
     return _hand_over(broker, header, request, response, accepted)
+
+
+def _checked_bytes(request: ProduceRequest) -> int:
+    """Memory that a request takes while its batches are checked."""
+    return _records_bytes(request) + BATCH_BYTES * sum(len(topic.partition_data) for topic in request.topic_data)
+
+
+async def _in_turns(checks: Iterator[None]) -> None:
+    await asyncio.sleep(0)  # the first turn is over
+    for _ in checks:
+        await asyncio.sleep(0)
+
+
+def _checks(
+    broker: Broker,
+    header: RequestHeader,
+    request: ProduceRequest,
+    response: ProduceResponse,
+    accepted: _Accepted,
+    *,
+    refused: Refusal | None,
+    seen: bool,
+) -> Iterator[None]:
+    """Fill in the answer and the good batches. Stops after each PARTS_PER_TURN of them, if there are more."""
+    rights = broker.rights()
+    left = PARTS_PER_TURN
+    for topic in request.topic_data:
+        refusal = refused
+        if refusal is None and not rights.is_unlimited and not _may_write(broker, header, rights, topic):
+            refusal = _NOT_ALLOWED
+        answers: list[PartitionProduceResponse] = []
+        response.responses.append(
+            TopicProduceResponse(name=topic.name, topic_id=topic.topic_id, partition_responses=answers)
+        )
+        for part in topic.partition_data:
+            if not left:
+                yield
+                left = PARTS_PER_TURN
+            left -= 1
+            answers.append(
+                _refused(part.index, refusal)
+                if refusal is not None
+                else _check(broker, header, topic, part, accepted, seen=seen)
+            )
 
 
 def _take_in_line(
@@ -183,19 +222,22 @@ def _take_in_line(
     response: ProduceResponse,
     accepted: _Accepted,
     line: ProduceLine,
+    rest: Awaitable[None] | None = None,
 ) -> Awaitable[ProduceResponse | None]:
-    """For a request with records to walk, or behind one of its connection; it is in the line when this returns."""
-    walk = None
-    if accepted.unwalked:
-        walk = broker.record_walks.begin([each for _, each in accepted.unwalked], _records_bytes(request))
-        if walk is None:
-            accepted.settle([_BUSY] * len(accepted.unwalked))
+    """For a request with records to walk, or behind one of its connection; it is in the line when this returns.
+
+    `rest`: the checks of more batches than one turn of the loop is enough for.
+    """
+    walk = _begin_walk(broker, request, accepted) if rest is None else None
     before, place = line.join()
 
     async def hand_over_in_turn(request: ProduceRequest) -> ProduceResponse | None:
         # Cancelled before it begins, it never leaves the line; but then the connection has ended.
-        nonlocal accepted
+        nonlocal accepted, walk
         try:
+            if rest is not None:
+                await rest
+                walk = _begin_walk(broker, request, accepted)
             if walk is not None:
                 accepted.settle(await walk)
             if before is not None:
@@ -211,6 +253,18 @@ def _take_in_line(
         return answer if isinstance(answer, ProduceResponse) else await answer
 
     return hand_over_in_turn(request)
+
+
+def _begin_walk(
+    broker: Broker, request: ProduceRequest, accepted: _Accepted
+) -> asyncio.Task[list[BatchHeader | Refusal]] | None:
+    """None: no records need one, or there is no room for it and their batches are refused."""
+    if not accepted.unwalked:
+        return None
+    walk = broker.record_walks.begin([each for _, each in accepted.unwalked], _records_bytes(request))
+    if walk is None:
+        accepted.settle([_BUSY] * len(accepted.unwalked))
+    return walk
 
 
 def _hand_over(

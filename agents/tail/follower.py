@@ -7,9 +7,10 @@ agents there are more commits than polls are worth. The first hint after a quiet
 
 It takes in one answer of the store in this order:
 
-1. Changes, because a file may name a partition that the same answer creates.
-2. Files.
-3. Drops: the index drops, in slices, the files that merges replaced. Other work runs between the slices. If drops came
+1. Users and ACLs, because nobody who lost a right may see a file of the same answer.
+2. Other changes, because a file may name a partition that the same answer creates.
+3. Files.
+4. Drops: the index drops, in slices, the files that merges replaced. Other work runs between the slices. If drops came
    earlier, an own commit could arrive after its merge and before its file, and would count as a live file.
 
 The write path takes in own commits at once; they arrive here a second time, and the index ignores them. One answer of
@@ -209,6 +210,9 @@ class Follower:
             _log.warning("cursor too old, starting from a snapshot")
             await self._load_snapshot()
             return
+        # Before the files: a reader who wakes up for a record must be judged by every change that came before it.
+        if self._callbacks.security is not None:
+            await self._callbacks.security.take_in(tail.changes)
         # Own commits may be taken in between two slices, as they may before and after the whole answer.
         slices = Slices()
         for change in tail.changes:
@@ -221,8 +225,6 @@ class Follower:
             self._add(file.file_id, _ref(file), file.index, live=file.live)
             await slices.took(len(file.index) // ROW_BYTES)
         await self._drop_merged(tail)
-        if self._callbacks.security is not None:
-            await self._callbacks.security.take_in(tail.changes)
         # The cursor moves last: an answer that was taken in only in part is brought again, and taking it in twice does
         # no harm.
         self._cursor = _later(self._cursor, tail.cursor)

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any, TypeVar
 
 from agents.write.validation import Refusal, Unwalked
 from agents.write.walking import WalkBudget, judge
@@ -33,21 +34,26 @@ PAUSE_S = 0.002
 of them walk."""
 
 Verdict = BatchHeader | Refusal
+T = TypeVar("T")
 
 
 class RecordWalks:
     def __init__(self, threads: int = THREADS) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="record-walk")
         self._bytes = 0
-        self._under_way: set[asyncio.Task[list[Verdict]]] = set()
+        self._under_way: set[asyncio.Task[Any]] = set()
 
     def begin(self, unwalked: Sequence[Unwalked], request_bytes: int) -> asyncio.Task[list[Verdict]] | None:
         """Find the verdicts, in order. None: there is no room for this request now."""
+        return self.take(partial(self._verdicts, unwalked), request_bytes)
+
+    def take(self, work: Callable[[], Coroutine[Any, Any, T]], request_bytes: int) -> asyncio.Task[T] | None:
+        """Begin work for a request that takes several turns of the loop. None: there is no room for it now."""
         # A first request is always taken, or one above the bound could never be.
         if self._bytes and self._bytes + request_bytes > WAITING_BYTES_MAX:
             return None
         self._bytes += request_bytes
-        task = asyncio.create_task(self._verdicts(unwalked), name="record walk")
+        task = asyncio.create_task(work(), name="record walk")
         self._under_way.add(task)
         # Not at the end of the coroutine: one that is cancelled before it began has none.
         task.add_done_callback(partial(self._ended, request_bytes))
@@ -71,7 +77,7 @@ class RecordWalks:
             verdicts += await loop.run_in_executor(self._pool, judge_some, rest, budget, _pause)
         return verdicts
 
-    def _ended(self, request_bytes: int, task: asyncio.Task[list[Verdict]]) -> None:
+    def _ended(self, request_bytes: int, task: asyncio.Task[Any]) -> None:
         self._under_way.discard(task)
         self._bytes -= request_bytes
 

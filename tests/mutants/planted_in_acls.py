@@ -8,6 +8,8 @@ RULES = "tests/unit/security/acls/test_matcher.py"
 EVERY_API = "tests/integration/agents/acls/test_every_api.py"
 DATA = "tests/integration/agents/acls/test_data_apis.py"
 ACL_APIS = "tests/integration/agents/acls/test_acl_apis.py"
+REVOCATION = "tests/integration/agents/acls/test_revocation.py"
+FOLLOWER = "tests/unit/agents/tail/test_follower.py"
 AUTHORIZER = "tests/unit/agents/security/test_authorizer.py"
 ACLS = (
     Mutant(
@@ -27,9 +29,28 @@ ACLS = (
     Mutant(
         name="a-fetch-that-waited-keeps-its-right",
         file="agents/handlers/fetch.py",
-        text="    await _refuse_again(broker, rights, parts)\n",
+        text="        await _refuse_again(broker, rights, parts)\n",
+        replacement="        pass\n",
+        tests=(
+            f"{DATA}::test_a_fetch_that_waits_loses_its_right_before_it_is_answered",
+            f"{REVOCATION}::test_a_fetch_that_loses_its_right_while_it_reads_tells_no_records",
+        ),
+    ),
+    Mutant(
+        name="acls-are-not-taken-in-before-files",
+        file="agents/tail/follower.py",
+        text="""            await self._callbacks.security.take_in(tail.changes)
+        # Own commits""",
+        replacement="""            pass
+        # Own commits""",
+        tests=(f"{FOLLOWER}::test_users_and_acls_are_taken_in_before_the_files_of_the_same_answer",),
+    ),
+    Mutant(
+        name="after-a-pause-requests-begin-at-once",
+        file="agents/connections/connection.py",
+        text="            or self._server.is_behind\n",
         replacement="",
-        tests=(f"{DATA}::test_a_fetch_that_waits_loses_its_right_before_it_is_answered",),
+        tests=(f"{REVOCATION}::test_after_a_pause_nobody_is_judged_by_what_was_known_before",),
     ),
     Mutant(
         name="a-session-is-judged-once",

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
-from wire.schema import Message, Struct, array, boolean, field, int16, int32, int64, message, string, struct
+from wire.schema import (
+    PROOF_ELEMENTS_MAX,
+    Message,
+    Struct,
+    array,
+    boolean,
+    field,
+    int16,
+    int32,
+    int64,
+    message,
+    string,
+    struct,
+)
 
 
-@message(api_key=18, kind="request", versions="0-4", flexible="3+")
+@message(api_key=18, kind="request", versions="0-4", flexible="3+", elements_max=PROOF_ELEMENTS_MAX)
 class ApiVersionsRequest(Message):
     client_software_name: str = field(string, "3+", ignorable=True)
     client_software_version: str = field(string, "3+", ignorable=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wire.schema import Message, Octets, array, field, int16, int64, message, octets, string
+from wire.schema import PROOF_ELEMENTS_MAX, Message, Octets, array, field, int16, int64, message, octets, string
 
 
 @message(api_key=17, kind="request", versions="0-1")
@@ -16,7 +16,7 @@ class SaslHandshakeResponse(Message):
     mechanisms: list[str] = field(array(string), "0+")
 
 
-@message(api_key=36, kind="request", versions="0-2", flexible="2+")
+@message(api_key=36, kind="request", versions="0-2", flexible="2+", elements_max=PROOF_ELEMENTS_MAX)
 class SaslAuthenticateRequest(Message):
     auth_bytes: Octets = field(octets, "0+")
 

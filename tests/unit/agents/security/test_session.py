@@ -316,3 +316,11 @@ def test_a_judgement_that_nobody_asked_for_lets_nobody_in() -> None:
         assert not ours.is_complete
         step = ours.receive(frame(SaslHandshakeRequest(mechanism="PLAIN"), 1), 0)
         assert isinstance(step, Reply) and step.ends and not step.parts
+
+
+def test_a_message_of_very_many_tagged_fields_ends_the_connection() -> None:
+    plain_request = bytes(frame(ApiVersionsRequest(client_software_name="c", client_software_version="1"), 3))
+    for tags, is_taken in ((100, True), (101, False)):
+        fields = bytes([tags]) + b"".join(bytes([tag, 0]) for tag in range(tags))
+        step = session().receive(memoryview(plain_request[:-1] + fields), 0)
+        assert isinstance(step, Reply) and (not step.ends) == is_taken

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
 
 import pytest
 
 from agents.tail import log_index
-from metadata.contract.tail import Cursor, Tail
+from metadata.contract.tail import Change, Cursor, Tail
 from metadata.memory.store import MemoryMetadata
 from runtime.logging import About, log_context
 from tests.fixtures.log_lines import LogLines
@@ -211,3 +212,25 @@ async def test_an_answer_that_was_taken_in_in_part_and_comes_again_takes_no_name
     assert following.topic_cache.topics() == [new]
     assert following.topic_cache.topic_by_id(old.topic_id) is None
     assert following.index.partition(new.partition_ids[0]) is not None
+
+
+async def test_users_and_acls_are_taken_in_before_the_files_of_the_same_answer() -> None:
+    agent = await following()
+    await agent.commit()
+    ends: list[int] = []
+
+    class Watching:
+        async def load(self) -> None: ...
+
+        async def take_in(self, changes: Iterable[Change]) -> None:
+            ends.append(agent.end)
+            await asyncio.sleep(0)
+            ends.append(agent.end)
+
+        def heard(self, sent_ms: float) -> None: ...
+
+    agent.follower._callbacks = replace(agent.follower._callbacks, security=Watching())
+    await agent.commit(seen=False)
+    await agent.follower.catch_up()
+    assert ends == [1, 1] and agent.end == 2
+    await agent.follower.stop()

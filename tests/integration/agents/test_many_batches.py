@@ -1,0 +1,80 @@
+"""Produce requests of very many small batches: checked in several turns of the event loop, and stored in order."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from agents.write import walks
+from agents.yielding import PARTS_PER_TURN
+from tests.fixtures.agents import Dial, RawConnection, RunningAgent, StartAgent
+from tests.fixtures.loop_stalls import loop_stalls
+from tests.fixtures.record_batches import one_batch, with_header
+from wire.error_codes import ErrorCode
+from wire.messages.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
+
+STALL_MS_MAX = 100.0
+
+
+def request_of(count: int, batch: bytes, topics: int = 1) -> ProduceRequest:
+    data = [
+        TopicProduceData(name="t", partition_data=[PartitionProduceData(index=0, records=batch)] * (count // topics))
+        for _ in range(topics)
+    ]
+    return ProduceRequest(acks=-1, timeout_ms=30_000, topic_data=data)
+
+
+async def started(start_agent: StartAgent, dial: Dial) -> tuple[RunningAgent, RawConnection]:
+    running = await start_agent()
+    await running.metadata.agents.create_topic("t", partitions=1, configs={})
+    await running.agent._follower.catch_up()
+    return running, await dial.raw(running.address)
+
+
+def codes(answer: ProduceResponse) -> set[int]:
+    return {part.error_code for topic in answer.responses for part in topic.partition_responses}
+
+
+async def test_very_many_batches_hold_up_nobody(start_agent: StartAgent, dial: Dial) -> None:
+    _, raw = await started(start_agent, dial)
+    # Refused ones: how long a commit of good ones takes is for the store to say.
+    request = request_of(40_000, with_header(one_batch(1), base_offset=1))
+    with loop_stalls() as stalls:
+        await raw.begin(request, 9)
+        stalls.longest_ms = 0  # that was the client's own
+        frame = await raw.read_frame(60)
+    assert len(frame) > 40_000
+    assert stalls.longest_ms < STALL_MS_MAX, stalls
+
+
+async def test_batches_of_several_turns_keep_their_order_and_that_of_their_connection(
+    start_agent: StartAgent, dial: Dial
+) -> None:
+    _, raw = await started(start_agent, dial)
+    count = 2 * PARTS_PER_TURN + 100
+    for topics in (1, 4):
+        await raw.begin(request_of(count, one_batch(1), topics), 9)
+        await raw.begin(request_of(1, one_batch(1)), 9)
+        answers = [await raw.answer(ProduceResponse, 9) for _ in range(2)]
+        offsets = [
+            part.base_offset for answer in answers for topic in answer.responses for part in topic.partition_responses
+        ]
+        assert codes(answers[0]) == {0} and len(answers[0].responses) == topics
+        assert offsets == list(range(offsets[0], offsets[0] + count + 1))
+
+
+async def test_what_finds_no_room_is_refused_and_may_come_again(
+    start_agent: StartAgent, dial: Dial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, raw = await started(start_agent, dial)
+    request = request_of(PARTS_PER_TURN + 1, one_batch(1))
+    monkeypatch.setattr(walks, "WAITING_BYTES_MAX", 1_000)
+    held = running.agent._record_walks.take(asyncio.Event().wait, 1_000)
+    assert held is not None
+    busy = await raw.call(request, ProduceResponse, 9)
+    assert codes(busy) == {ErrorCode.KAFKA_STORAGE_ERROR}
+    assert len(busy.responses) == 1 and len(busy.responses[0].partition_responses) == PARTS_PER_TURN + 1
+    held.cancel()
+    await asyncio.gather(held, return_exceptions=True)
+    assert codes(await raw.call(request, ProduceResponse, 9)) == {0}
