@@ -47,6 +47,7 @@ from agents.write.submission import BATCHES_MAX
 from agents.write.waits import WaitsReport
 from agents.write.walks import RecordWalks
 from agents.zone.lines import Dial, dial
+from agents.zone.tls import zone_tls_of
 from agents.zone.zone import Zone
 from metadata.contract.errors import MetadataUnavailableError
 from metadata.contract.l0_commit import Committed
@@ -187,7 +188,7 @@ class Agent:
         neighbours: socket.socket | None = None
         try:
             tls = self._tls = TlsOfListeners(listeners_of(settings), self._runtime)
-            listening = self._bind_listeners(bound, tls)
+            zone_tls, listening = zone_tls_of(settings, self._runtime, tls.keep), self._bind_listeners(bound, tls)
             if settings.zone_listen:
                 neighbours = self._bind_named("zone.listen", settings.zone_listen)
                 bound.callback(neighbours.close)
@@ -217,6 +218,7 @@ class Agent:
                     node_id=membership.node_id,
                     agents=lambda: membership.agents,
                     reads=self._reads,
+                    tls=zone_tls,
                 )
             write_path = self._write_path = self._new_write_path(membership)
             groups = self._groups = self._new_groups(membership)

@@ -1,21 +1,23 @@
 """`python -m siltstone.health [--ready]`: the health check of a container with an agent or a compactor.
 
-It requests `/healthz` (with `--ready`: `/readyz`) from the address in SILTSTONE_METRICS_LISTEN. The exit code is 0 for
-an answer of 200, otherwise 1, with a line that says why. The module imports next to nothing, because it runs every few
-seconds beside an agent.
+It requests `/healthz` (with `--ready`: `/readyz`) from the address in SILTSTONE_METRICS_LISTEN, by HTTPS if
+SILTSTONE_METRICS_TLS_CERT_FILE is set. The exit code is 0 for an answer of 200, otherwise 1, with a line that says why.
+The module imports next to nothing, because it runs every few seconds beside an agent.
 """
 
 from __future__ import annotations
 
 import os
+import ssl
 import sys
 from collections.abc import Mapping, Sequence
-from http.client import HTTPConnection, HTTPException
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 
 from runtime.settings.addresses import parse_address
 from runtime.settings.values import SettingsError
 
 VARIABLE = "SILTSTONE_METRICS_LISTEN"
+TLS_VARIABLE = "SILTSTONE_METRICS_TLS_CERT_FILE"
 TIMEOUT_S = 4.0
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - an address to listen on, and one where it answers
 
@@ -28,7 +30,11 @@ def what_is_wrong(environ: Mapping[str, str], path: str) -> str:
         return str(error)
     if not port:
         return f"{VARIABLE} has port 0, so the port is unknown: give a fixed port"
-    connection = HTTPConnection(_ANY.get(host, host), port, timeout=TIMEOUT_S)
+    connection: HTTPConnection
+    if environ.get(TLS_VARIABLE):
+        connection = HTTPSConnection(_ANY.get(host, host), port, timeout=TIMEOUT_S, context=_unverified())
+    else:
+        connection = HTTPConnection(_ANY.get(host, host), port, timeout=TIMEOUT_S)
     try:
         connection.request("GET", path)
         answer = connection.getresponse()
@@ -38,6 +44,13 @@ def what_is_wrong(environ: Mapping[str, str], path: str) -> str:
         return f"{path} at {host}:{port} does not answer: {error}"
     finally:
         connection.close()
+
+
+def _unverified() -> ssl.SSLContext:
+    """We ask our own container, by an address that no certificate names, and send nothing that is secret."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
 
 
 def main(words: Sequence[str], environ: Mapping[str, str]) -> int:

@@ -51,6 +51,10 @@ class TlsOfListeners:
         """None if the listener does not encrypt."""
         return self._of.get(listener)
 
+    def keep(self, certificates: Certificates) -> None:
+        """Renew these too. Before `start`."""
+        self._certificates.append(certificates)
+
     def start(self) -> None:
         if self._certificates:
             keeping = keep_certificates(self._certificates, self._clock)

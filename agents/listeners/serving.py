@@ -10,7 +10,6 @@ from runtime.settings.listeners import listeners_of
 from runtime.settings.table import Settings
 
 SERVED_PROTOCOLS: Final = frozenset({"PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"})
-SERVES_ZONE_TLS: Final = False
 
 
 class UnservedError(BadInputError):
@@ -26,9 +25,3 @@ def check_served(settings: Settings) -> None:
                 " nothing was started",
                 remedy=f"set it to {' or '.join(sorted(SERVED_PROTOCOLS))} on loopback, or leave the listener out",
             )
-    if settings.zone_tls_cert_file and not SERVES_ZONE_TLS:
-        raise UnservedError(
-            "zone.tls is set, and this release does not encrypt what the agents of a zone send each other yet;"
-            " nothing was started",
-            remedy="leave the settings zone.tls.*.file empty, and zone.listen on loopback",
-        )

@@ -13,6 +13,7 @@ from agents.read.source import Fetched
 from agents.zone.circuit import Circuit
 from agents.zone.frames import AnswerHead, BadFrameError, Outcome, Request, answer_crc
 from agents.zone.lines import Address, Dial, Lines
+from agents.zone.tls import NotAnAgentError
 from metadata.contract.leases import AgentInfo
 from runtime.logging import get_logger
 from runtime.runtime import Runtime
@@ -47,6 +48,10 @@ class Neighbours:
             self._requests.labels(outcome=outcome)
         self._bytes = runtime.metrics.zone_bytes_total.labels(direction="received")
 
+    def dial_by(self, dial: Dial) -> None:
+        """Before anybody was asked."""
+        self._lines = Lines(dial)
+
     async def ask(self, owner: AgentInfo, request: Request) -> Fetched | None:
         """The bytes; None if the caller should read them from the object store."""
         places = [(request.key, block) for block in blocks_of(request.start, request.length)]
@@ -79,7 +84,7 @@ class Neighbours:
         except CorruptAnswerError as error:
             outcome = "corrupt"
             _log.error("a neighbour sent wrong bytes", neighbour=owner.writer_id, key=request.key, error=str(error))
-        except (OSError, BadFrameError) as error:
+        except (OSError, BadFrameError, NotAnAgentError) as error:
             outcome = "failed"
             _log.info("a neighbour did not answer", neighbour=owner.writer_id, key=request.key, error=str(error))
         self._report(circuit, outcome, asked_ms)

@@ -19,7 +19,7 @@ RECEIVE_BYTES = 256 << 10
 
 Address: TypeAlias = tuple[str, int]
 Dial: TypeAlias = Callable[[Callable[[], asyncio.BufferedProtocol], str, int], Awaitable[object]]
-"""As `create_connection` of the event loop. Raises OSError."""
+"""As `create_connection` of the event loop. Raises OSError, NotAnAgentError."""
 Answer: TypeAlias = tuple[AnswerHead, bytearray]
 
 
@@ -35,7 +35,7 @@ class Lines:
         self._idle: dict[Address, list[Line]] = {}
 
     async def ask(self, address: Address, request: Request) -> Answer:
-        """Raises OSError or BadFrameError."""
+        """Raises OSError, BadFrameError, NotAnAgentError."""
         idle = self._idle.get(address)
         # The newest: the oldest may have been closed by the other side.
         line = idle.pop() if idle else None

@@ -5,7 +5,9 @@ neighbour, so requests cannot go round in circles. Bounds:
 
 - at most SERVES_MAX requests and SERVED_BYTES_MAX bytes are under way at once; one more is answered "busy" at once;
 - an answer that its reader does not take within SEND_MS_MAX is cut off: until then its bytes are pinned;
-- a connection carries one request at a time, and whatever is no request of this protocol closes it.
+- a connection carries one request at a time, and whatever is no request of this protocol closes it;
+- who has not proved to be a neighbour, by its certificate or else by a first request, is one of at most UNPROVED_MAX,
+  has PROVE_MS for it, and goes before others do.
 """
 
 from __future__ import annotations
@@ -14,28 +16,19 @@ import asyncio
 import socket
 from collections import deque
 from collections.abc import Callable
-from typing import cast
 
-from agents.connections.sending import TURN_BYTES, next_parts
+from agents.listeners.acceptor import Acceptor, Pause
+from agents.listeners.admission import Admission, Cause, Limits
+from agents.listeners.pace import TokenBucket
 from agents.read.blocks import BlockReader, blocks_of
 from agents.read.budget import Release
 from agents.read.pieces import Pins
-from agents.zone.frames import (
-    AGE_MS_MAX,
-    REQUEST_BYTES_MAX,
-    REQUEST_HEAD_BYTES,
-    AnswerHead,
-    BadFrameError,
-    Outcome,
-    Pool,
-    Request,
-    RequestHead,
-    answer_crc,
-    decode_request,
-    decode_request_head,
-    encode_answer,
-)
+from agents.zone.connection import ZoneConnection
+from agents.zone.frames import AGE_MS_MAX, AnswerHead, Outcome, Pool, Request, answer_crc, encode_answer
+from agents.zone.tls import ZoneTls
+from agents.zone.tls_connection import TlsZoneConnection
 from runtime.clock import Clock
+from runtime.log_bursts import Bursts
 from runtime.logging import get_logger
 from runtime.runtime import Runtime
 from storage.objects import ObjectStoreError
@@ -49,6 +42,11 @@ SERVED_BYTES_MAX = 32 << 20
 """Bytes of answers under way: a tenth of both caches."""
 SEND_MS_MAX = 5_000.0
 CONNECTIONS_MAX = 256
+UNPROVED_MAX = 32
+PROVE_MS = 5_000.0
+ACCEPTS_PER_SECOND = 200
+"""A handshake costs a millisecond, whoever begins it."""
+SWEEP_MS = 500
 
 
 class ZoneServer:
@@ -62,31 +60,63 @@ class ZoneServer:
         self._cluster_id = ""
         self._serving = 0
         self._serving_bytes = 0
-        self._connections: dict[_Connection, None] = {}
-        self._server: asyncio.Server | None = None
+        self._connections: dict[ZoneConnection, None] = {}
+        self._admission: Admission[ZoneConnection] = Admission(
+            Limits(connections_max=CONNECTIONS_MAX, per_ip_max=0, unproved_max=UNPROVED_MAX, prove_within_ms=PROVE_MS)
+        )
+        self._told = Bursts(1)
+        self._bad = runtime.metrics.protocol_errors_total.labels(reason="zone")
+        self._acceptor: Acceptor | None = None
+        self._sweeps: asyncio.Task[None] | None = None
 
-    async def serve(self, listening: socket.socket, cluster_id: str) -> None:
+    async def serve(self, listening: socket.socket, cluster_id: str, tls: ZoneTls | None = None) -> None:
         self._cluster_id = cluster_id
-        self._server = await asyncio.get_running_loop().create_server(lambda: _Connection(self), sock=listening)
+        self._acceptor = Acceptor(
+            listening,
+            factory=lambda: ZoneConnection(self) if tls is None else TlsZoneConnection(self, tls),
+            pace=TokenBucket(ACCEPTS_PER_SECOND, self.clock.monotonic_ms()),
+            clock=self.clock,
+            on_pause=self._accepting_paused,
+        )
+        self._acceptor.start()
+        self._sweeps = asyncio.create_task(self._sweep_for_ever(), name="zone sweep")
 
     async def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
-        tasks = [task for connection in list(self._connections) if (task := connection.end()) is not None]
+        tasks: list[asyncio.Task[None]] = []
+        if self._sweeps is not None:
+            self._sweeps.cancel()
+            tasks.append(self._sweeps)
+        if self._acceptor is not None:
+            self._acceptor.close()
+            await self._acceptor.wait_closed()
+        tasks += [task for connection in list(self._connections) if (task := connection.end()) is not None]
         await asyncio.gather(*tasks, return_exceptions=True)
 
     # ---- called by connections
 
-    def admit(self, connection: _Connection) -> bool:
+    def admit(self, connection: ZoneConnection) -> bool:
         self._connections[connection] = None
-        return len(self._connections) <= CONNECTIONS_MAX
+        verdict = self._admission.arrived(connection, "", self.clock.monotonic_ms())
+        if verdict.evicted is not None:
+            self._evict(verdict.evicted, verdict.evicted_for)
+        return verdict.refused is None
 
-    def lost(self, connection: _Connection) -> None:
+    def proved(self, connection: ZoneConnection) -> None:
+        self._admission.proved(connection)
+
+    def lost(self, connection: ZoneConnection) -> None:
         self._connections.pop(connection, None)
+        self._admission.gone(connection)
 
-    async def answer(self, request: Request, connection: _Connection) -> None:
+    def refused(self, event: str, error: str) -> None:
+        self._bad.inc()
+        self._tell(event, error)
+
+    async def answer(self, request: Request, connection: ZoneConnection) -> None:
         """Send the answer. Raises TimeoutError if it is not taken."""
         outcome = self._refusal(request)
+        if outcome is not Outcome.STRANGER:
+            self.proved(connection)
         if outcome is not None:
             await connection.send(deque([encode_answer(AnswerHead(outcome=outcome))]))
             return
@@ -114,6 +144,26 @@ class ZoneServer:
             return Outcome.BUSY
         return None
 
+    def _accepting_paused(self, why: Pause, error: str) -> None:
+        self._tell("neighbours' connections wait", error or why.value)
+        if why is Pause.DESCRIPTORS and (evicted := self._admission.evict_oldest()) is not None:
+            self._evict(evicted, Cause.DESCRIPTORS)
+
+    async def _sweep_for_ever(self) -> None:
+        while True:
+            await self.clock.sleep_ms(SWEEP_MS)
+            for connection in self._admission.overdue(self.clock.monotonic_ms()):
+                self._evict(connection, Cause.PREAUTH_TIMEOUT)
+
+    def _evict(self, connection: ZoneConnection, cause: Cause | None) -> None:
+        self._tell("a connection closed that did not prove to be a neighbour's", cause.label if cause else "")
+        connection.end()
+
+    def _tell(self, event: str, error: str) -> None:
+        left_out = self._told.admit((event, ""), self.clock.monotonic_ms())
+        if left_out is not None:
+            _log.warning(event, error=error, left_out=left_out)
+
     async def _parts(self, request: Request, pins: Pins) -> deque[Octets | Release]:
         place = (request.key, request.start, request.length)
         found = next((here for pool in self._pools.values() if (here := pool.cached(*place)) is not None), None)
@@ -132,110 +182,3 @@ class ZoneServer:
         head = AnswerHead(outcome=Outcome.SERVED, age_ms=age_ms, length=request.length, crc=crc)
         self._sent.inc(request.length)
         return deque([encode_answer(head), *views])
-
-
-class _Connection(asyncio.BufferedProtocol):
-    def __init__(self, server: ZoneServer) -> None:
-        self._server = server
-        self._transport: asyncio.Transport | None = None
-        self._landing = bytearray(REQUEST_BYTES_MAX)
-        self._filled = 0
-        self._head: RequestHead | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._may_write = asyncio.Event()
-        self._may_write.set()
-
-    async def send(self, unsent: deque[Octets | Release]) -> None:
-        """Return when the socket has taken all."""
-        turn_bytes = 0
-        while unsent and self._transport is not None:
-            parts = next_parts(unsent)
-            # A file that was written here consists of many small views: one call for all of a slice.
-            self._transport.writelines(parts)
-            turn_bytes += sum(map(len, parts))
-            # The transport copies what the socket did not take, so it never gets more than a slice.
-            await self._may_write.wait()
-            if turn_bytes >= TURN_BYTES:
-                turn_bytes = 0
-                await asyncio.sleep(0)
-
-    def end(self) -> asyncio.Task[None] | None:
-        """Cut the connection. Returns the task of its request, if there is one."""
-        self._abort()
-        if self._task is not None:
-            self._task.cancel()
-        return self._task
-
-    # ---- asyncio.BufferedProtocol
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
-        # Paused as soon as anything stays behind, and resumed when nothing does.
-        self._transport.set_write_buffer_limits(high=0)
-        if not self._server.admit(self):
-            self._transport.abort()
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return memoryview(self._landing)[self._filled :]
-
-    def buffer_updated(self, nbytes: int) -> None:
-        self._filled += nbytes
-        try:
-            self._take()
-        except BadFrameError as error:
-            _log.info("a neighbour's connection closed", error=str(error))
-            self.end()
-
-    def pause_writing(self) -> None:
-        self._may_write.clear()
-
-    def resume_writing(self) -> None:
-        self._may_write.set()
-
-    def eof_received(self) -> None:
-        return None
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
-        self._server.lost(self)
-        self._may_write.set()
-        if self._task is not None:
-            self._task.cancel()
-
-    # ---- inner
-
-    def _take(self) -> None:
-        if self._task is not None:
-            # The next request may come before we know that the last bytes of this answer were taken.
-            if self._filled == REQUEST_BYTES_MAX:
-                raise BadFrameError("more than one request before the answer")
-            return
-        if self._head is None:
-            if self._filled < REQUEST_HEAD_BYTES:
-                return
-            self._head = decode_request_head(self._landing[:REQUEST_HEAD_BYTES])
-        end = REQUEST_HEAD_BYTES + self._head.rest_bytes
-        if self._filled > end:
-            raise BadFrameError("bytes behind a request")
-        if self._filled == end:
-            request = decode_request(self._head, self._landing[REQUEST_HEAD_BYTES:end])
-            self._head, self._filled = None, 0
-            self._task = asyncio.create_task(self._answer(request), name="serve a neighbour")
-
-    async def _answer(self, request: Request) -> None:
-        try:
-            await self._server.answer(request, self)
-        except TimeoutError:
-            _log.warning("a neighbour does not read its answer", key=request.key)
-            self._abort()
-        except Exception:
-            _log.exception("a neighbour is not answered", key=request.key)
-            self._abort()
-        finally:
-            self._task = None
-        if self._filled and self._transport is not None:
-            self.buffer_updated(0)
-
-    def _abort(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()

@@ -16,6 +16,7 @@ from agents.zone.frames import Pool, Request
 from agents.zone.lines import Dial
 from agents.zone.owner import members, owner
 from agents.zone.server import ZoneServer
+from agents.zone.tls import ZoneTls
 from metadata.contract.leases import AgentInfo
 from runtime.logging import get_logger
 from runtime.runtime import Runtime
@@ -48,11 +49,14 @@ class Zone:
         node_id: int,
         agents: Callable[[], Sequence[AgentInfo]],
         reads: ReadPath,
+        tls: ZoneTls | None = None,
     ) -> None:
         """Serve on a bound socket, and ask the others from now on. `agents`: those that live, as last seen."""
         pools = {Pool.HOT: reads.hot, Pool.COLD: reads.cold}
         server = self._server = ZoneServer(pools=pools, is_asking=self._neighbours.is_asking, runtime=self._runtime)
-        await server.serve(listening, cluster_id)
+        if tls is not None:
+            self._neighbours.dial_by(tls.dial)
+        await server.serve(listening, cluster_id, tls)
         self._cluster_id, self._node_id, self._agents = cluster_id, node_id, agents
         _log.info("serves its zone", zone=self._name, port=listening.getsockname()[1])
 

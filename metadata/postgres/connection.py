@@ -12,6 +12,7 @@ about them is short.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -104,6 +105,14 @@ async def connect(
             application=application,
             settings=settings,
         )
+    except ssl.SSLCertVerificationError as error:  # which is a ValueError too
+        place = place_in(url, port=5432)
+        # OpenSSL's message names the host, which may be a part of the password if the URL cannot be read.
+        why = "" if place == UNREADABLE else f": {error.verify_message}"
+        raise MetadataUnavailableError(
+            f"cannot connect to Postgres at {place}: its certificate is not trusted{why}",
+            remedy="sslrootcert must name the CA file of the server's certificate, which must name the URL's host",
+        ) from None
     except ValueError:  # neither quoted nor chained: its message may contain a part of the password
         raise MetadataUnavailableError(
             f"cannot connect to Postgres at {place_in(url, port=5432)}: its URL cannot be read", remedy=HOW_TO_WRITE
@@ -113,8 +122,15 @@ async def connect(
         # A host that is a part of the password is in the driver's message too.
         why = type(error).__name__ if place == UNREADABLE else _reason(error)
         raise MetadataUnavailableError(
-            f"cannot connect to Postgres at {place}: {why}", remedy=HOW_TO_WRITE if place == UNREADABLE else ""
+            f"cannot connect to Postgres at {place}: {why}",
+            remedy=HOW_TO_WRITE if place == UNREADABLE else _tls_remedy(error),
         ) from (None if place == UNREADABLE else error)
+
+
+def _tls_remedy(error: Exception) -> str:
+    if "no encryption" in str(error):
+        return "write ?sslmode=verify-full&sslrootcert=FILE at the end of metadata.url"
+    return ""
 
 
 def driver_url(url: str) -> str:

@@ -14,7 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.tls.files import ClientAuth, ClientTlsSettings, PemFile, ServerTlsSettings, TlsFileError, read_file
-from runtime.tls.judging import NO_REVOCATIONS, Revocations, judge_authorities, judge_identity, judge_revocations
+from runtime.tls.judging import (
+    NO_REVOCATIONS,
+    Revocations,
+    judge_authorities,
+    judge_both_ways,
+    judge_identity,
+    judge_revocations,
+)
 
 _VERIFY = {
     ClientAuth.NONE: ssl.CERT_NONE,
@@ -32,6 +39,10 @@ class ServerTls:
     expires_ms: int
     revocations: Revocations = NO_REVOCATIONS
     warnings: Sequence[str] = ()
+    dialing: ssl.SSLContext | None = None
+    """For the other direction, if the settings ask for it. It does not compare the peer's name with its address."""
+    names: frozenset[str] = frozenset()
+    """The host names of the certificate, in lower case, if it dials too."""
 
 
 def server_tls(settings: ServerTlsSettings, now_ms: int) -> ServerTls:
@@ -49,10 +60,15 @@ def server_tls(settings: ServerTlsSettings, now_ms: int) -> ServerTls:
     _load_identity(context, cert, key)
     context.verify_mode = _VERIFY[settings.client_auth]
     revocations = NO_REVOCATIONS
+    dialing: ssl.SSLContext | None = None
+    names: frozenset[str] = frozenset()
     if settings.ca_file is not None:
         ca = read_file(f"{settings.prefix}.ca.file", settings.ca_file)
         authorities = judge_authorities(ca, now_ms)
         _load_authorities(context, ca)
+        if settings.dials:
+            names = judge_both_ways(cert)
+            dialing = _dialing_context(settings, cert, key, ca)
         if settings.crl_file is not None:
             crl = read_file(f"{settings.prefix}.crl.file", settings.crl_file)
             revocations = judge_revocations(crl, authorities)
@@ -62,7 +78,17 @@ def server_tls(settings: ServerTlsSettings, now_ms: int) -> ServerTls:
             f"'{settings.prefix}.{asked}' without authorities of clients' certificates",
             remedy=f"set '{settings.prefix}.ca.file'",
         )
-    return ServerTls(context, judged.subject, judged.expires_ms, revocations, warnings)
+    return ServerTls(context, judged.subject, judged.expires_ms, revocations, warnings, dialing, names)
+
+
+def _dialing_context(settings: ServerTlsSettings, cert: PemFile, key: PemFile, ca: PemFile) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
+    context.minimum_version = settings.version_min
+    context.check_hostname = False
+    _load_identity(context, cert, key)
+    _load_authorities(context, ca)
+    return context
 
 
 def client_context(settings: ClientTlsSettings, now_ms: int) -> ssl.SSLContext:

@@ -43,6 +43,8 @@ class ServerTlsSettings:
     crl_file: Path | None = None
     version_min: TLSVersion = TLSVersion.TLSv1_2
     client_auth: ClientAuth = ClientAuth.NONE
+    dials: bool = False
+    """The same certificate is shown to peers that are dialed, and theirs are of the same authorities."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

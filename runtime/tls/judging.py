@@ -17,13 +17,15 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
-from cryptography.x509.oid import ExtensionOID
+from cryptography.x509.oid import ExtendedKeyUsageOID, ExtensionOID
 
 from runtime.tls.files import PemFile, TlsFileError
 
 _CRL_BLOCK = re.compile(rb"-----BEGIN X509 CRL-----.*?-----END X509 CRL-----", re.DOTALL)
 _DER_START = b"\x30"
 _CRL_EXTENSIONS = {ExtensionOID.AUTHORITY_KEY_IDENTIFIER, ExtensionOID.CRL_NUMBER}
+
+_BOTH_WAYS = {ExtendedKeyUsageOID.SERVER_AUTH: "serverAuth", ExtendedKeyUsageOID.CLIENT_AUTH: "clientAuth"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,49 @@ def judge_identity(cert: PemFile, key: PemFile, now_ms: int) -> JudgedIdentity:
             _must_be_current(cert, each, now_ms)
     judged = [each for each in chain if each is own or each.issuer != each.subject]
     return JudgedIdentity(_subject(own), min(_ms(each.not_valid_after_utc.timestamp()) for each in judged))
+
+
+def host_names(certificate: x509.Certificate) -> frozenset[str]:
+    """The DNS names of a certificate in lower case; not its addresses, nor its subject. Raises ValueError for one whose
+    extensions are damaged.
+    """
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return frozenset()
+    except (x509.DuplicateExtension, x509.UnsupportedGeneralNameType) as error:
+        raise ValueError(str(error)) from error
+    return frozenset(name.lower() for name in names.get_values_for_type(x509.DNSName))
+
+
+def judge_both_ways(cert: PemFile) -> frozenset[str]:
+    """The host names of a certificate that serves and dials, at least one. Raises TlsFileError."""
+    own = certificates_in(cert)[0]
+    try:
+        names = host_names(own)
+        usages = _usages(own)
+    except ValueError as error:
+        raise cert.error(f"a damaged certificate: {error}", "copy it from the authority again") from error
+    if not names:
+        raise cert.error(
+            f"the certificate {_subject(own)} has no host name, and its peers are known by one that they share",
+            "get one whose subject alternative names hold a DNS name that all its peers have too",
+        )
+    for usage, name in _BOTH_WAYS.items():
+        if usages and not usages & {usage, ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE}:
+            raise cert.error(
+                f"the certificate {_subject(own)} is not for {name}, and both sides show it",
+                "get one with the extended key usages serverAuth and clientAuth",
+            )
+    return names
+
+
+def _usages(certificate: x509.Certificate) -> set[x509.ObjectIdentifier]:
+    """Empty: any."""
+    try:
+        return set(certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
+    except x509.ExtensionNotFound:
+        return set()
 
 
 def judge_authorities(ca: PemFile, now_ms: int) -> Sequence[x509.Certificate]:

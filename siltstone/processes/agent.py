@@ -15,6 +15,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import asdict, replace
+from functools import partial
 
 from agents.agent import Agent
 from metadata.contract.store import MetadataStore
@@ -25,6 +26,7 @@ from siltstone.processes.descriptors import settings_within_descriptors
 from siltstone.processes.ecs_metadata import settings_on_ecs
 from siltstone.processes.http_endpoint import HttpEndpoint
 from siltstone.processes.log_and_traces import log_and_traces
+from siltstone.processes.metrics_tls import metrics_tls_of
 from siltstone.processes.opening import lifeline_watched, opened_stores
 from siltstone.processes.process_watch import process_watched
 from siltstone.processes.running import RunningAgent
@@ -90,8 +92,11 @@ async def serve_agent(
         agent = await unless(stopping, _started(settings, runtime, stack, beside))
         if agent is None:
             return
-        if on_hangup is not None and agent.has_certificates:
-            on_hangup(agent.reload_certificates)
+        metrics_tls = metrics_tls_of(settings, runtime)
+        reloads = [agent.reload_certificates] if agent.has_certificates else []
+        reloads += [metrics_tls.reload] if metrics_tls is not None else []
+        if on_hangup is not None and reloads:
+            on_hangup(partial(_call_all, reloads))
         watched = process_watched(runtime, role="agent", not_ready=lambda: reasons_not_ready(agent, stopping))
         await stack.enter_async_context(watched)
         metrics_url = ""
@@ -102,7 +107,7 @@ async def serve_agent(
                 not_ready=lambda: reasons_not_ready(agent, stopping),
                 producers=lambda: producers_page(agent),
                 insecure=settings.metrics_insecure,
-                tls_cert_file=settings.metrics_tls_cert_file,
+                tls=metrics_tls,
             )
             await endpoint.start()
             stack.push_async_callback(endpoint.stop)
@@ -112,6 +117,11 @@ async def serve_agent(
         on_ready(RunningAgent(bootstrap=agent.address, metrics_url=metrics_url))
         await unless(stopping, agent.failed)
         _log.info("agent stops", address=agent.address)
+
+
+def _call_all(calls: Sequence[Callable[[], None]]) -> None:
+    for call in calls:
+        call()
 
 
 def producers_page(agent: Agent) -> Mapping[str, object]:

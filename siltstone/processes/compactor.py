@@ -26,6 +26,7 @@ from runtime.settings.table import Settings
 from siltstone.processes.engines import engines
 from siltstone.processes.http_endpoint import HttpEndpoint
 from siltstone.processes.log_and_traces import log_and_traces
+from siltstone.processes.metrics_tls import metrics_tls_of
 from siltstone.processes.opening import lifeline_watched, opened_stores
 from siltstone.processes.process_watch import process_watched
 from siltstone.processes.running import RunningCompactor
@@ -99,7 +100,7 @@ async def _serve(settings: Settings, *, on_ready: Callable[[RunningCompactor], N
                 metrics=runtime.metrics,
                 not_ready=not_ready,
                 insecure=settings.metrics_insecure,
-                tls_cert_file=settings.metrics_tls_cert_file,
+                tls=metrics_tls_of(settings, runtime),
             )
             await endpoint.start()
             stack.push_async_callback(endpoint.stop)

@@ -1,8 +1,8 @@
 """The HTTP endpoint of a process, for monitoring: `/metrics`, `/healthz` (alive), `/readyz` (ready for work), and an
 agent's `/producers` (the clients that wait for it).
 
-It listens only on loopback unless `insecure` allows more, because everybody who can reach it sees the activity of the
-cluster.
+It listens only on loopback unless clients show certificates or `insecure` allows more, because everybody who can reach
+it sees the activity of the cluster.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from aiohttp import web
 from runtime.metrics import CONTENT_TYPE, Metrics
 from runtime.settings.addresses import AddressInUseError, format_address, is_loopback, parse_address
 from runtime.settings.values import SettingsError
+from siltstone.processes.metrics_tls import MetricsTls
 
 PRODUCERS_PATH = "/producers"
 
@@ -26,6 +27,7 @@ class HttpEndpoint:
         listen: HOST:PORT; port 0: any free port.
         not_ready: the reasons why no work should be sent here; empty: ready. Called for every `/readyz`.
         producers: the JSON of `/producers`; without it there is no such page.
+        tls: None: plain HTTP.
     """
 
     def __init__(
@@ -36,19 +38,16 @@ class HttpEndpoint:
         not_ready: Callable[[], Sequence[str]],
         producers: Callable[[], Mapping[str, object]] | None = None,
         insecure: bool = False,
-        tls_cert_file: str = "",
+        tls: MetricsTls | None = None,
     ) -> None:
         self._host, self._port = parse_address(listen, name="metrics.listen")
-        if not is_loopback(self._host) and not insecure:
+        if not (is_loopback(self._host) or insecure or (tls is not None and tls.asks_clients)):
             raise SettingsError(
                 f"metrics.listen {listen} can be reached from other machines, and clients are not authenticated",
-                remedy="listen on 127.0.0.1, or set metrics.insecure to true on a network you trust",
+                remedy="listen on 127.0.0.1, or set metrics.tls.cert.file, metrics.tls.key.file and"
+                " metrics.tls.ca.file, or metrics.insecure to true on a network you trust",
             )
-        if tls_cert_file:
-            raise SettingsError(
-                "metrics.tls is set, and this release serves metrics in plain alone; nothing was started",
-                remedy="leave the settings metrics.tls.*.file empty, and metrics.listen on 127.0.0.1",
-            )
+        self._tls = tls
         self._metrics = metrics
         self._not_ready = not_ready
         self._producers = producers
@@ -58,11 +57,11 @@ class HttpEndpoint:
 
     @property
     def metrics_url(self) -> str:
-        return f"http://{self.address}/metrics"
+        return f"{'https' if self._tls is not None else 'http'}://{self.address}/metrics"
 
     async def start(self) -> None:
         """Raises AddressInUseError."""
-        app = web.Application()
+        app = web.Application(middlewares=[] if self._tls is None else [self._tls.only_for_known])
         app.router.add_get("/metrics", self._serve_metrics)
         app.router.add_get("/healthz", self._serve_health)
         app.router.add_get("/readyz", self._serve_ready)
@@ -72,17 +71,22 @@ class HttpEndpoint:
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await runner.setup()
         try:
-            await web.TCPSite(runner, self._host, self._port).start()
+            context = self._tls.context if self._tls is not None else None
+            await web.TCPSite(runner, self._host, self._port, ssl_context=context).start()
         except OSError as error:
             await runner.cleanup()
             raise AddressInUseError("metrics.listen", format_address(self._host, self._port), error) from error
         self._runner = runner
         self.address = format_address(self._host, int(runner.addresses[0][1]))
+        if self._tls is not None:
+            self._tls.start()
 
     async def stop(self) -> None:
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()
+        if self._tls is not None:
+            await self._tls.close()
 
     async def _serve_metrics(self, _: web.Request) -> web.Response:
         return web.Response(body=self._metrics.render(), headers={"Content-Type": CONTENT_TYPE})

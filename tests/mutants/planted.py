@@ -19,6 +19,7 @@ from tests.mutants.planted_in_listeners import LISTENERS
 from tests.mutants.planted_in_sums import SUMS
 from tests.mutants.planted_in_survivors import SURVIVORS
 from tests.mutants.planted_in_sweeps import SWEEPS
+from tests.mutants.planted_in_tls import TLS
 from tests.mutants.planted_in_walks import WALKS
 
 ORACLES = "tests/property/test_messages_against_oracles.py"
@@ -382,6 +383,7 @@ MUTANTS = (
     *ZONES,
     *GONE,
     *SWEEPS,
+    *TLS,
     *WALKS,
     *CLOCKWORK,
     *ERASING,

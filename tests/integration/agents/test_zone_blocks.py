@@ -8,6 +8,7 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -21,6 +22,7 @@ from agents.zone.server import ZoneServer
 from siltstone.kafka.client import connected
 from storage.memory import MemoryStore
 from tests.fixtures.agents import RunningAgent, StartAgent, read_all
+from tests.fixtures.certificates import Authority
 from tests.fixtures.fleet import Fleet, fleet
 from tests.fixtures.hand_merges import HandMerger
 from tests.fixtures.waiting import until
@@ -328,3 +330,24 @@ def keys_of(agent: RunningAgent) -> set[str]:
 
 def known_of(agent: RunningAgent) -> dict[str, float]:
     return {key: body.known_ms for cache in caches_of(agent) for (key, _), body in cache._at.items()}
+
+
+async def test_a_zone_fetches_each_block_once_over_tls(start_agent: StartAgent, tmp_path: Path) -> None:
+    authority = Authority()
+    files = authority.agent(["zone.silt.internal"]).write(tmp_path / "agent")
+    tls = {
+        "zone_tls_cert_file": str(files.cert),
+        "zone_tls_key_file": str(files.key),
+        "zone_tls_ca_file": str(authority.write(tmp_path / "ca.pem")),
+    }
+    async with zones(start_agent, **tls) as world:
+        await world.write(4)
+        await world.read_everywhere()
+        for agent in world.agents:
+            assert agent.agent.has_certificates
+            agent.agent.reload_certificates()
+        await world.write(2)
+        await world.read_everywhere()
+        assert world.gets_per_block_and_zone() <= 1.05
+        assert world.asked("served") > 20
+        assert sum(world.asked(each) for each in ("late", "failed", "corrupt")) == 0

@@ -67,3 +67,7 @@ securityContext:
   allowPrivilegeEscalation: false
   capabilities: {drop: [ALL]}
 {{- end }}
+
+{{- define "siltstone.metricsScheme" -}}
+{{ if index .Values.settings "metrics.tls.cert.file" }}HTTPS{{ else }}HTTP{{ end }}
+{{- end -}}

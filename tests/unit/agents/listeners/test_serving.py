@@ -7,12 +7,7 @@ from typing import Any
 
 import pytest
 
-from agents.listeners.serving import (
-    SERVED_PROTOCOLS,
-    SERVES_ZONE_TLS,
-    UnservedError,
-    check_served,
-)
+from agents.listeners.serving import SERVED_PROTOCOLS, UnservedError, check_served
 from runtime.settings.listeners import ListenerSettings
 from runtime.settings.table import Settings
 
@@ -33,14 +28,3 @@ def test_a_protocol_that_is_not_served_is_refused_by_name() -> None:
         with pytest.raises(UnservedError, match=rf"listener\.external\.protocol is {protocol}") as refused:
             check_served(settings)
         assert all(re.search(rf"\b{each}\b", refused.value.remedy) for each in SERVED_PROTOCOLS)
-
-
-def test_what_else_is_not_served_is_refused_too() -> None:
-    check_served(Settings())
-    zone = {f"zone_tls_{part}_file": f"{part}.pem" for part in ("cert", "key", "ca")}
-    settings = Settings(**zone)  # type: ignore[arg-type]
-    if SERVES_ZONE_TLS:
-        check_served(settings)
-        return
-    with pytest.raises(UnservedError, match=r"zone\.tls"):
-        check_served(settings)

@@ -3,97 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
 
-from agents.read.blocks import BlockReader
-from agents.read.cache import BLOCK_BYTES, BlockCache
-from agents.server import bind
+from agents.read.cache import BLOCK_BYTES
 from agents.zone import client
 from agents.zone import server as zone_server
 from agents.zone.client import Neighbours
-from agents.zone.frames import REQUEST_BYTES_MAX, Outcome, Pool, Request, encode_request
-from agents.zone.lines import Lines, dial
-from agents.zone.server import ZoneServer
+from agents.zone.frames import REQUEST_BYTES_MAX, Outcome, encode_request
+from agents.zone.lines import dial
 from metadata.contract.leases import AgentAddress, AgentInfo
-from runtime.metrics import Metrics
 from runtime.runtime import Runtime
-from storage.memory import MemoryStore
 from tests.fixtures.metric_values import metric_value
-from tests.fixtures.sources import source_of
 from tests.fixtures.waiting import until
-from wire.crc import crc32c
-
-KEY = "l1/aa/2026010100/file"
-BODY = bytes(range(256)) * (BLOCK_BYTES // 256) * 5 + b"the end"
-FIRST = Request(cluster_id="c", key=KEY, pool=Pool.COLD, file_bytes=len(BODY), start=0, length=2 * BLOCK_BYTES)
-LAST = replace(FIRST, start=5 * BLOCK_BYTES, length=7)
-
-
-class GatedStore(MemoryStore):
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate = asyncio.Event()
-        self.gate.set()
-        self.gets = 0
-
-    async def get_range(self, key: str, start: int, length: int) -> bytes:
-        self.gets += 1
-        await self.gate.wait()
-        return await super().get_range(key, start, length)
-
-
-class Serving:
-    def __init__(self, *, is_asking: Callable[[str, range], bool] = lambda key, blocks: False) -> None:
-        self.metrics = Metrics()
-        self.store = GatedStore()
-        self.caches = {pool: BlockCache(64 * BLOCK_BYTES) for pool in Pool}
-        readers = {
-            pool: BlockReader(
-                source=source_of(self.store), cache=cache, pool=pool.name, concurrency=16, metrics=self.metrics
-            )
-            for pool, cache in self.caches.items()
-        }
-        self.server = ZoneServer(pools=readers, is_asking=is_asking, runtime=Runtime(metrics=self.metrics))
-        self.lines = Lines(dial)
-        self.address = ("", 0)
-
-    async def outcome(self, request: Request) -> Outcome:
-        async with asyncio.timeout(20):
-            return (await self.lines.ask(self.address, request))[0].outcome
-
-    async def says(self, data: bytes) -> bytes:
-        """What the server answers to these bytes, until it closes the connection."""
-        reader, writer = await asyncio.open_connection(*self.address)
-        writer.write(data)
-        try:
-            async with asyncio.timeout(20):
-                return await reader.read()
-        except ConnectionResetError:
-            return b""
-        finally:
-            writer.transport.abort()
-
-    @property
-    def pinned_bytes(self) -> int:
-        return sum(cache.pinned_bytes for cache in self.caches.values())
-
-
-@asynccontextmanager
-async def serving(serving: Serving | None = None) -> AsyncIterator[Serving]:
-    found = serving or Serving()
-    await found.store.put_if_absent(KEY, BODY, crc32c=crc32c(BODY))
-    listening = bind("127.0.0.1:0")
-    found.address = listening.getsockname()[:2]
-    await found.server.serve(listening, "c")
-    try:
-        yield found
-    finally:
-        found.lines.keep_only(set())
-        await found.server.close()
+from tests.fixtures.zone_servers import BODY, FIRST, KEY, LAST, Serving, serving
 
 
 async def test_bytes_come_as_they_are_from_memory_or_by_one_get_for_all() -> None:

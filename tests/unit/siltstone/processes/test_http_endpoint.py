@@ -62,8 +62,3 @@ def test_an_address_beyond_loopback_is_refused_without_insecure() -> None:
     with pytest.raises(SettingsError, match="can be reached from other machines"):
         HttpEndpoint(listen="0.0.0.0:0", metrics=Metrics(), not_ready=list)
     HttpEndpoint(listen="0.0.0.0:0", metrics=Metrics(), not_ready=list, insecure=True)
-
-
-def test_what_was_set_to_be_encrypted_is_not_served_in_plain() -> None:
-    with pytest.raises(SettingsError, match=r"metrics\.tls is set"):
-        HttpEndpoint(listen="127.0.0.1:0", metrics=Metrics(), not_ready=list, tls_cert_file="c.pem")
