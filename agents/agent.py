@@ -27,6 +27,7 @@ from agents.listeners.listening import Listening
 from agents.listeners.serving import check_served
 from agents.membership import NOTICE_MS, Membership
 from agents.producer_ids import ProducerIds
+from agents.quotas.throttle import Throttle
 from agents.read.path import ReadPath, the_store_itself
 from agents.read.sessions import SESSIONS_MAX, FetchSessions
 from agents.security.access import Access
@@ -437,6 +438,7 @@ class Agent:
             producer_ids=ProducerIds(self._metadata.agents, self._runtime.clock),
             groups=groups,
             security=self._access.known,
+            throttle=Throttle(self._access.known, self._runtime),
             metadata=self._metadata,
             runtime=self._runtime,
             authorizer=self.authorizer,

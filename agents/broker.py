@@ -12,6 +12,7 @@ from agents.draining import Draining
 from agents.groups.coordinator import GroupCoordinator
 from agents.membership import Membership
 from agents.producer_ids import ProducerIds
+from agents.quotas.throttle import Throttle
 from agents.read.reader import Reader
 from agents.read.sessions import FetchSessions
 from agents.read.timestamps.search import TimestampSearch
@@ -64,6 +65,7 @@ class Broker:
     producer_ids: ProducerIds
     groups: GroupCoordinator
     security: KnownSecurity
+    throttle: Throttle
     metadata: MetadataStore
     runtime: Runtime
     authorizer: Authorizer = field(default_factory=Authorizer)

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
+from agents.quotas.meter import Meter
+from agents.quotas.mute import Mute
 from agents.security.rights import JudgedRights
 from agents.sender import Sender
 from agents.write.walks import ProduceLine
@@ -37,6 +39,7 @@ class ClientConnection:
     __slots__ = (
         "host",
         "listener",
+        "mute",
         "number",
         "peer",
         "principal",
@@ -56,6 +59,8 @@ class ClientConnection:
         """The name of the listener that took the connection."""
         self.principal = ANONYMOUS
         """Who the client has proved to be, as `User:ann`."""
+        self.mute = Mute()
+        """On while the client is over a quota."""
         self.rights: JudgedRights | None = None
         """Kept by the authorizer, as long as the ACLs stay the same."""
         self.produce_line = ProduceLine()
@@ -65,6 +70,11 @@ class ClientConnection:
         self.was_sent_away = False
         """A fetch was refused because this agent stops."""
 
+    @property
+    def user(self) -> str:
+        """The name that quotas know the client by."""
+        return self.principal.removeprefix("User:")
+
     def log_facts(self) -> Mapping[str, Any]:
         return {"connection": self.number, "peer": self.peer}
 
@@ -72,11 +82,14 @@ class ClientConnection:
 class RequestContext:
     """A `runtime.logging.LogContext`."""
 
-    __slots__ = ("client", "file_key", "header", "trace", "waited_ms")
+    __slots__ = ("client", "file_key", "header", "meter", "request_bytes", "trace", "waited_ms")
 
-    def __init__(self, header: RequestHeader, client: ClientConnection) -> None:
+    def __init__(self, header: RequestHeader, client: ClientConnection, request_bytes: int = 0) -> None:
         self.header = header
         self.client = client
+        self.request_bytes = request_bytes
+        self.meter: Meter | None = None
+        """Only where a quota counts the time that a request takes."""
         self.waited_ms = 0.0
         """Time that the client itself wanted to wait: for records to come, or for the other members of its group."""
         self.file_key = ""

@@ -215,14 +215,19 @@ class Server:
         if self.draining:
             self._refused[Cause.DRAINING].inc()
             return False
+        if self.broker.throttle.binds_addresses and not self.broker.throttle.admits(connection.client.host):
+            return self._refuse(connection, Cause.IP_RATE)
         verdict = self._admission.arrived(connection, connection.client.host, self._now_ms())
         if verdict.refused is not None:
-            self._refused[verdict.refused].inc()
-            self._tell("connection refused", verdict.refused.label, verdict.refused.setting, connection.client)
-            return False
+            return self._refuse(connection, verdict.refused)
         if verdict.evicted is not None and verdict.evicted_for is not None:
             self._evict(verdict.evicted, verdict.evicted_for)
         return True
+
+    def _refuse(self, connection: Connection, cause: Cause) -> bool:
+        self._refused[cause].inc()
+        self._tell("connection refused", cause.label, cause.setting, connection.client)
+        return False
 
     def proved(self, connection: Connection) -> None:
         """Its client has shown that it speaks our protocol, or who it is."""

@@ -54,7 +54,7 @@ class Metrics:
         self.connections = self._gauge("connections", "Client connections open.")
         self.connections_refused_total = self._counter(
             "connections_refused_total",
-            "Connections closed at once: `connections_max`, `per_ip` (`max.connections.per.ip`) or `draining`.",
+            "Connections closed at once: `connections_max`, `per_ip` and `ip_rate` (of one address) or `draining`.",
             "reason",
         )
         self.connections_evicted_total = self._counter(
@@ -70,6 +70,8 @@ class Metrics:
             " `descriptors`, or after another `error` of the system.",
             "reason",
         )
+        text = "How long a client had to wait after a request, because it was over that quota."
+        self.throttle_seconds = self._histogram("throttle_seconds", text, SECONDS, "quota")
         self.protocol_errors_total = self._counter(
             "protocol_errors_total", "Connections closed because of malformed input.", "reason"
         )

@@ -101,7 +101,7 @@ class Connection(asyncio.BufferedProtocol):
         peer = self.told_peer or transport.get_extra_info("peername")
         name = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer)
         self.client = ClientConnection(self._server.next_connection(), name, self._listening.name)
-        self.client.produce_line.on_empty = self._pump_soon
+        self.client.produce_line.on_empty = self.client.mute.on_end = self._pump_soon
         sock = cast(socket.socket | None, transport.get_extra_info("socket"))
         if sock is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -162,6 +162,7 @@ class Connection(asyncio.BufferedProtocol):
         for waiting in list(self._waiting):
             waiting.cancel()  # ends the traces of their requests too
         self._frames.clear()
+        self.client.mute.close()
         self._drop_answers()
         self._server.lost(self)
 
@@ -233,6 +234,8 @@ class Connection(asyncio.BufferedProtocol):
             self._write_paused
             or bool(self._frames)  # begin these first
             or self._server.draining
+            # A frame that is half here may hold up others.
+            or (self.client.mute.on and not self.has_large_partial_frame)
             or (self.sends_produce and self._server.produce_is_full)
             or self._server.must_wait(self)  # another one finishes first
         )
@@ -263,6 +266,7 @@ class Connection(asyncio.BufferedProtocol):
             self._ended
             or self._exclusive
             or not self.client.produce_line.is_empty
+            or self.client.mute.on
             or self._write_paused
             or bool(self._unsent)
             or self._server.draining
@@ -294,7 +298,7 @@ class Connection(asyncio.BufferedProtocol):
         self._works = self._works or header.api_key not in ASKING_APIS
         if self._broker.draining.sends_away:
             self._is_told = self._is_told or header.api_key in TELLING_APIS
-        context = RequestContext(header, self.client)
+        context = RequestContext(header, self.client, len(frame))
         # Reset below: this code may run inside another request's work, which keeps its own context.
         before = LOG_CONTEXT.set(context)
         try:
@@ -327,7 +331,10 @@ class Connection(asyncio.BufferedProtocol):
     def _handle(self, slot: Slot, context: RequestContext, request: Message) -> None:
         handler = HANDLERS[context.header.api_key]
         try:
-            answer = handler.handle(self._broker, context.header, request)
+            if self._broker.throttle.on:
+                answer = self._broker.throttle.handle(handler.handle, self._broker, context, request)
+            else:
+                answer = handler.handle(self._broker, context.header, request)
             if isinstance(answer, Message | HeldAnswer) or answer is None:
                 return self._answer(slot, context, answer)
         except Exception as error:
@@ -396,7 +403,10 @@ class Connection(asyncio.BufferedProtocol):
         if isinstance(answer, HeldAnswer):
             slot.release = answer.release
             answer = answer.message
-        slot.parts = () if answer is None else encode_response(header, answer)
+        if self._broker.throttle.on:
+            slot.parts = self._broker.throttle.encode(context, answer)
+        else:
+            slot.parts = () if answer is None else encode_response(header, answer)
         if context.trace is not None:
             context.trace.begin("answer")
             slot.release = partial(end_trace, context.trace, error_of(answer), slot.release)

@@ -38,7 +38,7 @@ async def handle(broker: Broker, header: RequestHeader, request: CreatePartition
         await broker.follower.catch_up()
         async for asked in LoopYielder().through(request.topics):
             results[asked.name] = await _grow(
-                broker, asked, validate_only=request.validate_only, named_once=named[asked.name] == 1
+                broker, header, asked, validate_only=request.validate_only, named_once=named[asked.name] == 1
             )
         if not request.validate_only:
             await broker.follower.catch_up()
@@ -50,7 +50,7 @@ async def handle(broker: Broker, header: RequestHeader, request: CreatePartition
 
 
 async def _grow(
-    broker: Broker, asked: CreatePartitionsTopic, *, validate_only: bool, named_once: bool
+    broker: Broker, header: RequestHeader, asked: CreatePartitionsTopic, *, validate_only: bool, named_once: bool
 ) -> CreatePartitionsTopicResult:
     try:
         if not named_once:
@@ -71,6 +71,7 @@ async def _grow(
         if validate_only:
             check_cluster_partitions(broker.topic_cache.partitions_count, asked.count - present, partitions_max)
         else:
+            broker.throttle.count_mutation(header, asked.count - present)
             await broker.metadata.agents.create_partitions(
                 topic.topic_id, asked.count, cluster_partitions_max=partitions_max
             )

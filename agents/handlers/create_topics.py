@@ -62,7 +62,7 @@ async def handle(broker: Broker, header: RequestHeader, request: CreateTopicsReq
         try:
             if not of_cluster:
                 check_right(broker.rights(), Operation.CREATE, ResourceType.TOPIC, asked.name)
-            results.append(_shown(broker, await _create(broker, asked, validate_only=request.validate_only)))
+            results.append(_shown(broker, await _create(broker, header, asked, validate_only=request.validate_only)))
         except SiltstoneError as error:
             results.append(_failed(asked, error))
     if not request.validate_only:
@@ -70,7 +70,9 @@ async def handle(broker: Broker, header: RequestHeader, request: CreateTopicsReq
     return CreateTopicsResponse(topics=results)
 
 
-async def _create(broker: Broker, asked: CreatableTopic, *, validate_only: bool) -> CreatableTopicResult:
+async def _create(
+    broker: Broker, header: RequestHeader, asked: CreatableTopic, *, validate_only: bool
+) -> CreatableTopicResult:
     check_new_name(asked.name)
     partitions, replication_factor = _partitions(broker, asked)
     check_partitions(partitions)
@@ -83,6 +85,7 @@ async def _create(broker: Broker, asked: CreatableTopic, *, validate_only: bool)
         check_cluster_partitions(broker.topic_cache.partitions_count, partitions, partitions_max)
         result = _described(broker, asked.name, configs)
     else:
+        broker.throttle.count_mutation(header, partitions)
         topic = await broker.metadata.agents.create_topic(
             asked.name,
             partitions=partitions,

@@ -29,7 +29,7 @@ async def handle(broker: Broker, header: RequestHeader, request: DeleteTopicsReq
         await broker.follower.catch_up()
     except SiltstoneError as error:
         return DeleteTopicsResponse(responses=[_failed(each, error) for each in wanted])
-    results = [await _delete(broker, each) async for each in LoopYielder().through(wanted)]
+    results = [await _delete(broker, header, each) async for each in LoopYielder().through(wanted)]
     with suppress(SiltstoneError):  # deleted all the same; the follower sees it when the store answers again
         await broker.follower.catch_up()
     if not broker.rights().is_unlimited:
@@ -38,7 +38,7 @@ async def handle(broker: Broker, header: RequestHeader, request: DeleteTopicsReq
     return DeleteTopicsResponse(responses=results)
 
 
-async def _delete(broker: Broker, wanted: DeleteTopicState) -> DeletableTopicResult:
+async def _delete(broker: Broker, header: RequestHeader, wanted: DeleteTopicState) -> DeletableTopicResult:
     shown = wanted
     try:
         if wanted.name is not None and wanted.topic_id != ZERO_UUID:
@@ -60,6 +60,7 @@ async def _delete(broker: Broker, wanted: DeleteTopicState) -> DeletableTopicRes
             if broker.rights().sees(Operation.DESCRIBE, ResourceType.TOPIC, topic.name):
                 shown = DeleteTopicState(name=topic.name, topic_id=topic.topic_id)
             _check_allowed(broker, topic.name, shown.name)
+        broker.throttle.count_mutation(header, len(topic.partition_ids))
         await broker.metadata.agents.delete_topic(topic.topic_id)
         await broker.hint_others()
     except SiltstoneError as error:

@@ -56,6 +56,9 @@ async def handle(broker: Broker, header: RequestHeader, request: FetchRequest) -
     if context.error is not ErrorCode.NONE:
         return FetchResponse(error_code=context.error)
     deadline_ms = broker.runtime.clock.monotonic_ms() + min(max(request.max_wait_ms, 0), WAIT_MS_MAX)
+    quota_bytes = broker.throttle.fetch_bytes_max()
+    if not quota_bytes:
+        return sessions.answer_nothing(context, now_ms=broker.runtime.clock.monotonic_ms())
     parts = context.parts
     if broker.draining.sends_away:
         # The first refusal comes at once. A client that asks again without a pause must not take the processor.
@@ -72,12 +75,15 @@ async def handle(broker: Broker, header: RequestHeader, request: FetchRequest) -
     await _resolve(broker, rights, parts)
     await _look_for_unknown(broker, rights, parts)
     await _check_ranges(broker, parts)
-    bytes_max = min(max(request.max_bytes, 0), broker.settings.fetch_max_bytes)
+    bytes_max = int(min(max(request.max_bytes, 0), broker.settings.fetch_max_bytes, quota_bytes))
     if trace is not None:
         _describe(broker, parts, trace)
     await _wait_for_bytes(broker, parts, min(request.min_bytes, bytes_max), deadline_ms, asking)
     if trace is not None:
         trace.end_part()
+    # Others who share its quota may have used it up while it waited.
+    if not broker.throttle.fetch_bytes_max():
+        return sessions.answer_nothing(context, now_ms=broker.runtime.clock.monotonic_ms())
     # From here on the answer holds memory: the connection releases it when the bytes have left.
     release = await _read(broker, parts, bytes_max, committed_only=request.isolation_level == READ_COMMITTED)
     try:

@@ -26,6 +26,10 @@ async def handle(broker: Broker, header: RequestHeader, request: InitProducerIdR
         Operation.WRITE, ResourceType.TOPIC
     ):
         return InitProducerIdResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED, producer_epoch=-1)
+    if not broker.throttle.may_take_producer_id():
+        # Each id may become a row of the store. Of the errors after which clients ask again this is the one that says
+        # nothing about the agent.
+        return InitProducerIdResponse(error_code=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, producer_epoch=-1)
     try:
         producer_id = await broker.producer_ids.take()
     except MetadataUnavailableError:

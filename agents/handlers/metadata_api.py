@@ -385,6 +385,8 @@ async def _look_again(
 async def _create(broker: Broker, name: str) -> bool:
     try:
         check_new_name(name)
+        if not broker.throttle.may_create(broker.settings.num_partitions):
+            return False
         await broker.metadata.agents.create_topic(
             name,
             partitions=broker.settings.num_partitions,

@@ -21,6 +21,7 @@ class Cause(Enum):
 
     CONNECTIONS_MAX = "connections_max", "connections.max"
     PER_IP = "per_ip", "max.connections.per.ip"
+    IP_RATE = "ip_rate", "quota connection_creation_rate"
     PREAUTH_CONNECTIONS_MAX = "preauth_connections_max", "preauth.connections.max"
     PREAUTH_TIMEOUT = "preauth_timeout", "preauth.timeout.ms"
     IDLE = "idle", "connections.idle.max.ms"
@@ -32,7 +33,7 @@ class Cause(Enum):
         self.setting = setting
 
 
-REFUSALS = (Cause.CONNECTIONS_MAX, Cause.PER_IP, Cause.DRAINING)
+REFUSALS = (Cause.CONNECTIONS_MAX, Cause.PER_IP, Cause.IP_RATE, Cause.DRAINING)
 EVICTIONS = (
     Cause.CONNECTIONS_MAX,
     Cause.PREAUTH_CONNECTIONS_MAX,

@@ -238,6 +238,14 @@ class FetchSessions:
                 session.parts[key] = session.parts.pop(key)
         return FetchResponse(session_id=session.session_id, responses=_by_topic(news))
 
+    def answer_nothing(self, context: FetchContext, *, now_ms: float) -> FetchResponse:
+        """The answer to a client that is over its quota (KIP-219): it asks the same again. No session is opened, for
+        an answer that leaves out partitions is none to a full fetch."""
+        context.opens = None
+        for part in context.parts:
+            part.answer = None
+        return self.answer(context, now_ms=now_ms)
+
     # ---- full fetches
 
     def _begin_full(self, request: FetchRequest, by_id: bool) -> FetchContext:

@@ -2,8 +2,8 @@
 
 Each second adds the limit, up to what ten seconds bring: Kafka measures over windows of that length, so a client that
 was silent may send that much at once. A request is never refused. It takes the bucket below zero, and the client waits
-until the bucket is even again (KIP-219, KIP-599). What is owed is bounded by ten seconds too: a client behind a longer
-wait would take its pipelined requests for lost.
+until the bucket is even again (KIP-219, KIP-599). What is owed is bounded by ten seconds too, unless the caller wants
+it paid in full: a client behind a longer wait would take its pipelined requests for lost.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class Bucket:
         self._tokens = per_second * BURST_S
         self._at_ms = now_ms
 
-    def take(self, amount: float, per_second: float, now_ms: float) -> float:
-        """Take `amount`; returns the ms until the bucket is even again, from 0 to `BURST_S` seconds.
+    def take(self, amount: float, per_second: float, now_ms: float, owed_s_max: float = BURST_S) -> float:
+        """Take `amount`; returns the ms until the bucket is even again, from 0 to `owed_s_max` seconds.
 
         A limit that changed counts from now on. `per_second` is above 0.
         """
         elapsed_s = max(0.0, now_ms - self._at_ms) / 1000
         most = per_second * BURST_S
-        self._tokens = max(-most, min(most, self._tokens + self._per_second * elapsed_s) - amount)
+        self._tokens = max(-per_second * owed_s_max, min(most, self._tokens + self._per_second * elapsed_s) - amount)
         self._per_second, self._at_ms = per_second, now_ms
         return max(0.0, -self._tokens / per_second * 1000)
 
@@ -42,7 +42,8 @@ class Bucket:
 class Buckets:
     """The buckets of one key."""
 
-    def __init__(self) -> None:
+    def __init__(self, owed_s_max: float = BURST_S) -> None:
+        self._owed_s_max = owed_s_max
         self._buckets: OrderedDict[Share, Bucket] = OrderedDict()
 
     def take(self, limit: Limit, amount: float, now_ms: float) -> float:
@@ -54,4 +55,7 @@ class Buckets:
                 self._buckets.popitem(last=False)
         else:
             self._buckets.move_to_end(limit.share)
-        return bucket.take(amount, limit.per_second, now_ms)
+        return bucket.take(amount, limit.per_second, now_ms, self._owed_s_max)
+
+    def __len__(self) -> int:
+        return len(self._buckets)

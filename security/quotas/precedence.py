@@ -49,6 +49,10 @@ class QuotaTable:
         """The keys that any user or client has a quota of: without one, nothing has to be counted."""
         return frozenset(self._by_key)
 
+    @property
+    def binds_addresses(self) -> bool:
+        return bool(self._by_ip)
+
     def limit(self, key: QuotaKey, user: str, client_id: str) -> Limit | None:
         """The quota of this key that binds the client. None: it has none."""
         quotas = self._by_key.get(key)

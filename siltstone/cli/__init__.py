@@ -35,6 +35,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "siltstone.cli.groups.commands:groups",
         "List consumer groups, show their lag, reset their offsets, delete them.",
     ),
+    "quotas": ("siltstone.cli.access.quotas:quotas", "Bound how much users and clients may do."),
     "cluster": ("siltstone.cli.cluster.commands:cluster", "Show the agents, show and set cluster-wide configs."),
     "producers": ("siltstone.cli.producers:producers", "Show which producers wait for the agents, and what to set."),
     "tables": ("siltstone.cli.tables.commands:tables", "Export topics to Parquet files and Iceberg tables."),

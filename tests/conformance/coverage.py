@@ -47,9 +47,9 @@ ANSWERED = (
         "answered as by Kafka's PLAINTEXT listener: ILLEGAL_SASL_STATE, DELEGATION_TOKEN_REQUEST_NOT_ALLOWED",
     ),
     (
-        "quotas, SCRAM users",
-        "AlterClientQuotas, AlterUserScramCredentials",
-        "there are none; setting one is refused in words, because nobody would be throttled or kept out",
+        "quotas",
+        "AlterClientQuotas",
+        "as in Kafka, by each agent; `producer_id_rate` is ours, quotas of replication do not exist",
     ),
     (
         "replicas to move",

@@ -16,6 +16,7 @@ from tests.mutants.planted_in_drains import DRAINS
 from tests.mutants.planted_in_erase_command import ASKED
 from tests.mutants.planted_in_erasures import ERASING
 from tests.mutants.planted_in_listeners import LISTENERS
+from tests.mutants.planted_in_quotas import QUOTAS
 from tests.mutants.planted_in_sums import SUMS
 from tests.mutants.planted_in_survivors import SURVIVORS
 from tests.mutants.planted_in_sweeps import SWEEPS
@@ -372,6 +373,7 @@ MUTANTS = (
     *DRAINS,
     *BORDERS,
     *LISTENERS,
+    *QUOTAS,
     *SUMS,
     *SURVIVORS,
     *WIRE,

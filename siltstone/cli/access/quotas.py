@@ -131,7 +131,7 @@ def alter(named: Named, added: Sequence[str], deleted: Sequence[str], dry_run: b
 
     \b
     Examples:
-      siltstone quotas alter --user ann --add producer_byte_rate=1048576 --add consumer_byte_rate=4194304
+      siltstone quotas alter --user ann --add producer_byte_rate=1048576
       siltstone quotas alter --user ann --client app --delete producer_byte_rate
       siltstone quotas alter --ip-defaults --add connection_creation_rate=20
     """

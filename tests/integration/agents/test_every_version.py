@@ -332,7 +332,7 @@ def _describe_acls(version: int) -> Message:
 
 def _alter_quotas(version: int) -> Message:
     entity = [EntityData(entity_type="user", entity_name=None)]
-    ops = [OpData(key="producer_byte_rate", value=7.0), OpData(key="consumer_byte_rate", remove=True)]
+    ops = [OpData(key="producer_byte_rate", value=7e12), OpData(key="consumer_byte_rate", remove=True)]
     return AlterClientQuotasRequest(entries=[EntryData(entity=entity, ops=[op]) for op in ops])
 
 

@@ -10,20 +10,12 @@ from siltstone.kafka.client import KafkaClient
 from tests.fixtures.agents import Dial, RawConnection, RunningAgent
 from wire.error_codes import ErrorCode
 from wire.messages.acls import CreateAclsResponse, DeleteAclsResponse, DescribeAclsResponse
-from wire.messages.alter_client_quotas import (
-    AlterClientQuotasRequest,
-    AlterClientQuotasResponse,
-    EntityData,
-    EntryData,
-    OpData,
-)
 from wire.messages.alter_partition_reassignments import (
     AlterPartitionReassignmentsRequest,
     AlterPartitionReassignmentsResponse,
     ReassignablePartition,
     ReassignableTopic,
 )
-from wire.messages.describe_client_quotas import DescribeClientQuotasRequest, DescribeClientQuotasResponse
 from wire.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource, DescribeConfigsResponse
 from wire.messages.incremental_alter_configs import (
     AlterableConfig,
@@ -79,19 +71,6 @@ async def test_acls_are_disabled_in_the_words_of_kafka_without_an_authorizer(raw
     disabled = (ErrorCode.SECURITY_DISABLED, "No Authorizer is configured.")
     assert [(each.error_code, each.error_message) for each in answers] == [disabled] * 4
     assert described.resources == []
-
-
-async def test_there_are_no_quotas_and_none_can_be_set(raw: RawConnection) -> None:
-    described = await raw.call(DescribeClientQuotasRequest(), DescribeClientQuotasResponse, 1)
-    assert (described.error_code, described.error_message, described.entries) == (0, None, [])
-
-    entity = [EntityData(entity_type="user", entity_name="a")]
-    ops = [OpData(key="producer_byte_rate", remove=True), OpData(key="producer_byte_rate", value=1.0)]
-    request = AlterClientQuotasRequest(entries=[EntryData(entity=entity, ops=[op]) for op in ops])
-    removed, added = (await raw.call(request, AlterClientQuotasResponse, 1)).entries
-    assert (removed.error_code, removed.error_message, removed.entity) == (0, None, entity)
-    assert (added.error_code, added.entity) == (ErrorCode.INVALID_REQUEST, entity)
-    assert "nobody is throttled" in (added.error_message or "")
 
 
 async def test_the_credentials_of_users_are_kept_and_told_without_their_secrets(raw: RawConnection) -> None:

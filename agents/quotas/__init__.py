@@ -1,0 +1,1 @@
+"""Holds clients to their quotas."""

@@ -1,0 +1,36 @@
+"""A mute ends by itself, never too early, and never after its connection."""
+
+from __future__ import annotations
+
+import asyncio
+
+from agents.quotas.mute import Mute
+from runtime.clock import SystemClock
+from tests.fixtures.waiting import until
+
+CLOCK = SystemClock()
+
+
+async def test_a_mute_that_is_made_longer_ends_once_and_not_before_its_time() -> None:
+    mute, ended = Mute(), list[float]()
+    mute.on_end = lambda: ended.append(CLOCK.monotonic_ms())
+    begun_ms = CLOCK.monotonic_ms()
+    mute.hold(20, CLOCK)
+    mute.hold(120, CLOCK)
+    mute.hold(10, CLOCK)
+    assert mute.on and 10 < mute.left_ms() <= 120
+    await until(lambda: ended)
+    assert ended[0] - begun_ms >= 120 and not mute.on and mute.left_ms() == 0
+    mute.hold(1, CLOCK)
+    await until(lambda: len(ended) == 2)
+
+
+async def test_a_mute_whose_connection_is_gone_holds_nothing() -> None:
+    mute, ended = Mute(), list[str]()
+    mute.on_end = lambda: ended.append("too late")
+    mute.hold(5, CLOCK)
+    mute.close()
+    mute.hold(5, CLOCK)
+    assert not mute.on and mute._timer is None
+    await asyncio.sleep(0.05)
+    assert ended == []
