@@ -222,6 +222,10 @@ class Java(ProgramClient):
     def security(self) -> Mapping[str, str]:
         return of_java(self.login)
 
+    def write_for(self, bootstrap: str, topic: str, seconds: int) -> int:
+        """Write 0, 1, 2, ... to partition 0 for so long. Returns how many records were stored."""
+        return self.program().ask("write_for", **self.place(bootstrap), topic=topic, seconds=seconds)["count"]
+
     def command(self) -> Sequence[str]:
         jars = find_jars()
         assert jars is not None

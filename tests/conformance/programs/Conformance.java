@@ -41,6 +41,7 @@ public class Conformance {
     static void act(JsonNode asked, ObjectNode answer) throws Exception {
         switch (asked.get("do").asText()) {
             case "write" -> write(asked, answer);
+            case "write_for" -> writeFor(asked, answer);
             case "open" -> open(asked);
             case "poll" -> poll(asked, answer);
             case "commit" -> consumers.get(asked.get("id").asInt()).commitSync();
@@ -78,6 +79,25 @@ public class Conformance {
                 offsets.add(each.get().offset());
             }
         }
+    }
+
+    // Counts on for so many seconds, in partition 0; every record must be taken.
+    static void writeFor(JsonNode asked, ObjectNode answer) throws Exception {
+        Map<String, Object> config = place(asked);
+        config.put("linger.ms", 5);
+        long end = System.nanoTime() + asked.get("seconds").asLong() * 1_000_000_000L;
+        List<Future<RecordMetadata>> waiting = new ArrayList<>();
+        try (var producer = new KafkaProducer<>(config, new ByteArraySerializer(), new ByteArraySerializer())) {
+            while (System.nanoTime() < end) {
+                byte[] value = ("" + waiting.size()).getBytes();
+                waiting.add(producer.send(new ProducerRecord<>(asked.get("topic").asText(), 0, null, value)));
+                Thread.sleep(5);
+            }
+            for (var each : waiting) {
+                each.get();
+            }
+        }
+        answer.put("count", waiting.size());
     }
 
     static Map<String, Object> place(JsonNode asked) {

@@ -63,7 +63,7 @@ WORDS: Mapping[str, Words] = {
     "sarama": Words(
         password="SASL Authentication failed|Authentication failed: invalid credentials",
         server="certificate signed by unknown authority",
-        certificate="unknown certificate authority|bad certificate",
+        certificate="unknown certificate authority|bad certificate|broken pipe|connection reset",
         topic="not authorized to access this topic",
         group="not authorized to access this group",
     ),
