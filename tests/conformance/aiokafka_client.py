@@ -16,6 +16,7 @@ from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 from aiokafka.errors import NoOffsetForPartitionError, OffsetOutOfRangeError, for_code
 
 from tests.conformance.contract import TIMEOUT_S, Admin, Client, Consumer, Item, NoOffsetError, Reading, Sent
+from tests.conformance.security.logins import Login, of_aiokafka
 from tests.fixtures.faults import in_thread
 
 
@@ -35,16 +36,16 @@ class _Loop:
 
 
 class AiokafkaConsumer(Consumer):
-    def __init__(self, bootstrap: str, reading: Reading) -> None:
+    def __init__(self, bootstrap: str, reading: Reading, login: Login) -> None:
         self._loop = _Loop()
         try:
-            self._consumer: Any = self._loop.run(self._start(bootstrap, reading))
+            self._consumer: Any = self._loop.run(self._start(bootstrap, reading, login))
         except BaseException:
             self._loop.end()
             raise
 
-    async def _start(self, bootstrap: str, reading: Reading) -> Any:
-        config: dict[str, Any] = {}
+    async def _start(self, bootstrap: str, reading: Reading, login: Login) -> Any:
+        config: dict[str, Any] = {**of_aiokafka(login)}
         if reading.group is not None:
             config |= {"group_id": reading.group, "group_instance_id": reading.instance}
             config["partition_assignment_strategy"] = (RangePartitionAssignor,)
@@ -59,7 +60,11 @@ class AiokafkaConsumer(Consumer):
             metadata_max_age_ms=1_000,
             **config,
         )
-        await consumer.start()
+        try:
+            await consumer.start()
+        except BaseException:
+            await consumer.stop()
+            raise
         if reading.group is None:
             place = TopicPartition(reading.topic, 0)
             consumer.assign([place])
@@ -180,9 +185,10 @@ class Aiokafka(Client):
                 compression_type=None if codec == "none" else codec,
                 enable_idempotence=True,
                 linger_ms=5,
+                **of_aiokafka(self.login),
             )
-            await producer.start()
             try:
+                await producer.start()
                 waiting = [
                     await producer.send(
                         topic,
@@ -201,7 +207,7 @@ class Aiokafka(Client):
         return in_thread(write())
 
     def consumer(self, bootstrap: str, reading: Reading) -> Consumer:
-        return AiokafkaConsumer(bootstrap, reading)
+        return AiokafkaConsumer(bootstrap, reading, self.login)
 
     def ends(self, bootstrap: str, topic: str) -> tuple[int, int]:
         place = TopicPartition(topic, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,12 +20,32 @@ from confluent_kafka.admin import (
 )
 
 from tests.conformance.contract import TIMEOUT_S, Admin, Client, Consumer, Item, NoOffsetError, Reading, Sent
+from tests.conformance.security.logins import Login, of_librdkafka
+
+
+class _Refusals:
+    """librdkafka tries for ever and tells the application what went wrong; the application ends at such errors."""
+
+    def __init__(self) -> None:
+        self._error: Any = None
+
+    def hear(self, error: Any) -> None:
+        # an agent that dislikes the client's certificate says so after the handshake of TLS 1.3, as an alert
+        if error.code() in (KafkaError._AUTHENTICATION, KafkaError._SSL) or "SSL alert" in error.str():
+            self._error = error
+
+    def check(self) -> None:
+        if self._error is not None:
+            raise KafkaException(self._error)
 
 
 class ConfluentConsumer(Consumer):
-    def __init__(self, bootstrap: str, reading: Reading) -> None:
+    def __init__(self, bootstrap: str, reading: Reading, login: Login) -> None:
+        self._refusals = _Refusals()
         config: dict[str, Any] = {
+            **of_librdkafka(login),
             "bootstrap.servers": bootstrap,
+            "error_cb": self._refusals.hear,
             "group.id": reading.group or "unused",
             "auto.offset.reset": "error" if reading.reset == "none" else reading.reset,
             "enable.auto.commit": False,
@@ -56,6 +77,7 @@ class ConfluentConsumer(Consumer):
                 raise NoOffsetError(str(error))
             elif error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
                 raise KafkaException(error)
+        self._refusals.check()
         return items
 
     def commit(self) -> None:
@@ -128,12 +150,16 @@ class Confluent(Client):
         codec: str = "none",
         client_id: str = "conformance",
     ) -> Sequence[int]:
-        config = {"bootstrap.servers": bootstrap, "client.id": client_id, "compression.type": codec, "linger.ms": 5}
-        producer = Producer({**config, "enable.idempotence": True})
+        config: dict[str, Any] = {"bootstrap.servers": bootstrap, "client.id": client_id, "linger.ms": 5}
+        config["compression.type"] = codec
+        refusals = _Refusals()
+        config |= {**of_librdkafka(self.login), "enable.idempotence": True, "error_cb": refusals.hear}
+        producer = Producer(config)
         offsets: list[int] = []
 
         def delivered(error: Any, message: Any) -> None:
-            assert error is None, error
+            if error is not None:
+                raise KafkaException(error)
             offsets.append(message.offset())
 
         for each in records:
@@ -146,11 +172,14 @@ class Confluent(Client):
                 timestamp=each.timestamp_ms or 0,
                 on_delivery=delivered,
             )
-        assert producer.flush(TIMEOUT_S) == 0
+        deadline = time.monotonic() + TIMEOUT_S
+        while producer.flush(0.1):
+            refusals.check()
+            assert time.monotonic() < deadline, f"{len(producer)} records are not delivered"
         return offsets
 
     def consumer(self, bootstrap: str, reading: Reading) -> Consumer:
-        return ConfluentConsumer(bootstrap, reading)
+        return ConfluentConsumer(bootstrap, reading, self.login)
 
     def ends(self, bootstrap: str, topic: str) -> tuple[int, int]:
         admin = AdminClient({"bootstrap.servers": bootstrap})

@@ -9,14 +9,16 @@ must join; kafka-python (3.0) drops an assignment that came between two of its p
 
 from __future__ import annotations
 
+import copy
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
+from tests.conformance.security.logins import NOTHING, Login
 from tests.fixtures.waiting import wait_until
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
@@ -148,10 +150,22 @@ class Client(ABC):
     """Whether it takes too long for every run; then it runs in soak only."""
     always_there = False
     """Whether it is one of the project's own test dependencies, which are never skipped."""
+    login: Login = NOTHING
+    """How `write` and `consumer` come in."""
+
+    def coming_in_by(self, login: Login) -> Self:
+        made = copy.copy(self)
+        made.login = login
+        return made
 
     def absent(self) -> str:
         """The reason why the client is missing on this machine; "" if it is present."""
         return ""
+
+    def has_old_scram(self) -> bool:
+        """Whether its last message of SCRAM has a wrong nonce, as that of librdkafka before 2.6.1, and so is refused,
+        by Kafka 4 too."""
+        return False
 
     @property
     def records(self) -> Sequence[Sent]:

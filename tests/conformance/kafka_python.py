@@ -11,11 +11,15 @@ from kafka.coordinator.assignors.range import RangePartitionAssignor
 from kafka.errors import NoOffsetForPartitionError, OffsetOutOfRangeError
 
 from tests.conformance.contract import TIMEOUT_S, Admin, Client, Consumer, Item, NoOffsetError, Reading, Sent
+from tests.conformance.security.logins import Login, of_kafka_python
+
+BOOTSTRAP_MS = 5_000
+"""It tries for so long to come in, with growing pauses, whatever it was told; its log says what it was told."""
 
 
 class KafkaPythonConsumer(Consumer):
-    def __init__(self, bootstrap: str, reading: Reading) -> None:
-        config: dict[str, Any] = {}
+    def __init__(self, bootstrap: str, reading: Reading, login: Login) -> None:
+        config: dict[str, Any] = {**of_kafka_python(login)}
         if reading.group is not None:
             config |= {"group_id": reading.group, "group_instance_id": reading.instance}
             config["partition_assignment_strategy"] = [RangePartitionAssignor]
@@ -28,6 +32,7 @@ class KafkaPythonConsumer(Consumer):
             session_timeout_ms=reading.session_ms,
             heartbeat_interval_ms=reading.heartbeat_ms,
             metadata_max_age_ms=1_000,
+            bootstrap_timeout_ms=BOOTSTRAP_MS,
             **config,
         )
         if reading.group is None:
@@ -125,6 +130,8 @@ class KafkaPython(Client):
             compression_type=None if codec == "none" else codec,
             enable_idempotence=True,
             linger_ms=5,
+            bootstrap_timeout_ms=BOOTSTRAP_MS,
+            **of_kafka_python(self.login),
         )
         try:
             waiting = [
@@ -143,7 +150,7 @@ class KafkaPython(Client):
             producer.close()
 
     def consumer(self, bootstrap: str, reading: Reading) -> Consumer:
-        return KafkaPythonConsumer(bootstrap, reading)
+        return KafkaPythonConsumer(bootstrap, reading, self.login)
 
     def ends(self, bootstrap: str, topic: str) -> tuple[int, int]:
         place = TopicPartition(topic, 0)

@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from tests.conformance.contract import TIMEOUT_S, Client, Consumer, Item, Reading, Sent
+from tests.conformance.security.logins import Login, of_librdkafka
 
 FORMAT = "%p %o %k|%s|%h\\n"
 
 
 class KcatConsumer(Consumer):
-    def __init__(self, bootstrap: str, reading: Reading) -> None:
-        command = ["kcat", "-b", bootstrap, "-u", "-f", FORMAT]
+    def __init__(self, bootstrap: str, reading: Reading, login: Login) -> None:
+        command = ["kcat", "-b", bootstrap, *_options(login), "-u", "-f", FORMAT]
         command += ["-X", f"auto.offset.reset={'error' if reading.reset == 'none' else reading.reset}"]
         command += ["-X", "topic.metadata.refresh.interval.ms=1000"]
         if reading.fetch_bytes is not None:
@@ -58,6 +59,8 @@ class KcatConsumer(Consumer):
         return items
 
     def _hear(self, line: str) -> None:
+        if re.search("Authentication failure|SSL alert|SSL handshake failed|authorization failed", line):
+            raise RuntimeError(line)
         if "rebalanced" not in line:
             return
         found = {int(each) for each in re.findall(r"\[(\d+)\]", line)}
@@ -102,6 +105,13 @@ class Kcat(Client):
     def absent(self) -> str:
         return "" if shutil.which("kcat") else "kcat is not on the PATH (a Debian package)"
 
+    def has_old_scram(self) -> bool:
+        if self.absent():
+            return False
+        said = subprocess.run(["kcat", "-V"], check=True, capture_output=True, text=True).stdout
+        found = re.search(r"librdkafka (\d+)\.(\d+)\.(\d+)", said)
+        return found is not None and tuple(map(int, found.groups())) < (2, 6, 1)
+
     @property
     def records(self) -> Sequence[Sent]:
         return [Sent(b"key %d" % number, b"value %d" % number, (("h", b"1"),)) for number in range(60)]
@@ -118,18 +128,24 @@ class Kcat(Client):
         headers = [word for name, value in records[0].headers for word in ("-H", f"{name}={value.decode()}")]
         lines = b"".join(b"%b|%b\n" % (each.key, each.value) for each in records)
         command = ["kcat", "-P", "-b", bootstrap, "-t", topic, "-p", "0", "-K", "|", "-z", codec, *headers]
-        command += ["-X", "enable.idempotence=true", "-X", f"client.id={client_id}"]
-        subprocess.run(command, input=lines, check=True, capture_output=True, timeout=TIMEOUT_S)
+        command += ["-X", "enable.idempotence=true", "-X", f"client.id={client_id}", *_options(self.login)]
+        done = subprocess.run(command, input=lines, capture_output=True, timeout=TIMEOUT_S)
+        if done.returncode:
+            raise RuntimeError(done.stderr.decode())
         return []
 
     def consumer(self, bootstrap: str, reading: Reading) -> Consumer:
-        return KcatConsumer(bootstrap, reading)
+        return KcatConsumer(bootstrap, reading, self.login)
 
     def ends(self, bootstrap: str, topic: str) -> tuple[int, int]:
         return _query(bootstrap, topic, -2), _query(bootstrap, topic, -1)
 
     def offset_at(self, bootstrap: str, topic: str, timestamp_ms: int) -> int:
         return _query(bootstrap, topic, timestamp_ms)
+
+
+def _options(login: Login) -> Sequence[str]:
+    return [word for name, value in of_librdkafka(login).items() for word in ("-X", f"{name}={value}")]
 
 
 def _query(bootstrap: str, topic: str, timestamp_ms: int) -> int:

@@ -1,8 +1,8 @@
 """Clients in other languages: a small program of ours around each one reads a line of JSON and answers with another.
 
 Bytes are base64. A request is {"do": "write" | "open" | "poll" | "commit" | "close" | an act of `Admin`, ...}. An
-answer with "error" is raised here. One program serves all scenarios of a cluster, because a JVM takes a second to
-start.
+answer with "error" is raised here. One program serves all scenarios, because a JVM takes a second to start:
+each request but those of an open consumer says where to connect, and how to come in.
 """
 
 from __future__ import annotations
@@ -18,15 +18,18 @@ import threading
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 from bench.servers.kafka import find_jars
 from tests.conformance.contract import Admin, Client, Consumer, Item, NoOffsetError, Reading, Sent
+from tests.conformance.security.logins import of_java
 
 FOLDER = Path(__file__).parent / "programs"
 BUILD_S_MAX = 300
+Place: TypeAlias = Mapping[str, object]
+"""The members of a request that say where to connect and how to come in."""
 
 
 class Program:
@@ -73,10 +76,10 @@ class Program:
 
 
 class ProgramConsumer(Consumer):
-    def __init__(self, program: Program, reading: Reading) -> None:
+    def __init__(self, program: Program, reading: Reading, place: Place) -> None:
         self._program, self._id = program, program.next_id()
         self._partitions: set[int] = set()
-        program.ask("open", id=self._id, **asdict(reading))
+        program.ask("open", id=self._id, **place, **asdict(reading))
 
     def poll(self, seconds: float) -> Sequence[Item]:
         answer = self._program.ask("poll", id=self._id, ms=int(seconds * 1000))
@@ -103,51 +106,58 @@ class ProgramConsumer(Consumer):
 
 
 class ProgramAdmin(Admin):
-    def __init__(self, program: Program) -> None:
-        self._program = program
+    def __init__(self, program: Program, place: Place) -> None:
+        self._ask = partial(program.ask, **place)
 
     def create(self, topic: str, partitions: int, configs: Mapping[str, str]) -> None:
-        self._program.ask("create", topic=topic, partitions=partitions, configs=dict(configs))
+        self._ask("create", topic=topic, partitions=partitions, configs=dict(configs))
 
     def count_partitions(self, topic: str) -> int:
-        return self._program.ask("count", topic=topic)["count"]
+        return self._ask("count", topic=topic)["count"]
 
     def config(self, topic: str, name: str) -> str | None:
-        return self._program.ask("config", topic=topic, name=name)["value"]
+        return self._ask("config", topic=topic, name=name)["value"]
 
     def set_config(self, topic: str, name: str, value: str) -> None:
-        self._program.ask("set", topic=topic, name=name, value=value)
+        self._ask("set", topic=topic, name=name, value=value)
 
     def grow(self, topic: str, partitions: int) -> None:
-        self._program.ask("grow", topic=topic, partitions=partitions)
+        self._ask("grow", topic=topic, partitions=partitions)
 
     def delete(self, topic: str) -> None:
-        self._program.ask("delete", topic=topic)
+        self._ask("delete", topic=topic)
 
     def delete_records(self, topic: str, before: int) -> None:
-        self._program.ask("delete_records", topic=topic, before=before)
+        self._ask("delete_records", topic=topic, before=before)
 
     def groups(self) -> Mapping[str, str]:
-        return self._program.ask("groups")["groups"]
+        return self._ask("groups")["groups"]
 
     def group(self, group: str) -> tuple[str, int]:
-        answer = self._program.ask("group", group=group)
+        answer = self._ask("group", group=group)
         return answer["state"], answer["members"]
 
     def committed(self, group: str, topic: str) -> Mapping[int, int]:
-        answer = self._program.ask("committed", group=group, topic=topic)
+        answer = self._ask("committed", group=group, topic=topic)
         return {int(partition): offset for partition, offset in answer["offsets"].items()}
 
     def delete_group(self, group: str) -> None:
-        self._program.ask("delete_group", group=group)
+        self._ask("delete_group", group=group)
 
 
 class ProgramClient(Client):
     @abstractmethod
-    def command(self, bootstrap: str) -> Sequence[str]: ...
+    def command(self) -> Sequence[str]: ...
 
-    def program(self, bootstrap: str) -> Program:
-        return _started(self, bootstrap)
+    @abstractmethod
+    def security(self) -> Mapping[str, str]:
+        """The login in the program's words."""
+
+    def program(self) -> Program:
+        return _started(tuple(self.command()))
+
+    def place(self, bootstrap: str) -> Place:
+        return {"bootstrap": bootstrap, "security": self.security()}
 
     def write(
         self,
@@ -167,11 +177,13 @@ class ProgramClient(Client):
             }
             for each in records
         ]
-        answer = self.program(bootstrap).ask("write", topic=topic, records=given, codec=codec, client_id=client_id)
+        answer = self.program().ask(
+            "write", **self.place(bootstrap), topic=topic, records=given, codec=codec, client_id=client_id
+        )
         return answer["offsets"]
 
     def consumer(self, bootstrap: str, reading: Reading) -> Consumer:
-        return ProgramConsumer(self.program(bootstrap), reading)
+        return ProgramConsumer(self.program(), reading, self.place(bootstrap))
 
     def ends(self, bootstrap: str, topic: str) -> tuple[int, int]:
         return self._offset(bootstrap, topic, -2), self._offset(bootstrap, topic, -1)
@@ -180,15 +192,15 @@ class ProgramClient(Client):
         return self._offset(bootstrap, topic, timestamp_ms)
 
     def admin(self, bootstrap: str) -> Admin:
-        return ProgramAdmin(self.program(bootstrap))
+        return ProgramAdmin(self.program(), self.place(bootstrap))
 
     def _offset(self, bootstrap: str, topic: str, at: int) -> int:
-        return self.program(bootstrap).ask("offset", topic=topic, at=at)["offset"]
+        return self.program().ask("offset", **self.place(bootstrap), topic=topic, at=at)["offset"]
 
 
 @cache
-def _started(client: ProgramClient, bootstrap: str) -> Program:
-    return Program(client.command(bootstrap))
+def _started(command: Sequence[str]) -> Program:
+    return Program(command)
 
 
 def _text(data: bytes | None) -> str | None:
@@ -207,10 +219,17 @@ class Java(ProgramClient):
             return "Kafka's jars (KAFKA_JARS or KAFKA_HOME) and a JVM are not at hand"
         return "" if shutil.which("javac") else "a JDK is not on the PATH"
 
-    def command(self, bootstrap: str) -> Sequence[str]:
+    def security(self) -> Mapping[str, str]:
+        return of_java(self.login)
+
+    def write_for(self, bootstrap: str, topic: str, seconds: int) -> int:
+        """Write 0, 1, 2, ... to partition 0 for so long. Returns how many records were stored."""
+        return self.program().ask("write_for", **self.place(bootstrap), topic=topic, seconds=seconds)["count"]
+
+    def command(self) -> Sequence[str]:
         jars = find_jars()
         assert jars is not None
-        return [jars.java, "-Xmx256M", "-cp", f"{jars.folder}/*", str(FOLDER / "Conformance.java"), bootstrap]
+        return [jars.java, "-Xmx256M", "-cp", f"{jars.folder}/*", str(FOLDER / "Conformance.java")]
 
 
 class Go(ProgramClient):
@@ -221,8 +240,11 @@ class Go(ProgramClient):
     def absent(self) -> str:
         return "" if shutil.which("go") else "Go is not on the PATH"
 
-    def command(self, bootstrap: str) -> Sequence[str]:
-        return [str(_built(self.name)), bootstrap]
+    def security(self) -> Mapping[str, str]:
+        return self.login.words
+
+    def command(self) -> Sequence[str]:
+        return [str(_built(self.name))]
 
 
 @cache

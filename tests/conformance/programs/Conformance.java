@@ -21,10 +21,8 @@ import org.apache.kafka.common.serialization.*;
 public class Conformance {
     static final ObjectMapper JSON = new ObjectMapper();
     static final Map<Integer, KafkaConsumer<byte[], byte[]>> consumers = new HashMap<>();
-    static String bootstrap;
 
     public static void main(String[] arguments) throws Exception {
-        bootstrap = arguments[0];
         BufferedReader in = new BufferedReader(new InputStreamReader(System.in));
         for (String line = in.readLine(); line != null; line = in.readLine()) {
             ObjectNode answer = JSON.createObjectNode();
@@ -43,12 +41,13 @@ public class Conformance {
     static void act(JsonNode asked, ObjectNode answer) throws Exception {
         switch (asked.get("do").asText()) {
             case "write" -> write(asked, answer);
+            case "write_for" -> writeFor(asked, answer);
             case "open" -> open(asked);
             case "poll" -> poll(asked, answer);
             case "commit" -> consumers.get(asked.get("id").asInt()).commitSync();
             case "close" -> consumers.remove(asked.get("id").asInt()).close();
             default -> {
-                try (Admin admin = Admin.create(Map.of("bootstrap.servers", bootstrap))) {
+                try (Admin admin = Admin.create(place(asked))) {
                     administer(admin, asked, answer);
                 }
             }
@@ -56,8 +55,7 @@ public class Conformance {
     }
 
     static void write(JsonNode asked, ObjectNode answer) throws Exception {
-        Map<String, Object> config = new HashMap<>();
-        config.put("bootstrap.servers", bootstrap);
+        Map<String, Object> config = place(asked);
         config.put("client.id", asked.get("client_id").asText());
         config.put("compression.type", asked.get("codec").asText());
         config.put("linger.ms", 5);
@@ -71,7 +69,11 @@ public class Conformance {
                 for (JsonNode header : each.get("headers")) {
                     made.headers().add(header.get(0).asText(), bytes(header.get(1)));
                 }
-                waiting.add(producer.send(made));
+                var sent = producer.send(made);
+                waiting.add(sent);
+                if (sent.isDone()) {
+                    sent.get(); // not allowed to send: the next one would wait for the same answer
+                }
             }
             for (var each : waiting) {
                 offsets.add(each.get().offset());
@@ -79,9 +81,34 @@ public class Conformance {
         }
     }
 
-    static void open(JsonNode asked) {
+    // Counts on for so many seconds, in partition 0; every record must be taken.
+    static void writeFor(JsonNode asked, ObjectNode answer) throws Exception {
+        Map<String, Object> config = place(asked);
+        config.put("linger.ms", 5);
+        long end = System.nanoTime() + asked.get("seconds").asLong() * 1_000_000_000L;
+        List<Future<RecordMetadata>> waiting = new ArrayList<>();
+        try (var producer = new KafkaProducer<>(config, new ByteArraySerializer(), new ByteArraySerializer())) {
+            while (System.nanoTime() < end) {
+                byte[] value = ("" + waiting.size()).getBytes();
+                waiting.add(producer.send(new ProducerRecord<>(asked.get("topic").asText(), 0, null, value)));
+                Thread.sleep(5);
+            }
+            for (var each : waiting) {
+                each.get();
+            }
+        }
+        answer.put("count", waiting.size());
+    }
+
+    static Map<String, Object> place(JsonNode asked) {
         Map<String, Object> config = new HashMap<>();
-        config.put("bootstrap.servers", bootstrap);
+        config.put("bootstrap.servers", asked.get("bootstrap").asText());
+        asked.get("security").fields().forEachRemaining(each -> config.put(each.getKey(), each.getValue().asText()));
+        return config;
+    }
+
+    static void open(JsonNode asked) {
+        Map<String, Object> config = place(asked);
         config.put("auto.offset.reset", asked.get("reset").asText());
         config.put("enable.auto.commit", false);
         config.put("metadata.max.age.ms", 1000);

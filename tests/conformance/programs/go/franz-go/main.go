@@ -4,17 +4,22 @@ package main
 import (
 	"bufio"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/sasl/plain"
+	"github.com/twmb/franz-go/pkg/sasl/scram"
 )
 
 type asked struct {
@@ -38,6 +43,8 @@ type asked struct {
 	Name        string            `json:"name"`
 	Value       string            `json:"value"`
 	Before      int64             `json:"before"`
+	Bootstrap   string            `json:"bootstrap"`
+	Security    map[string]string `json:"security"`
 }
 
 type consumer struct {
@@ -49,13 +56,11 @@ type consumer struct {
 type answer map[string]any
 
 var (
-	bootstrap  string
 	consumers  = map[int]*consumer{}
 	background = context.Background()
 )
 
 func main() {
-	bootstrap = os.Args[1]
 	in := bufio.NewReaderSize(os.Stdin, 1<<20)
 	out := json.NewEncoder(os.Stdout)
 	for {
@@ -91,7 +96,11 @@ func act(ask asked) (answer, error) {
 		delete(consumers, ask.ID)
 		return answer{}, nil
 	}
-	client, err := kgo.NewClient(kgo.SeedBrokers(seeds()...))
+	options, err := place(ask)
+	if err != nil {
+		return nil, err
+	}
+	client, err := kgo.NewClient(options...)
 	if err != nil {
 		return nil, err
 	}
@@ -99,16 +108,59 @@ func act(ask asked) (answer, error) {
 	return administer(kadm.NewClient(client), ask)
 }
 
-func seeds() []string {
-	var found []string
-	start := 0
-	for at := 0; at <= len(bootstrap); at++ {
-		if at == len(bootstrap) || bootstrap[at] == ',' {
-			found = append(found, bootstrap[start:at])
-			start = at + 1
-		}
+// A client tries for ever to come in; whether it can is told by a ping alone.
+func connected(options []kgo.Opt) (*kgo.Client, error) {
+	client, err := kgo.NewClient(options...)
+	if err != nil {
+		return nil, err
 	}
-	return found
+	limited, cancel := context.WithTimeout(background, 20*time.Second)
+	defer cancel()
+	if err := client.Ping(limited); err != nil {
+		client.Close()
+		return nil, err
+	}
+	return client, nil
+}
+
+// Where to connect and how to come in.
+func place(ask asked) ([]kgo.Opt, error) {
+	options := []kgo.Opt{kgo.SeedBrokers(strings.Split(ask.Bootstrap, ",")...)}
+	login := ask.Security
+	if strings.HasSuffix(login["protocol"], "SSL") {
+		settings, err := tlsSettings(login)
+		if err != nil {
+			return nil, err
+		}
+		options = append(options, kgo.DialTLSConfig(settings))
+	}
+	user, password := login["username"], login["password"]
+	switch login["mechanism"] {
+	case "PLAIN":
+		options = append(options, kgo.SASL(plain.Auth{User: user, Pass: password}.AsMechanism()))
+	case "SCRAM-SHA-256":
+		options = append(options, kgo.SASL(scram.Auth{User: user, Pass: password}.AsSha256Mechanism()))
+	case "SCRAM-SHA-512":
+		options = append(options, kgo.SASL(scram.Auth{User: user, Pass: password}.AsSha512Mechanism()))
+	}
+	return options, nil
+}
+
+func tlsSettings(login map[string]string) (*tls.Config, error) {
+	authorities, err := os.ReadFile(login["ca_file"])
+	if err != nil {
+		return nil, err
+	}
+	settings := &tls.Config{RootCAs: x509.NewCertPool()}
+	settings.RootCAs.AppendCertsFromPEM(authorities)
+	if login["certificate_file"] != "" {
+		own, err := tls.LoadX509KeyPair(login["certificate_file"], login["key_file"])
+		if err != nil {
+			return nil, err
+		}
+		settings.Certificates = []tls.Certificate{own}
+	}
+	return settings, nil
 }
 
 func write(ask asked) (answer, error) {
@@ -116,10 +168,14 @@ func write(ask asked) (answer, error) {
 		"none": kgo.NoCompression(), "gzip": kgo.GzipCompression(), "snappy": kgo.SnappyCompression(),
 		"lz4": kgo.Lz4Compression(), "zstd": kgo.ZstdCompression(),
 	}
-	client, err := kgo.NewClient(
-		kgo.SeedBrokers(seeds()...), kgo.ClientID(ask.ClientID), kgo.RecordPartitioner(kgo.ManualPartitioner()),
+	options, err := place(ask)
+	if err != nil {
+		return nil, err
+	}
+	client, err := connected(append(options,
+		kgo.ClientID(ask.ClientID), kgo.RecordPartitioner(kgo.ManualPartitioner()),
 		kgo.ProducerBatchCompression(codecs[ask.Codec]), kgo.ProducerLinger(5*time.Millisecond),
-	)
+	))
 	if err != nil {
 		return nil, err
 	}
@@ -162,10 +218,13 @@ func open(ask asked) error {
 	reset := map[string]kgo.Offset{
 		"earliest": kgo.NewOffset().AtStart(), "latest": kgo.NewOffset().AtEnd(), "none": kgo.NoResetOffset(),
 	}[ask.Reset]
-	options := []kgo.Opt{
-		kgo.SeedBrokers(seeds()...), kgo.ConsumeResetOffset(reset), kgo.MetadataMaxAge(time.Second),
-		kgo.MetadataMinAge(100 * time.Millisecond),
+	options, err := place(ask)
+	if err != nil {
+		return err
 	}
+	options = append(options,
+		kgo.ConsumeResetOffset(reset), kgo.MetadataMaxAge(time.Second), kgo.MetadataMinAge(100*time.Millisecond),
+	)
 	if ask.FetchBytes != nil {
 		options = append(options, kgo.FetchMaxPartitionBytes(*ask.FetchBytes))
 	}
@@ -189,7 +248,7 @@ func open(ask asked) error {
 			options = append(options, kgo.InstanceID(*ask.Instance))
 		}
 	}
-	client, err := kgo.NewClient(options...)
+	client, err := connected(options)
 	if err != nil {
 		return err
 	}

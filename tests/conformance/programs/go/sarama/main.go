@@ -4,6 +4,8 @@ package main
 import (
 	"bufio"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,6 +16,7 @@ import (
 	"time"
 
 	"github.com/IBM/sarama"
+	"github.com/xdg-go/scram"
 )
 
 type asked struct {
@@ -36,7 +39,11 @@ type asked struct {
 	Name        string            `json:"name"`
 	Value       string            `json:"value"`
 	Before      int64             `json:"before"`
+	Bootstrap   string            `json:"bootstrap"`
+	Security    map[string]string `json:"security"`
 }
+
+func (ask asked) addresses() []string { return strings.Split(ask.Bootstrap, ",") }
 
 type given struct {
 	Key         []byte              `json:"key"`
@@ -48,13 +55,11 @@ type given struct {
 type answer map[string]any
 
 var (
-	bootstrap  []string
 	consumers  = map[int]*consumer{}
 	background = context.Background()
 )
 
 func main() {
-	bootstrap = strings.Split(os.Args[1], ",")
 	in := bufio.NewReaderSize(os.Stdin, 1<<20)
 	out := json.NewEncoder(os.Stdout)
 	for {
@@ -81,7 +86,62 @@ func config() *sarama.Config {
 	return made
 }
 
+// The settings of a client that comes in as it is asked to.
+func secured(ask asked) (*sarama.Config, error) {
+	made, login := config(), ask.Security
+	if strings.HasSuffix(login["protocol"], "SSL") {
+		authorities, err := os.ReadFile(login["ca_file"])
+		if err != nil {
+			return nil, err
+		}
+		made.Net.TLS.Enable = true
+		made.Net.TLS.Config = &tls.Config{RootCAs: x509.NewCertPool()}
+		made.Net.TLS.Config.RootCAs.AppendCertsFromPEM(authorities)
+		if login["certificate_file"] != "" {
+			own, err := tls.LoadX509KeyPair(login["certificate_file"], login["key_file"])
+			if err != nil {
+				return nil, err
+			}
+			made.Net.TLS.Config.Certificates = []tls.Certificate{own}
+		}
+	}
+	if login["mechanism"] != "" {
+		made.Net.SASL.Enable = true
+		made.Net.SASL.Mechanism = sarama.SASLMechanism(login["mechanism"])
+		made.Net.SASL.User, made.Net.SASL.Password = login["username"], login["password"]
+	}
+	switch login["mechanism"] {
+	case "SCRAM-SHA-256":
+		made.Net.SASL.SCRAMClientGeneratorFunc = func() sarama.SCRAMClient { return &proof{hash: scram.SHA256} }
+	case "SCRAM-SHA-512":
+		made.Net.SASL.SCRAMClientGeneratorFunc = func() sarama.SCRAMClient { return &proof{hash: scram.SHA512} }
+	}
+	return made, nil
+}
+
+// SCRAM for sarama, which leaves it to a library of the application's choice.
+type proof struct {
+	hash         scram.HashGeneratorFcn
+	conversation *scram.ClientConversation
+}
+
+func (one *proof) Begin(user, password, authzID string) error {
+	client, err := one.hash.NewClient(user, password, authzID)
+	if err == nil {
+		one.conversation = client.NewConversation()
+	}
+	return err
+}
+
+func (one *proof) Step(challenge string) (string, error) { return one.conversation.Step(challenge) }
+
+func (one *proof) Done() bool { return one.conversation.Done() }
+
 func act(ask asked) (answer, error) {
+	settings, err := secured(ask)
+	if err != nil {
+		return nil, err
+	}
 	switch ask.Do {
 	case "write":
 		return write(ask)
@@ -97,7 +157,7 @@ func act(ask asked) (answer, error) {
 		delete(consumers, ask.ID)
 		return answer{}, nil
 	case "offset":
-		client, err := sarama.NewClient(bootstrap, config())
+		client, err := sarama.NewClient(ask.addresses(), settings)
 		if err != nil {
 			return nil, err
 		}
@@ -105,7 +165,7 @@ func act(ask asked) (answer, error) {
 		found, err := client.GetOffset(ask.Topic, 0, ask.At)
 		return answer{"offset": found}, err
 	}
-	admin, err := sarama.NewClusterAdmin(bootstrap, config())
+	admin, err := sarama.NewClusterAdmin(ask.addresses(), settings)
 	if err != nil {
 		return nil, err
 	}
@@ -114,7 +174,10 @@ func act(ask asked) (answer, error) {
 }
 
 func write(ask asked) (answer, error) {
-	settings := config()
+	settings, err := secured(ask)
+	if err != nil {
+		return nil, err
+	}
 	settings.ClientID = ask.ClientID
 	settings.Producer.Compression = map[string]sarama.CompressionCodec{
 		"none": sarama.CompressionNone, "gzip": sarama.CompressionGZIP, "snappy": sarama.CompressionSnappy,
@@ -125,7 +188,7 @@ func write(ask asked) (answer, error) {
 	settings.Net.MaxOpenRequests = 1
 	settings.Producer.Partitioner = sarama.NewManualPartitioner
 	settings.Producer.Return.Successes = true
-	producer, err := sarama.NewSyncProducer(bootstrap, settings)
+	producer, err := sarama.NewSyncProducer(ask.addresses(), settings)
 	if err != nil {
 		return nil, err
 	}
@@ -179,7 +242,10 @@ type consumer struct {
 }
 
 func open(ask asked) error {
-	settings := config()
+	settings, err := secured(ask)
+	if err != nil {
+		return err
+	}
 	settings.ChannelBufferSize = 1
 	settings.Consumer.Return.Errors = true
 	settings.Consumer.Offsets.AutoCommit.Enable = false
@@ -201,7 +267,7 @@ func open(ask asked) error {
 	if ask.Instance != nil {
 		settings.Consumer.Group.InstanceId = *ask.Instance
 	}
-	group, err := sarama.NewConsumerGroup(bootstrap, *ask.Group, settings)
+	group, err := sarama.NewConsumerGroup(ask.addresses(), *ask.Group, settings)
 	if err != nil {
 		return err
 	}
@@ -224,7 +290,7 @@ func open(ask asked) error {
 }
 
 func (one *consumer) openPartition(ask asked, settings *sarama.Config, limited context.Context) error {
-	client, err := sarama.NewConsumer(bootstrap, settings)
+	client, err := sarama.NewConsumer(ask.addresses(), settings)
 	if err != nil {
 		return err
 	}
