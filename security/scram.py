@@ -164,6 +164,28 @@ def check_password(password: str) -> None:
         )
 
 
+def check_name(name: str) -> None:
+    """Raises CredentialError."""
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        raise CredentialError("the user's name cannot be written as UTF-8", remedy="choose another name") from None
+    if not 0 < size <= NAME_BYTES_MAX or "\0" in name:
+        raise CredentialError(
+            f"a user's name has 1 to {NAME_BYTES_MAX:,} bytes as UTF-8, and no NUL", remedy="choose another name"
+        )
+
+
+def check_credential(credential: ScramCredential) -> None:
+    """Whether a credential from elsewhere can be one at all. Raises CredentialError."""
+    mechanism = credential.mechanism
+    _check(mechanism, credential.salt, credential.iterations)
+    if {len(credential.stored_key), len(credential.server_key)} != {mechanism.key_bytes}:
+        raise CredentialError(
+            f"a key for {mechanism.sasl_name} that has not {mechanism.key_bytes} bytes", remedy="copy it uncut"
+        )
+
+
 def _check(mechanism: Mechanism, salt: bytes, iterations: int) -> None:
     if not ITERATIONS_MIN <= iterations <= ITERATIONS_MAX:
         raise CredentialError(

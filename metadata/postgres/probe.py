@@ -63,6 +63,14 @@ SELECT count(*) FROM pg_stat_activity
 WHERE datname IS NOT NULL AND coalesce(backend_type, '') NOT IN ('autovacuum worker', 'parallel worker')
   AND NOT (datname = current_database() AND coalesce(application_name, '') LIKE 'siltstone%')
 """
+# Whoever may see where records lie and may change nothing. A role that agents and compactors use changes rows.
+_PAST_ACLS = """
+SELECT coalesce(array_agg(rolname::text ORDER BY rolname), '{}') FROM pg_roles
+WHERE rolcanlogin AND NOT rolsuper AND EXISTS (SELECT 1 FROM acls)
+  AND has_any_column_privilege(oid, 'extents'::regclass, 'SELECT')
+  AND NOT has_table_privilege(oid, 'extents'::regclass, 'INSERT')
+"""
+_ACLS_SINCE = "0007"
 _CLOCK = "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint"
 
 
@@ -105,6 +113,8 @@ class PostgresFacts:
     schema: SchemaState
     revision_needed: str
     """The revision that this program was made for."""
+    readers_past_acls: tuple[str, ...] = ()
+    """If there are ACLs: roles that read topics without agents, whom no ACL reaches."""
     clock_ms: int
     """The server's clock when it was read, ms since the epoch."""
 
@@ -123,6 +133,9 @@ async def probe_postgres(url: str) -> PostgresFacts:
         connections_of_others: int = await connection.fetchval(_STRANGERS)
         oldest_snapshot_ms: int = await connection.fetchval(_OLDEST_SNAPSHOT)
         sessions_hidden: int = await connection.fetchval(_HIDDEN)
+        past_acls: list[str] = []
+        if not lacking and (schema.revision or "") >= _ACLS_SINCE:
+            past_acls = await connection.fetchval(_PAST_ACLS)
         clock_ms: int = await connection.fetchval(_CLOCK)
         return PostgresFacts(
             version_number=server["version_number"],
@@ -145,6 +158,7 @@ async def probe_postgres(url: str) -> PostgresFacts:
             sessions_hidden=sessions_hidden,
             schema=schema,
             revision_needed=SCHEMA_REVISION,
+            readers_past_acls=tuple(past_acls),
             clock_ms=clock_ms,
         )
     except CONNECTION_ERRORS as error:

@@ -35,6 +35,8 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "siltstone.cli.groups.commands:groups",
         "List consumer groups, show their lag, reset their offsets, delete them.",
     ),
+    "users": ("siltstone.cli.access.users:users", "Create, list and delete users that log in with a password."),
+    "acls": ("siltstone.cli.access.acls:acls", "Say who may do what: list, create and delete ACLs."),
     "quotas": ("siltstone.cli.access.quotas:quotas", "Bound how much users and clients may do."),
     "cluster": ("siltstone.cli.cluster.commands:cluster", "Show the agents, show and set cluster-wide configs."),
     "producers": ("siltstone.cli.producers:producers", "Show which producers wait for the agents, and what to set."),

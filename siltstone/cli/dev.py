@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import click
@@ -56,6 +58,11 @@ from siltstone.terminal.plain import say
     default=None,
     help="Allow listeners on addresses other than loopback without authentication and encryption.",
 )
+@click.option(
+    "--secure",
+    is_flag=True,
+    help="TLS, users with passwords and ACLs, with a throwaway authority and a super user `admin` in DIR.",
+)
 @setting_options
 def dev(
     data: Path,
@@ -66,6 +73,7 @@ def dev(
     object_store: str | None,
     metadata: str | None,
     insecure: bool | None,
+    secure: bool,
     config: Path | None,
     assignments: tuple[str, ...],
 ) -> None:
@@ -79,6 +87,10 @@ def dev(
     memory:// keeps its data only until the process ends, so it applies to both: if the object store or the metadata is
     memory://, the other one is too. The single agent then also serves the metrics of the compactor.
 
+    With --secure clients come in by SASL_SSL, and ACLs count. DIR/clients/admin.properties (librdkafka, kcat, these
+    commands) and DIR/clients/admin.java.properties have all that a client needs, the password of the super user
+    `admin` among it. Commands with --data DIR find it by themselves. The next start may have --secure or not.
+
     \b
     Examples:
       siltstone dev
@@ -87,16 +99,22 @@ def dev(
       siltstone dev --object-store \\
           's3://bucket/dev?endpoint=http://127.0.0.1:9000&region=us-east-1'
       siltstone dev --object-store memory://  # keeps nothing after its end
+      siltstone dev --secure  # TLS, SCRAM and ACLs
     """
+    from siltstone.embedded.secure import secure_options, with_super_user
     from siltstone.embedded.stack import StackSize, run_stack
 
-    options = {
+    options: dict[str, str | None] = {
         "listen": listen,
         "object.store.url": object_store,
         "metadata.url": metadata,
         "insecure": "true" if insecure else None,
     }
+    if secure:
+        options |= secure_options(data)
     settings = read_settings(config, assignments, options)
+    if secure:
+        settings = with_super_user(settings)
     names = [zone.strip() for zone in zones.split(",")] if zones else []
     if not all(names):
         raise click.BadParameter("a zone has an empty name; write --zones a,b", param_hint="--zones")
@@ -107,15 +125,24 @@ def dev(
             settings,
             data=data,
             size=StackSize(agents=agents, compactors=compactors, zones=names),
-            on_ready=_tell,
+            on_ready=partial(_tell, data=data if secure else None),
             on_compactors=_tell_compactors,
+            secure=secure,
         )
     )
 
 
-def _tell(running: Sequence[RunningAgent]) -> None:
-    say(f"bootstrap: {','.join(agent.bootstrap for agent in running)}")
+def _tell(running: Sequence[RunningAgent], *, data: Path | None) -> None:
+    """`data`: where the client files are, if clients need one."""
+    bootstrap = ",".join(agent.bootstrap for agent in running)
+    say(f"bootstrap: {bootstrap}")
     _tell_metrics("metrics", running)
+    if data is not None:
+        from siltstone.embedded.secure import client_files
+
+        properties, java_properties = client_files(data)
+        say(f"client config: {properties} (Java: {java_properties})")
+        say(f"try: siltstone topics list --bootstrap {bootstrap} --client-config {shlex.quote(str(properties))}")
 
 
 def _tell_compactors(running: Sequence[RunningCompactor]) -> None:

@@ -7,14 +7,13 @@ is recognized by its pid: there is no such process, or it was started at another
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from runtime.errors import BadInputError
+from siltstone.embedded.private_files import write_private
 
 NAME = "run.json"
 
@@ -38,19 +37,12 @@ class RunFile:
     """The metrics of all agents."""
     compactor_metrics_urls: tuple[str, ...] = ()
     """The metrics of all compactors, once all are ready, which may be later than the agents."""
+    client_config: str = ""
+    """The client.properties by which commands come in; empty if anybody may (without `--secure`)."""
 
 
 def write_run_file(data: Path, run: RunFile) -> None:
-    # Write and rename, so that a reader never sees half a file.
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{NAME}-", dir=data)  # mode 0600
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(asdict(run), file, indent=2)
-            file.write("\n")
-        Path(temporary).replace(data / NAME)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    write_private(data / NAME, f"{json.dumps(asdict(run), indent=2)}\n".encode())
 
 
 def remove_run_file(data: Path) -> None:
@@ -103,6 +95,7 @@ def _parse(value: Any) -> RunFile:
         object_store_url=str(fields["object_store_url"]),
         metrics_url=str(fields["metrics_url"]),
         metrics_urls=tuple(str(url) for url in fields["metrics_urls"]),
-        # an earlier release does not write this field
+        # an earlier release does not write these fields
         compactor_metrics_urls=tuple(str(url) for url in fields.get("compactor_metrics_urls", ())),
+        client_config=str(fields.get("client_config", "")),
     )

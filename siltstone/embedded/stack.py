@@ -18,14 +18,15 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
 import siltstone
+from metadata.contract.store import MetadataStore
 from runtime.clock import SystemClock
 from runtime.errors import BadInputError, SiltstoneError
 from runtime.logging import get_logger
@@ -45,6 +46,7 @@ from siltstone.embedded.children import await_ports, child_settings, is_free, wi
 from siltstone.embedded.directory_lock import DirectoryLock
 from siltstone.embedded.postgres import EmbeddedPostgres
 from siltstone.embedded.run_file import RunFile, remove_run_file, run_file_exists, started_ticks, write_run_file
+from siltstone.embedded.secure import Admin, keep_admin, write_files
 from siltstone.processes.places import place_of
 from siltstone.processes.running import RunningAgent, RunningCompactor
 from siltstone.processes.stopping import stop_signals, unless
@@ -93,11 +95,13 @@ async def run_stack(
     size: StackSize,
     on_ready: Ready,
     on_compactors: CompactorsReady = lambda _: None,
+    secure: bool = False,
 ) -> None:
     """Run until SIGTERM, SIGINT or SIGHUP.
 
     Raises the errors of a bad URL, DataDirectoryInUseError, AddressInUseError, AgentDiedError, and the errors of
-    starting Postgres, migrating and starting the agent. Everything that was started is stopped first.
+    starting Postgres, migrating and starting the agent. Everything that was started is stopped first. `secure`: the
+    settings are of `siltstone.embedded.secure`, whose files and super user are made before the agents start.
     """
     memory = is_memory(settings.metadata_url) or is_memory(settings.object_store_url)
     # Metadata and objects refer to each other, so both or neither may be in memory. Settings refuses one of each.
@@ -121,13 +125,18 @@ async def run_stack(
             each = child_settings(settings, size.agents, size.compactors, size.zones)
             # A `run.json` under our lock was left by a killed predecessor, whose agents may still hold the ports.
             await await_ports(each, stopping, wait_ms=PREDECESSOR_MS if run_file_exists(data) else 0)
+            admin = write_files(settings, data, SystemClock().wall_ms()) if secure and not stopping.is_set() else None
+            is_ours = not settings.metadata_url
             if not stopping.is_set():
                 settings = await _places(settings, data, stack, stopping, impatient)
             if stopping.is_set():
                 return
+            if admin is not None:
+                async with _metadata(settings.metadata_url) as metadata:
+                    await keep_admin(metadata.security, admin, is_ours=is_ours)
             each = child_settings(settings, size.agents, size.compactors, size.zones)
             each = with_metrics_ports(each, size.agents, is_free=is_free)
-            telling = _Telling(settings, data, on_ready, on_compactors, stack)
+            telling = _Telling(settings, data, on_ready, on_compactors, stack, admin)
             if memory:
                 await _run_here(each[0], telling.agents_ready, stopping, compact=size.compactors > 0)
             else:
@@ -211,6 +220,18 @@ async def _places(
     return settings
 
 
+@asynccontextmanager
+async def _metadata(url: str) -> AsyncGenerator[MetadataStore]:
+    from metadata.urls import open_metadata
+
+    metadata = open_metadata(url)
+    await metadata.open()
+    try:
+        yield metadata
+    finally:
+        await metadata.close()
+
+
 async def _death_of(postgres: EmbeddedPostgres, data: Path, stopping: asyncio.Event, impatient: asyncio.Event) -> None:
     """Watch Postgres. Ends only by raising PostgresDiedError, after a stop at once: no agent can drain without it."""
     clock = SystemClock()
@@ -242,7 +263,13 @@ class _Telling:
     """Reports started agents and compactors: first in `run.json`, then to the callbacks."""
 
     def __init__(
-        self, settings: Settings, data: Path, on_ready: Ready, on_compactors: CompactorsReady, stack: AsyncExitStack
+        self,
+        settings: Settings,
+        data: Path,
+        on_ready: Ready,
+        on_compactors: CompactorsReady,
+        stack: AsyncExitStack,
+        admin: Admin | None,
     ) -> None:
         """`stack` removes `run.json` at the end."""
         self._data, self._stack = data, stack
@@ -255,6 +282,7 @@ class _Telling:
             object_store_url=place_of(settings),
             metrics_url="",
             metrics_urls=(),
+            client_config="" if admin is None else str(admin.properties),
         )
 
     def agents_ready(self, running: Sequence[RunningAgent]) -> None:

@@ -9,6 +9,7 @@ from runtime.errors import UnavailableError
 from siltstone.kafka.client import CONFIG_SOURCES, ConfigEntry, KafkaClient, KafkaError, connected
 from siltstone.kafka.records import TopicPartition
 from siltstone.kafka.retrying import address_of
+from wire.error_codes import ErrorCode
 from wire.messages import delete_records, describe_configs, describe_log_dirs, incremental_alter_configs
 from wire.messages.metadata import MetadataResponse
 
@@ -17,6 +18,7 @@ TOPIC, BROKER = 2, 4
 DELETE_TIMEOUT_MS = 8_000
 """An agent's own limit for a deletion, below this client's limit for an answer."""
 _OP_SET, _OP_DELETE = 0, 1
+_DENIED = (int(ErrorCode.TOPIC_AUTHORIZATION_FAILED), int(ErrorCode.CLUSTER_AUTHORIZATION_FAILED))
 
 
 async def stored_bytes(
@@ -24,9 +26,11 @@ async def stored_bytes(
     topics: Sequence[str] | None = None,
     *,
     silent: Callable[[UnavailableError], None] | None = None,
+    denied: Callable[[KafkaError], None] | None = None,
 ) -> Mapping[TopicPartition, int]:
     """The bytes of each partition's live batches. Each agent lists only the partitions that it leads, so this asks all
-    agents of a Metadata answer. `silent` hears of an agent that does not answer, whose partitions are then left out.
+    agents of a Metadata answer. `silent` hears of an agent that does not answer, whose partitions are then left out;
+    `denied` of sizes that we may not see.
 
     Raises KafkaError; UnavailableError without `silent`.
     """
@@ -50,7 +54,11 @@ async def stored_bytes(
             continue
         for code in (told.error_code, *(result.error_code for result in told.results)):
             if code:
-                raise KafkaError(code, "sizes of partitions")
+                error = KafkaError(code, "sizes of partitions")
+                if denied is None or code not in _DENIED:
+                    raise error
+                denied(error)
+                return found  # the other agents judge alike
         for result in told.results:
             for topic in result.topics:
                 for part in topic.partitions:
@@ -60,9 +68,15 @@ async def stored_bytes(
 
 
 async def configs_of(
-    client: KafkaClient, resource_type: int, names: Sequence[str], keys: Sequence[str] | None = None
+    client: KafkaClient,
+    resource_type: int,
+    names: Sequence[str],
+    keys: Sequence[str] | None = None,
+    *,
+    denied: Callable[[KafkaError], None] | None = None,
 ) -> Mapping[str, Sequence[ConfigEntry]]:
-    """By resource, its configs, or those in `keys`. Raises KafkaError."""
+    """By resource, its configs, or those in `keys`. `denied` hears of those that we may not see, which are left out.
+    Raises KafkaError."""
     request = describe_configs.DescribeConfigsRequest(
         resources=[
             describe_configs.DescribeConfigsResource(
@@ -77,7 +91,11 @@ async def configs_of(
     found: dict[str, Sequence[ConfigEntry]] = {}
     for result in answer.results:
         if result.error_code:
-            raise KafkaError(result.error_code, f"configs of {result.resource_name!r}", result.error_message)
+            error = KafkaError(result.error_code, f"configs of {result.resource_name!r}", result.error_message)
+            if denied is None or result.error_code not in _DENIED:
+                raise error
+            denied(error)
+            continue
         found[result.resource_name] = [
             ConfigEntry(name=each.name, value=each.value, source=CONFIG_SOURCES.get(each.config_source, "unknown"))
             for each in sorted(result.configs, key=lambda each: each.name)

@@ -88,7 +88,21 @@ def judge_postgres(facts: PostgresFacts, now_ms: int) -> Sequence[Check]:
         _schema(facts),
         _rights(facts),
         _snapshots(facts),
+        *_readers(facts),
         judge_skew("postgres clock", facts.clock_ms, now_ms),
+    ]
+
+
+def _readers(facts: PostgresFacts) -> Sequence[Check]:
+    if not facts.readers_past_acls:
+        return []
+    return [
+        warning(
+            "acls",
+            f"no ACL reaches {', '.join(facts.readers_past_acls)}: readers without agents may see every topic, if they"
+            " may get objects of the bucket",
+            "give such a role and such rights only to those who may read all topics (docs/security.md)",
+        )
     ]
 
 

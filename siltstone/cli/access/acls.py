@@ -40,8 +40,10 @@ def acls() -> None:
 
     \b
     Examples:
-      siltstone acls create --allow-principal User:ann --producer --topic orders
-      siltstone acls create --allow-principal User:bob --consumer --topic orders --group billing
+      siltstone acls create --allow-principal User:ann --producer \\
+          --topic orders
+      siltstone acls create --allow-principal User:bob --consumer \\
+          --topic orders --group billing
       siltstone acls list --topic orders
       siltstone acls delete --allow-principal User:ann --topic orders
     """
@@ -84,9 +86,12 @@ def create(words: AclWords, producer: bool, consumer: bool, bootstrap: str) -> N
 
     \b
     Examples:
-      siltstone acls create --allow-principal User:ann --operation Read --topic orders --group billing
-      siltstone acls create --allow-principal User:ann --producer --topic orders- --resource-pattern-type prefixed
-      siltstone acls create --deny-principal User:bob --deny-host 10.0.0.7 --operation All --topic '*'
+      siltstone acls create --allow-principal User:ann --operation Read \\
+          --topic orders --group billing
+      siltstone acls create --allow-principal User:ann --producer \\
+          --topic orders- --resource-pattern-type prefixed
+      siltstone acls create --deny-principal User:bob \\
+          --deny-host 10.0.0.7 --operation All --topic '*'
     """
     made = acls_of(words, producer=producer, consumer=consumer)
 

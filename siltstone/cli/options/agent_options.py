@@ -15,7 +15,7 @@ import click
 
 from metadata.configs.topic import TOPIC_CONFIGS
 from runtime.errors import UnavailableError
-from siltstone.cli.options.client_config import client_config_option
+from siltstone.cli.options.client_config import client_config_option, use_unless_given
 from siltstone.cli.options.data_option import data_option, is_typed
 from siltstone.embedded.run_file import read_run_file
 from siltstone.kafka.client import KafkaClient, KafkaError
@@ -74,7 +74,11 @@ def running_bootstrap(data: Path | None, bootstrap: str) -> str | None:
     if data is None or is_typed("bootstrap"):
         return bootstrap
     running = read_run_file(data)
-    return None if running is None else running.bootstrap
+    if running is None:
+        return None
+    if running.client_config:
+        use_unless_given(Path(running.client_config), data)
+    return running.bootstrap
 
 
 def given_agents() -> HintOptions:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from siltstone.kafka.security.properties import read_client_config
-from siltstone.kafka.security.values import CLIENT_SECURITY
+from siltstone.kafka.security.values import CLIENT_SECURITY, NO_SECURITY, ClientConfigError, ClientSecurity
 from siltstone.terminal.plain import say
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -37,5 +38,23 @@ def _use(ctx: click.Context, param: click.Parameter, path: Path | None) -> None:
     config = read_client_config(path)
     for warning in config.warnings:
         say(f"warning: {warning}", err=True)
-    before = CLIENT_SECURITY.set(config.security)
-    ctx.call_on_close(lambda: CLIENT_SECURITY.reset(before))
+    _set(ctx, config.security)
+
+
+def use_unless_given(path: Path, data: Path) -> None:
+    """Go by the file that `siltstone dev --secure` wrote, unless the user named one. Raises ClientConfigError."""
+    if CLIENT_SECURITY.get() is not NO_SECURITY:
+        return
+    try:
+        config = read_client_config(path)
+    except ClientConfigError as error:
+        error.remedy = f"start `siltstone dev --secure --data {data}` again, which writes it, or give --client-config"
+        raise
+    _set(click.get_current_context(), config.security)
+
+
+def _set(ctx: click.Context, security: ClientSecurity) -> None:
+    before = CLIENT_SECURITY.get()
+    CLIENT_SECURITY.set(security)
+    # Not by a token: it would be of the event loop's context, if the command asks inside of its loop.
+    ctx.call_on_close(partial(CLIENT_SECURITY.set, before))

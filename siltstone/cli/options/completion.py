@@ -28,9 +28,9 @@ class TopicName(click.ParamType[str]):
 
         data: Path | None = ctx.params.get("data")
         try:
-            with ctx:  # who typed what is asked of the running context
+            with ctx:  # who typed what is asked of the running context, and it closes with what it learned
                 bootstrap = running_bootstrap(data, ctx.params.get("bootstrap") or DEFAULT_BOOTSTRAP)
-            names = [] if bootstrap is None else asyncio.run(_topics(bootstrap))
+                names = [] if bootstrap is None else asyncio.run(_topics(bootstrap))
         except (SiltstoneError, OSError):  # no agent, no names: a message would break the line that is typed
             return []
         return [CompletionItem(name) for name in names if name.startswith(incomplete)]

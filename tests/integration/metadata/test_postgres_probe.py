@@ -7,9 +7,21 @@ import asyncio
 from metadata.postgres.driver import Connection, open_connection
 from metadata.postgres.pooler import Pooler
 from metadata.postgres.probe import probe_postgres
+from metadata.urls import open_metadata
 from runtime.clock import SystemClock
+from security.acls.values import Acl, Operation, PatternType, Permission, ResourceType
 from siltstone.ops.doctor import Verdict, judge_postgres
 from tests.fixtures.postgres import run_sql
+
+ACL = Acl(
+    resource_type=ResourceType.TOPIC,
+    resource_name="orders",
+    pattern_type=PatternType.LITERAL,
+    principal="User:ann",
+    host="*",
+    operation=Operation.READ,
+    permission=Permission.ALLOW,
+)
 
 
 async def test_a_migrated_database_is_fit_but_for_what_the_test_server_lacks(postgres_url: str) -> None:
@@ -46,6 +58,31 @@ async def test_a_role_without_rights_is_found(postgres_url: str) -> None:
     # and it does not see what the sessions of others do
     assert facts.sessions_hidden >= 1
     assert (await probe_postgres(postgres_url)).sessions_hidden == 0
+
+
+async def test_a_role_that_reads_past_the_acls_is_told_once_there_are_acls(postgres_url: str) -> None:
+    # given a reader, and a role that works as agents do
+    reader, agent = (f"{kind}_{postgres_url.rpartition('/')[2]}" for kind in ("reader", "agent"))
+    await run_sql(
+        postgres_url,
+        f"CREATE ROLE {reader} LOGIN PASSWORD 'x'",
+        f"GRANT SELECT (file_id) ON extents TO {reader}",
+        f"CREATE ROLE {agent} LOGIN PASSWORD 'x'",
+        f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {agent}",
+    )
+    metadata = open_metadata(postgres_url)
+    await metadata.open()
+    try:
+        before = await probe_postgres(postgres_url)
+        await metadata.security.create_acls([ACL])
+        after = await probe_postgres(postgres_url)
+    finally:
+        await metadata.close()
+        for role in (reader, agent):
+            await run_sql(postgres_url, f"DROP OWNED BY {role}", f"DROP ROLE {role}")
+    assert (before.readers_past_acls, after.readers_past_acls) == ((), (reader,))
+    (told,) = [check for check in judge_postgres(after, SystemClock().wall_ms()) if check.name == "acls"]
+    assert told.verdict is Verdict.WARN and reader in told.detail and "docs/security.md" in told.remedy
 
 
 async def test_a_role_that_does_not_wait_for_its_commits_is_found(postgres_url: str) -> None:

@@ -15,7 +15,7 @@ from tests.integration.siltstone.test_docs_examples import PAGES
 ROOT = Path(__file__).resolve().parents[3]
 ANY_FENCE = re.compile(r"^( *)```(\w+)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 """Those in lists are indented."""
-RUN_AS_THEY_STAND = {*PAGES, "docs/command-line.md"}
+RUN_AS_THEY_STAND = {*PAGES, "docs/command-line.md", "docs/security.md"}
 """Pages of which a test runs every block of `sh` and `python`, in order."""
 QUERIES_OF = "docs/operations/runbook.md"
 """`tests/integration/siltstone/test_runbook.py` runs every query of it."""
@@ -30,6 +30,7 @@ RUN_BY_OTHERS = {
     ("docs/operations/sizing.md", "siltstone cost --mib-s 100"): "tests/unit/siltstone/ops/test_cost.py",
     ("docs/operations/sizing.md", "$ siltstone cost --mib-s 100"): "tests/unit/siltstone/ops/test_cost.py",
     ("docs/command-line.md", "eval "): SHELL,
+    ("docs/security.md", "siltstone dev --secure"): "tests/integration/siltstone/test_security_page.py",
     ("docs/erasure.md", "siltstone topics create orders"): SHELL,
     ("docs/erasure.md", "openssl pkey"): SHELL,
     ("docs/look-inside.md", "siltstone compactor simulate"): SHELL,
