@@ -27,6 +27,8 @@ from metadata.contract.tail import Cursor, Snapshot, Tail
 from metadata.contract.topics import Topic, Watermarks
 from metadata.memory.store import MemoryMetadata
 from metadata.rules.history import History
+from metadata.security.contract import SecurityState
+from security.scram import Mechanism, ScramCredential
 from tests.simulation.faults import Fault, Faults, Path
 from tests.simulation.loop import Process, SimulationLoop
 from wire.error_codes import ErrorCode
@@ -153,6 +155,10 @@ class SimulatedMetadata(FarSide):
 
     groups = readers = operators = deletion = compactors = agents
 
+    @property
+    def security(self) -> SimulatedSecurity:
+        return SimulatedSecurity(self)
+
     async def open(self) -> None:
         self._listening[self] = None
 
@@ -236,19 +242,19 @@ class SimulatedMetadata(FarSide):
                 self.faults.count(Path.ABORT_REFUSED)
             return is_aborted
 
-        return await self._ask(act)
+        return await self.ask(act)
 
     async def watermarks(self, partition_ids: Sequence[int]) -> Mapping[int, Watermarks]:
-        return await self._ask(lambda: self.server.agents.watermarks(partition_ids))
+        return await self.ask(lambda: self.server.agents.watermarks(partition_ids))
 
     async def snapshot(self) -> Snapshot:
-        return await self._ask(self.server.agents.snapshot)
+        return await self.ask(self.server.agents.snapshot)
 
     async def live_files(self, snapshot: Snapshot, after: int) -> Sequence[L0File]:
-        return await self._ask(lambda: self.server.agents.live_files(snapshot, after))
+        return await self.ask(lambda: self.server.agents.live_files(snapshot, after))
 
     async def tail(self, cursor: Cursor) -> Tail:
-        tail = await self._ask(lambda: self.server.agents.tail(cursor))
+        tail = await self.ask(lambda: self.server.agents.tail(cursor))
         if tail.cold:
             self.faults.count(Path.STARTED_COLD)
             self._note("tail is cold")
@@ -277,22 +283,22 @@ class SimulatedMetadata(FarSide):
     # ---- all else
 
     async def cluster_identity(self) -> ClusterIdentity:
-        return await self._ask(self.server.cluster_identity)
+        return await self.ask(self.server.cluster_identity)
 
     async def bind_store(self) -> None:
-        await self._ask(self.server.bind_store)
+        await self.ask(self.server.bind_store)
 
     async def register_agent(self, address: AgentAddress, *, instead_of: WriterLease | None = None) -> WriterLease:
-        return await self._ask(lambda: self.server.agents.register_agent(address, instead_of=instead_of))
+        return await self.ask(lambda: self.server.agents.register_agent(address, instead_of=instead_of))
 
     async def heartbeat(self, lease: WriterLease, *, draining: bool = False) -> int:
-        return await self._ask(lambda: self.server.agents.heartbeat(lease, draining=draining))
+        return await self.ask(lambda: self.server.agents.heartbeat(lease, draining=draining))
 
     async def unregister_agent(self, lease: WriterLease) -> None:
-        await self._ask(lambda: self.server.agents.unregister_agent(lease))
+        await self.ask(lambda: self.server.agents.unregister_agent(lease))
 
     async def live_agents(self) -> Sequence[AgentInfo]:
-        return await self._ask(self.server.agents.live_agents)
+        return await self.ask(self.server.agents.live_agents)
 
     async def create_topic(
         self,
@@ -303,7 +309,7 @@ class SimulatedMetadata(FarSide):
         replication_factor: int = 1,
         cluster_partitions_max: int | None = None,
     ) -> Topic:
-        return await self._ask(
+        return await self.ask(
             lambda: self.server.agents.create_topic(
                 name,
                 partitions=partitions,
@@ -314,55 +320,55 @@ class SimulatedMetadata(FarSide):
         )
 
     async def delete_topic(self, topic_id: uuid.UUID) -> None:
-        await self._ask(lambda: self.server.agents.delete_topic(topic_id))
+        await self.ask(lambda: self.server.agents.delete_topic(topic_id))
 
     async def alter_configs(self, topic_id: uuid.UUID, changes: Changes | TopicDecision) -> Topic:
-        return await self._ask(lambda: self.server.agents.alter_configs(topic_id, changes))
+        return await self.ask(lambda: self.server.agents.alter_configs(topic_id, changes))
 
     async def create_partitions(
         self, topic_id: uuid.UUID, count: int, *, cluster_partitions_max: int | None = None
     ) -> Topic:
-        return await self._ask(
+        return await self.ask(
             lambda: self.server.agents.create_partitions(topic_id, count, cluster_partitions_max=cluster_partitions_max)
         )
 
     async def list_topics(self) -> Sequence[Topic]:
-        return await self._ask(self.server.agents.list_topics)
+        return await self.ask(self.server.agents.list_topics)
 
     async def allocate_producer_ids(self, count: int) -> range:
-        return await self._ask(lambda: self.server.agents.allocate_producer_ids(count))
+        return await self.ask(lambda: self.server.agents.allocate_producer_ids(count))
 
     async def files(self, *, after_file_id: int = 0, limit: int = 1000) -> Sequence[FileInfo]:
-        return await self._ask(lambda: self.server.operators.files(after_file_id=after_file_id, limit=limit))
+        return await self.ask(lambda: self.server.operators.files(after_file_id=after_file_id, limit=limit))
 
     async def producer_states(self) -> Sequence[ProducerState]:
-        return await self._ask(self.server.agents.producer_states)
+        return await self.ask(self.server.agents.producer_states)
 
     # ---- readers, groups and the log start
 
     async def leveled_extents(self, partition_id: int, offset: int, *, limit: int = 64) -> Sequence[LeveledExtent]:
-        return await self._ask(lambda: self.server.readers.leveled_extents(partition_id, offset, limit=limit))
+        return await self.ask(lambda: self.server.readers.leveled_extents(partition_id, offset, limit=limit))
 
     async def leveled_extents_by_timestamp(
         self, partition_id: int, timestamp_ms: int, *, from_offset: int = 0, limit: int = 16
     ) -> Sequence[LeveledExtent]:
         look_up = self.server.readers.leveled_extents_by_timestamp
-        return await self._ask(lambda: look_up(partition_id, timestamp_ms, from_offset=from_offset, limit=limit))
+        return await self.ask(lambda: look_up(partition_id, timestamp_ms, from_offset=from_offset, limit=limit))
 
     async def largest_leveled_timestamp(self, partition_id: int) -> LeveledExtent | None:
-        return await self._ask(lambda: self.server.readers.largest_leveled_timestamp(partition_id))
+        return await self.ask(lambda: self.server.readers.largest_leveled_timestamp(partition_id))
 
     async def delete_records(self, partition_id: int, offset: int) -> int:
-        return await self._ask(lambda: self.server.agents.delete_records(partition_id, offset))
+        return await self.ask(lambda: self.server.agents.delete_records(partition_id, offset))
 
     async def fenced_leases(self, leases: Sequence[GroupLease]) -> Sequence[GroupLease]:
-        return await self._ask(lambda: self.server.groups.fenced_leases(leases))
+        return await self.ask(lambda: self.server.groups.fenced_leases(leases))
 
     async def groups_with_members(self, *, after: str | None = None, limit: int = 10_000) -> Sequence[str]:
-        return await self._ask(lambda: self.server.groups.groups_with_members(after=after, limit=limit))
+        return await self.ask(lambda: self.server.groups.groups_with_members(after=after, limit=limit))
 
     async def expire_groups(self, *, offsets_retention_ms: int, idle_group_ms: int) -> ExpiredGroups:
-        return await self._ask(
+        return await self.ask(
             lambda: self.server.groups.expire_groups(
                 offsets_retention_ms=offsets_retention_ms, idle_group_ms=idle_group_ms
             )
@@ -371,30 +377,30 @@ class SimulatedMetadata(FarSide):
     # ---- the janitor
 
     async def now_ms(self) -> int:
-        return await self._ask(self.server.now_ms)
+        return await self.ask(self.server.now_ms)
 
     async def history(self) -> History:
-        return await self._ask(self.server.deletion.history)
+        return await self.ask(self.server.deletion.history)
 
     async def dead_files(self, *, grace_ms: int, limit: int = 1000) -> Sequence[DeadFile]:
-        return await self._ask(lambda: self.server.deletion.dead_files(grace_ms=grace_ms, limit=limit))
+        return await self.ask(lambda: self.server.deletion.dead_files(grace_ms=grace_ms, limit=limit))
 
     async def dead_waiting(self) -> DeadWaiting:
-        return await self._ask(self.server.deletion.dead_waiting)
+        return await self.ask(self.server.deletion.dead_waiting)
 
     async def files_deleted(self, file_ids: Sequence[int]) -> None:
-        await self._ask(lambda: self.server.deletion.files_deleted(file_ids))
+        await self.ask(lambda: self.server.deletion.files_deleted(file_ids))
 
     async def forget_rows(self, *, before_ms: int) -> int:
-        return await self._ask(lambda: self.server.deletion.forget_rows(before_ms=before_ms))
+        return await self.ask(lambda: self.server.deletion.forget_rows(before_ms=before_ms))
 
     async def known_keys(self, keys: Sequence[str]) -> frozenset[str]:
-        return await self._ask(lambda: self.server.deletion.known_keys(keys))
+        return await self.ask(lambda: self.server.deletion.known_keys(keys))
 
     async def writers_at_work(self) -> Mapping[int, int]:
-        return await self._ask(self.server.deletion.writers_at_work)
+        return await self.ask(self.server.deletion.writers_at_work)
 
-    async def _ask(self, act: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    async def ask(self, act: Callable[[], Coroutine[Any, Any, T]]) -> T:
         return await self.call(self._fate(), act, lambda: MetadataUnavailableError("no answer"))
 
     def _fate(self, weight: float = 1.0) -> Fate:
@@ -405,3 +411,19 @@ class SimulatedMetadata(FarSide):
         answer_lost = not call_lost and not late and faults.strikes(Fault.METADATA_ANSWER_LOST, weight)
         slow = faults.strikes(Fault.METADATA_SLOW, weight)
         return self.fate(call_lost=call_lost, late=late, answer_lost=answer_lost, slow=slow)
+
+
+class SimulatedSecurity:
+    """The calls about users, ACLs and quotas that an agent makes by itself."""
+
+    def __init__(self, metadata: SimulatedMetadata) -> None:
+        self._ask, self._server = metadata.ask, metadata.server
+
+    async def security(self) -> SecurityState:
+        return await self._ask(self._server.security.security)
+
+    async def users(self, names: Sequence[str]) -> Mapping[str, Mapping[Mechanism, ScramCredential]]:
+        return await self._ask(lambda: self._server.security.users(names))
+
+    async def report_seen(self, lease: WriterLease, change_id: int) -> None:
+        await self._ask(lambda: self._server.security.report_seen(lease, change_id))
