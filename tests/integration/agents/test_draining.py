@@ -63,7 +63,7 @@ class LibrdkafkaWriterThatListens(LibrdkafkaWriter):
 
 
 def test_one_of_two_agents_goes_under_load_and_no_client_sees_an_error(postgres_url: str, tmp_path: Path) -> None:
-    processes = Processes(SimpleNamespace(url=postgres_url), tmp_path)  # type: ignore[arg-type]
+    processes = Processes(SimpleNamespace(url=postgres_url, agent_url=postgres_url), tmp_path)  # type: ignore[arg-type]
     try:
         agents = processes.start(2)
         processes.until_all_know_all()
@@ -104,7 +104,7 @@ def test_one_of_two_agents_goes_under_load_and_no_client_sees_an_error(postgres_
 
 
 def test_a_second_signal_ends_the_wait_for_clients_that_stay(postgres_url: str, tmp_path: Path) -> None:
-    processes = Processes(SimpleNamespace(url=postgres_url), tmp_path)  # type: ignore[arg-type]
+    processes = Processes(SimpleNamespace(url=postgres_url, agent_url=postgres_url), tmp_path)  # type: ignore[arg-type]
     try:
         goes, _ = processes.start(2, drain_notice_ms=600_000, log_level="info")
         processes.until_all_know_all()

@@ -36,7 +36,7 @@ SOAK_ROUNDS = 5
 
 @contextmanager
 def three_agents(postgres_url: str, folder: Path, **settings: object) -> Iterator[Processes]:
-    processes = Processes(SimpleNamespace(url=postgres_url), folder)  # type: ignore[arg-type]
+    processes = Processes(SimpleNamespace(url=postgres_url, agent_url=postgres_url), folder)  # type: ignore[arg-type]
     try:
         processes.start(3, **settings)
         create_topic(processes.agents[0].address, "t", partitions=PARTITIONS)

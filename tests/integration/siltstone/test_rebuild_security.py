@@ -18,7 +18,8 @@ from compactor.deletion.backup_format import BACKUP_PREFIX, BackupDamagedError, 
 from compactor.deletion.metadata_backup import MetadataBackup
 from metadata.contract.errors import SchemaMismatchError
 from metadata.contract.store import MetadataStore
-from metadata.migrations.migrate import grant_reader, schema_state
+from metadata.migrations.grants import READER, grant
+from metadata.migrations.migrate import schema_state
 from metadata.migrations.schema_versions import check_takes
 from metadata.postgres.connection import connect
 from metadata.security.contract import SecurityState, UserChange
@@ -196,7 +197,7 @@ async def test_a_readers_role_sees_neither_users_nor_secrets(postgres_url: str, 
     role = "reader_of_no_secrets"
     await run_sql(postgres_url, f"CREATE ROLE {role} LOGIN PASSWORD 'x'")
     try:
-        await grant_reader(postgres_url, role)
+        await grant(postgres_url, role, READER)
         connection = await connect(postgres_url)
         await connection.execute(f"SET ROLE {role}")
         assert await connection.fetchval("SELECT count(cluster_id) FROM cluster") == 1
