@@ -69,7 +69,9 @@ SELECT coalesce(array_agg(rolname::text ORDER BY rolname), '{}') FROM pg_roles
 WHERE rolcanlogin AND NOT rolsuper AND EXISTS (SELECT 1 FROM acls)
   AND has_any_column_privilege(oid, 'extents'::regclass, 'SELECT')
   AND NOT has_table_privilege(oid, 'extents'::regclass, 'INSERT')
+  AND NOT has_table_privilege(oid, 'scram_users'::regclass, 'SELECT')
 """
+"""Compactors write extents, and agents alone read the users: neither is a reader."""
 _ACLS_SINCE = "0007"
 _CLOCK = "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint"
 
