@@ -19,8 +19,10 @@ from agents.handlers import metadata_api
 from agents.handlers.metadata_api import NOT_ASKED, SLICE_PARTITIONS
 from agents.membership import Membership
 from agents.placement import eligible, leader, weight, zone_of
+from agents.quotas.throttle import Throttle
 from agents.request_context import ClientConnection, RequestContext
 from agents.security.audit import Audit
+from agents.security.known import KnownSecurity
 from agents.security.rights import CLUSTER_OPERATIONS, TOPIC_OPERATIONS, UNLIMITED, JudgedRights, Rights
 from agents.tail.follower import Follower, FollowerCallbacks
 from agents.tail.log_index import LogIndex
@@ -28,7 +30,7 @@ from agents.tail.waiters import ParkedReaders
 from agents.topics.present import PresentTopics
 from agents.topics.topic_cache import TopicCache
 from agents.topics.topic_entries import TopicEntries
-from metadata.contract.leases import AgentAddress, AgentInfo, Endpoint
+from metadata.contract.leases import AgentAddress, AgentInfo, Endpoint, WriterLease
 from metadata.contract.topics import Topic
 from metadata.memory.store import MemoryMetadata
 from runtime.clock import Clock, SystemClock
@@ -95,6 +97,9 @@ class Parts:
             metadata=self.metadata.agents,
             address=AgentAddress(host="h", port=1),
             runtime=self.runtime,
+        )
+        self.throttle = Throttle(
+            KnownSecurity(metadata=self.metadata.security, lease=_no_lease, runtime=Runtime()), Runtime()
         )
         self.present_topics = PresentTopics(self.follower.catch_up, SystemClock())
         self.topic_entries = TopicEntries(self.entries_bytes_max)
@@ -200,6 +205,10 @@ class Parts:
             error = ErrorCode.INVALID_TOPIC_EXCEPTION if bad else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             return MetadataResponseTopic(error_code=error, name=wanted.name)
         return described(topic, agents, named, self._operations(topic.name, asks), nobody)
+
+
+def _no_lease() -> WriterLease:
+    raise AssertionError("nothing is reported")
 
 
 def _fail(error: Exception) -> None:

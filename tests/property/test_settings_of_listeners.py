@@ -39,6 +39,9 @@ def one_listener(draw: st.DrawFn, name: str, port: int) -> ListenerSettings:
         chosen = draw(st.lists(st.sampled_from(MECHANISMS), min_size=1, unique=True))
         members["sasl_mechanisms"] = ",".join(chosen)
         members["connections_max_reauth_ms"] = draw(st.integers(0, 2**40))
+        if "OAUTHBEARER" in chosen:
+            members["sasl_oauthbearer_jwks_endpoint_url"] = f"https://{draw(PATHS)}"
+            members |= {f"sasl_oauthbearer_expected_{each}": draw(PATHS) for each in ("issuer", "audience")}
     members["proxy_protocol_from"] = ",".join(draw(st.lists(st.sampled_from(["10.0.0.0/8", "2001:db8::/32"]))))
     return ListenerSettings(name=name, **members)
 

@@ -18,6 +18,11 @@ from runtime.settings.loading import load_settings, settings_environment
 from runtime.settings.table import Settings
 from runtime.settings.values import SettingsError
 
+TOKENS = {
+    "sasl_oauthbearer_jwks_endpoint_url": "https://issuer/keys",
+    "sasl_oauthbearer_expected_issuer": "https://issuer",
+    "sasl_oauthbearer_expected_audience": "siltstone",
+}
 FILES = {"tls_cert_file": "c.pem", "tls_key_file": "k.pem"}
 
 
@@ -147,11 +152,12 @@ def test_an_address_for_other_machines_wants_authentication_and_encryption_or_in
 
 @pytest.mark.parametrize("mechanisms", ["PLAIN", "OAUTHBEARER", "SCRAM-SHA-512, PLAIN"])
 def test_mechanisms_that_send_the_secret_itself_stay_on_loopback_without_tls(mechanisms: str) -> None:
-    plain = {"protocol": "SASL_PLAINTEXT", "sasl_mechanisms": mechanisms}
+    tokens = TOKENS if mechanisms == "OAUTHBEARER" else {}
+    plain = {"protocol": "SASL_PLAINTEXT", "sasl_mechanisms": mechanisms, **tokens}
     Settings(listeners=(listener(**plain),))
     said = refusal(listener(address="10.0.0.1:9093", **plain), insecure=True)
     assert "listener.external.sasl.mechanisms has" in said and "could read what clients prove themselves with" in said
-    encrypted = {"protocol": "SASL_SSL", "sasl_mechanisms": mechanisms, **FILES}
+    encrypted = {"protocol": "SASL_SSL", "sasl_mechanisms": mechanisms, **FILES, **tokens}
     Settings(listeners=(listener(address="10.0.0.1:9093", **encrypted),))
 
 
@@ -164,6 +170,20 @@ def test_mechanisms_that_send_the_secret_itself_stay_on_loopback_without_tls(mec
         (FILES, "listener.external.tls.cert.file has no effect: listener.external.protocol is PLAINTEXT"),
         ({"protocol": "SASL_PLAINTEXT", "tls_version_min": "1.3"}, "listener.external.tls.version.min has no effect"),
         ({"sasl_mechanisms": "PLAIN"}, "listener.external.sasl.mechanisms has no effect"),
+        (
+            {"protocol": "SASL_PLAINTEXT", "sasl_mechanisms": "OAUTHBEARER"},
+            "listener.external.sasl.oauthbearer.jwks.endpoint.url is not set",
+        ),
+        (
+            {
+                "protocol": "SASL_PLAINTEXT",
+                "sasl_mechanisms": "OAUTHBEARER",
+                **TOKENS,
+                "sasl_oauthbearer_jwks_endpoint_url": "http://issuer/keys",
+            },
+            "must begin with https://, not 'http://issuer/keys'",
+        ),
+        ({"protocol": "SASL_PLAINTEXT", **TOKENS}, "jwks.endpoint.url has no effect"),
         ({"protocol": "SSL", **FILES, "connections_max_reauth_ms": 1}, "connections.max.reauth.ms has no effect"),
         ({"protocol": "SASL_PLAINTEXT", "sasl_mechanisms": "GSSAPI"}, "must be some of PLAIN, SCRAM-SHA-256"),
         ({"protocol": "SASL_PLAINTEXT", "sasl_mechanisms": ","}, "must be some of PLAIN, SCRAM-SHA-256"),
