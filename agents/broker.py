@@ -82,7 +82,7 @@ class Broker:
     """Held while many entries are encoded, so that clients which ask at the same time share one encoding."""
 
     def rights(self) -> Rights:
-        """What the client may do whose request is being worked on."""
+        """The rights of the client whose request is being worked on."""
         return self.authorizer.rights() if self.authorizer.on else UNLIMITED
 
     async def taken_in_everywhere(self, change_id: int) -> None:

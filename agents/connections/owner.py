@@ -1,4 +1,4 @@
-"""What a connection asks of the agent's server, which knows all connections."""
+"""The calls of a connection to the agent's server, which knows all connections."""
 
 from __future__ import annotations
 

@@ -401,7 +401,7 @@ async def _create(broker: Broker, name: str) -> bool:
 
 
 def _allowed(asked: _Asked, wanted: MetadataRequestTopic, found: Topic | None) -> _Told:
-    """What was found, or the refusal to tell whether there is anything."""
+    """The topic that was found, or the refusal to tell whether there is one."""
     error = ErrorCode.TOPIC_AUTHORIZATION_FAILED
     if wanted.name is None:
         if found is None or asked.rights.allows(Operation.DESCRIBE, ResourceType.TOPIC, found.name):

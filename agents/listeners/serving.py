@@ -1,5 +1,5 @@
-"""What an agent of this release can serve. A listener that asks for more is refused: served in plain, it would be open
-to everybody."""
+"""The protocols that an agent of this release can serve. A listener with another one is refused: served in plain, it
+would be open to everybody."""
 
 from __future__ import annotations
 

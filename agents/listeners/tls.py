@@ -52,7 +52,7 @@ class TlsState(Enum):
 
 
 class Fault(Enum):
-    """Who has to change something."""
+    """The side that has to change something."""
 
     PEER = "peer"
     OURS = "ours"
@@ -182,7 +182,7 @@ class TlsLayer:
         return pieces
 
     def take_outgoing(self) -> bytes:
-        """What TLS has to say by itself; empty if nothing."""
+        """The bytes that TLS sends by itself; empty if there are none."""
         return self._outgoing.read() if self._outgoing.pending else b""
 
     def close(self) -> bytes:
@@ -266,7 +266,7 @@ class TlsLayer:
 
 
 def _not_tls(start: bytes) -> str:
-    """What these first bytes of a connection are if they are no TLS; empty if they may be."""
+    """A name for the first bytes of a connection that are no TLS; empty if they may be TLS."""
     if not start or start[0] == _HANDSHAKE_RECORD:
         return ""
     if start.startswith(HTTP_STARTS):

@@ -102,7 +102,7 @@ class TlsConnection(Connection):
         self.client.principal = name
 
     def _say(self) -> None:
-        """What TLS has to say by itself."""
+        """Send the bytes that TLS sends by itself."""
         said = self._layer.take_outgoing()
         if said and self._transport is not None:
             self._transport.write(said)

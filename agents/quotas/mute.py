@@ -11,7 +11,7 @@ from runtime.clock import Clock
 
 
 class Mute:
-    """Of one connection. No request begins while it is `on`; answers leave all the same."""
+    """The wait of one connection. No request begins while it is `on`; answers leave all the same."""
 
     __slots__ = ("__weakref__", "_clock", "_is_over", "_timer", "_until_ms", "on", "on_end")
 
@@ -34,7 +34,7 @@ class Mute:
             self._wait(wait_ms)
 
     def left_ms(self) -> int:
-        """What clients are told as `throttle_time_ms`."""
+        """The time that clients are told as `throttle_time_ms`."""
         if self._clock is None or not self.on:
             return 0
         return max(0, math.ceil(self._until_ms - self._clock.monotonic_ms()))

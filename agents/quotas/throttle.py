@@ -46,7 +46,7 @@ _LASTING: Final = (QuotaKey.CONTROLLER_MUTATION_RATE, QuotaKey.PRODUCER_ID_RATE)
 
 
 class KnownQuotas(Protocol):
-    """What this agent has heard of the store's quotas (`agents/security/known.py`)."""
+    """The quotas of the store, as this agent has heard of them (`agents/security/known.py`)."""
 
     on_quotas: list[Callable[[], None]]
 

@@ -46,7 +46,7 @@ Hears: TypeAlias = Callable[[Collection[Acl], Collection[Acl]], Awaitable[None]]
 
 
 class KnownAcls(Protocol):
-    """What this agent has heard of the store's ACLs (`agents/security/known.py`)."""
+    """The ACLs of the store, as this agent has heard of them (`agents/security/known.py`)."""
 
     on_acls: list[Hears]
     """Called with the ACLs that came and those that went, after `acls` has changed."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import pytest
+import scramp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,7 +33,6 @@ SALTS = st.binary(min_size=12, max_size=40)
 def test_both_ends_agree_with_scramp(
     mechanism: Mechanism, name: str, password: str, tried: str | None, salt: bytes, iterations: int
 ) -> None:
-    scramp: Any = pytest.importorskip("scramp")
     tried = password if tried is None else tried
     credential = credential_of(mechanism, password, salt=salt, iterations=iterations)
     theirs = scramp.ScramMechanism(mechanism.sasl_name)

@@ -1,4 +1,4 @@
-"""What the look-ups by timestamp of one request may cost, and of all requests together may hold. Pure but for waiting.
+"""The cost that look-ups by timestamp may have in one request, and the memory of all together. Pure but for waiting.
 
 A batch may unfold to a thousand times its size, and its sender chooses the records and the timestamps in its header. So
 whoever can write to a topic decides how much a look-up has to read. One request may read READ_BYTES_MAX bytes, unfold
