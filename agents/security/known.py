@@ -1,6 +1,6 @@
 """What this agent knows of users, ACLs and quotas: all of it, in memory, as fresh as the tail.
 
-The follower feeds it. Together with each snapshot everything is read anew; each answer of the tail brings the changes
+The follower feeds it. Together with each snapshot everything is read again; each answer of the tail brings the changes
 since, which are taken in before the follower's cursor moves. So whoever waits for `Follower.catch_up` finds here what
 was committed before, and a gap in what the follower reads is none here. Nothing else reads the store: no byte of a
 client that has not proved itself causes a query.
@@ -90,7 +90,7 @@ class KnownSecurity:
     # ---- fed by the follower
 
     async def load(self) -> None:
-        """Read everything anew. Raises MetadataUnavailableError."""
+        """Read everything again. Raises MetadataUnavailableError."""
         state = await self._metadata.security()
         acls, slices = set[Acl](), Slices()
         for first in range(0, len(state.acls), LOAD_SLICE):
@@ -191,7 +191,7 @@ class KnownSecurity:
         self._applied_id = self.change_id
 
     def _report(self) -> None:
-        """Under each lease anew. A report that fails is made again after the next poll."""
+        """Again under each new lease. A report that fails is made again after the next poll."""
         if self._reported == (self._lease(), self._applied_id) or (self._reporting and not self._reporting.done()):
             return
         self._reporting = asyncio.create_task(self._report_seen(), name="security report")

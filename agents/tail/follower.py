@@ -60,7 +60,7 @@ class FollowsSecurity(Protocol):
     """Whoever keeps users, ACLs and quotas, of which this module only passes the changes on."""
 
     async def load(self) -> None:
-        """Read everything anew. Called after a snapshot was read and before its cursor is taken: no change in between
+        """Read everything again. Called after a snapshot was read and before its cursor is taken: no change in between
         is missed. If it raises, the snapshot is not taken either."""
         ...
 
