@@ -46,7 +46,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     _module("groups", "commits of consumer groups' offsets: rate, WAL, and how large the table becomes"),
     _module("followers", "what idle agents, and agents that hear of commits, cost Postgres", folder=TOGETHER),
     _module("metadata", "the Metadata answer for 50,000 partitions, fresh and repeated"),
-    _module("acls", "what a judgement by 100,000 ACLs costs of a request"),
+    _module("security", "what TLS, logins and judgements by 100,000 ACLs cost an agent"),
     _module("scale", "an agent's start, stalls and memory at 10,000 and 100,000 partitions, to 5,000 connections"),
     _module("store_client", "the CPU that a PUT and a GET cost the process that asks"),
     _module("kernels", "the compactor's compiled kernels, per record"),

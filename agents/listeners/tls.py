@@ -17,9 +17,10 @@ TLS's own goodbye may have been cut by somebody in between. Kafka's frames carry
 from __future__ import annotations
 
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import Enum
+from typing import Any
 
 from runtime.errors import SiltstoneError
 from wire.framing import FRAME_BYTES_MAX, HTTP_STARTS
@@ -139,17 +140,18 @@ class TlsLayer:
 
         Raises TlsError.
         """
-        filled = 0
         if self.state is not TlsState.OPEN:
             return 0
+        # Once for each record of TLS, and librdkafka makes one of each Kafka record: no step more than it needs.
+        read: Callable[[int, Any], Any] = self._object.read
+        filled, room_bytes = 0, len(room)
         try:
-            while filled < len(room):
-                # typeshed knows only bytearray as a buffer
-                read = self._object.read(len(room) - filled, room[filled:])  # type: ignore[arg-type]
-                if not read:
+            while filled < room_bytes:
+                taken = read(room_bytes - filled, room[filled:])
+                if not taken:
                     self.state = TlsState.PEER_CLOSED
                     break
-                filled += int(read)
+                filled += int(taken)
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLError as error:

@@ -46,12 +46,8 @@ class TlsConnection(Connection):
         return landing[:READ_BYTES_WHEN_FULL] if self._server.requests_are_full else landing
 
     def buffer_updated(self, nbytes: int) -> None:
-        arrived = self._listener_tls.landing[:nbytes]
         try:
-            for start in range(0, nbytes, FEED_BYTES):
-                if self._ended:
-                    return
-                self._feed(arrived[start : start + FEED_BYTES])
+            self._decrypt(self._listener_tls.landing[:nbytes])
         except TlsError as error:
             self._fail(error)
 
@@ -73,15 +69,25 @@ class TlsConnection(Connection):
 
     # ---- inner
 
-    def _feed(self, ciphertext: memoryview) -> None:
+    def _decrypt(self, arrived: memoryview) -> None:
+        """Frames are looked for once for all that arrived, or as often as their buffer is full."""
         layer = self._layer
-        layer.feed(ciphertext)
-        if layer.state is TlsState.OPEN and not self._was_open:
-            self._was_open = True
-            self._name_client()
-        while not self._ended and (read := layer.read_into(super().get_buffer(-1))):
-            super().buffer_updated(read)
+        room, filled = super().get_buffer(-1), 0
+        for start in range(0, len(arrived), FEED_BYTES):
+            layer.feed(arrived[start : start + FEED_BYTES])
+            if layer.state is TlsState.OPEN and not self._was_open:
+                self._was_open = True
+                self._name_client()
+            while read := layer.read_into(room[filled:]):
+                filled += read
+                if filled == len(room):
+                    super().buffer_updated(filled)
+                    if self._ended:
+                        return
+                    room, filled = super().get_buffer(-1), 0
         self._say()
+        if filled:
+            super().buffer_updated(filled)
         if layer.state is TlsState.PEER_CLOSED:
             self._end("the client said goodbye")
 

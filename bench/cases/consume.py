@@ -14,7 +14,8 @@ from itertools import product
 
 from agents.dispatch import HANDLERS
 from bench.cases.produce import NO_JARS
-from bench.loads.clients import ConsumeJob, ProduceJob, create_topic, run_consume, run_produce
+from bench.loads.clients import create_topic, run_consume, run_produce
+from bench.loads.jobs import ConsumeJob, ProduceJob
 from bench.loads.load import LIBRDKAFKA, TOOL, KafkaTarget, OurTarget, Target, price_out, progress, say_complaints, warm
 from bench.measures.limits import loopback
 from bench.measures.price import PRICE_COLUMNS, PRICE_NOTE, no_price

@@ -18,17 +18,8 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from bench.loads.clients import (
-    ROOT,
-    ConsumeJob,
-    ProduceJob,
-    TailJob,
-    TailResult,
-    create_topic,
-    run_consume,
-    run_produce,
-    run_tail,
-)
+from bench.loads.clients import ROOT, create_topic, run_consume, run_produce, run_tail
+from bench.loads.jobs import ConsumeJob, ProduceJob, TailJob, TailResult
 from bench.loads.load import OurTarget, price_out, progress, say_complaints
 from bench.measures.price import PRICE_COLUMNS, PRICE_NOTE
 from bench.registry import Size

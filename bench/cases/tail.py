@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from bench.cases.produce import NO_JARS
-from bench.loads.clients import TailJob, TailResult, create_topic, run_idle, run_tail
+from bench.loads.clients import create_topic, run_idle, run_tail
+from bench.loads.jobs import TailJob, TailResult
 from bench.loads.load import OURS, OurTarget, Target, progress, say_complaints, warm
 from bench.measures.price import MIB, PRICE_COLUMNS, PRICE_NOTE, Floor, asked_of, no_price, price_cells
 from bench.registry import Size

@@ -25,6 +25,8 @@ import confluent_kafka
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from bench.loads.jobs import ConsumeJob, ConsumeResult, ProduceJob, ProduceResult, TailJob, TailResult, Times
+
 ROOT = Path(__file__).parents[2]
 CHILD_TIMEOUT_S = 600.0
 SAMPLE_BYTES = 64 << 10
@@ -38,103 +40,6 @@ def _ignore(error: object) -> None:
 
 QUIET: Mapping[str, Any] = {"log_level": 0, "error_cb": _ignore}
 """librdkafka also writes to stderr what it reports to its callers; this keeps it silent."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProduceJob:
-    bootstrap: str
-    topic: str
-    partitions: int
-    record_bytes: int
-    seconds: float
-    """The measured time, after `warmup_s`."""
-    warmup_s: float = 1.0
-    idempotent: bool = False
-    linger_ms: float = 50
-    batch_bytes: int = 1_000_000
-    in_flight: int | None = None
-    """Requests in flight per connection; None = the client's default."""
-    queue_bytes: int = 32 << 20
-    """The size of the client's queue; Kafka's own producer has a `buffer.memory` of the same size."""
-    rate_mb_per_s: float = 0
-    """0: as fast as possible."""
-    records: int = 0
-    """0: for the given time; else this many, all acknowledged, however long that takes."""
-    client_id: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProduceResult:
-    mb_per_s: float
-    acked_bytes: int
-    """Acknowledged record values, from the start to the end of the process."""
-    p50_ms: float | None
-    """None if no record sent after the warm-up was answered before the deadline."""
-    p99_ms: float | None
-    cpu_ms_per_mb: float | None
-    """The client's CPU. None if nothing was acknowledged."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumeJob:
-    bootstrap: str
-    topic: str
-    partitions: int
-    record_bytes: int
-    records: int
-    """The number of records to read, over all partitions, from the beginning."""
-    timeout_s: float = 120.0
-    client_id: str = ""
-    commits: bool = False
-    """The group's offsets are committed every 5 s, as librdkafka does by itself."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumeResult:
-    mb_per_s: float
-    """From the first record to the last."""
-    read_bytes: int
-    cpu_ms_per_mb: float
-    first_ms: float
-    """From `assign` to the first record."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TailJob:
-    """Writers at a fixed rate, each to a partition of its own, or the reader of all of them."""
-
-    bootstrap: str
-    topic: str
-    client_id: str
-    writers: int
-    records_per_s: float
-    """The rate of each writer."""
-    record_bytes: int
-    seconds: float
-    warmup_s: float = 2.0
-    idempotent: bool = False
-    commits: bool = False
-    """The reader's group commits its offsets once a second."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Times:
-    """How long something took for each record."""
-
-    p50_ms: float | None
-    p99_ms: float | None
-    max_ms: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TailResult:
-    records: int
-    p50_ms: float | None
-    """The age of a record in its reader's hands."""
-    p99_ms: float | None
-    max_ms: float | None
-    acked: Times | None = None
-    """From the writer's call to the delivery report."""
 
 
 # ---- for the benchmark -----------------------------------------------------------------------------------------------
@@ -246,6 +151,7 @@ def percentile(values: Sequence[float], share: float) -> float | None:
 def producer_config(job: ProduceJob) -> dict[str, Any]:
     config = {
         **QUIET,
+        **job.security,
         "bootstrap.servers": job.bootstrap,
         "enable.idempotence": job.idempotent,
         "acks": "all",
@@ -325,7 +231,9 @@ def _send(job: ProduceJob, producer: Any, samples: Samples, started: float, meas
 
 def _stored_records(job: ProduceJob) -> int:
     """The brokers' own count: the sum of all high watermarks of the topic, which was empty."""
-    consumer: Any = confluent_kafka.Consumer({**QUIET, "bootstrap.servers": job.bootstrap, "group.id": "watermarks"})
+    consumer: Any = confluent_kafka.Consumer(
+        {**QUIET, **job.security, "bootstrap.servers": job.bootstrap, "group.id": "watermarks"}
+    )
     try:
         partitions = [confluent_kafka.TopicPartition(job.topic, number) for number in range(job.partitions)]
         return sum(consumer.get_watermark_offsets(each, timeout=30)[1] for each in partitions)
@@ -356,7 +264,12 @@ def _at_hand(consumer: Any, count: int, timeout_s: float) -> list[Any]:
 
 def consume(job: ConsumeJob) -> ConsumeResult:
     started = time.monotonic()
-    config = {"fetch.message.max.bytes": 2 << 20, "queued.max.messages.kbytes": 64 << 10, "check.crcs": False}
+    config: dict[str, Any] = {
+        **job.security,
+        "fetch.message.max.bytes": 2 << 20,
+        "queued.max.messages.kbytes": 64 << 10,
+        "check.crcs": False,
+    }
     config |= {"client.id": job.client_id} if job.client_id else {}
     config |= {"enable.auto.commit": True} if job.commits else {}
     consumer = _consumer(job.bootstrap, job.topic, job.partitions, confluent_kafka.OFFSET_BEGINNING, **config)

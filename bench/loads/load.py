@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
-from bench.loads.clients import ConsumeJob, ProduceJob, create_topic, run_consume, run_produce
+from bench.loads.clients import create_topic, run_consume, run_produce
+from bench.loads.jobs import ConsumeJob, ProduceJob
 from bench.measures.price import asked_of, floor_in, floor_out, no_price, price_cells
 from bench.measures.usage import Usage
 from bench.servers.kafka import Broker, Jars, producer_perf

@@ -184,12 +184,27 @@ def parse_consumer_perf(output: str) -> ConsumerPerf:
 
 
 def producer_perf(
-    jars: Jars, *, bootstrap: str, topic: str, records: int, record_bytes: int, properties: Mapping[str, str]
+    jars: Jars,
+    *,
+    bootstrap: str,
+    topic: str,
+    records: int,
+    record_bytes: int,
+    properties: Mapping[str, str],
+    records_per_s: int = -1,
 ) -> ProducerPerf:
-    """Send as fast as possible. Raises ValueError, subprocess.TimeoutExpired, RuntimeError for refused records."""
+    """-1 a second: as fast as possible.
+
+    Raises ValueError, subprocess.TimeoutExpired, RuntimeError for refused records.
+    """
     given = {"bootstrap.servers": bootstrap, "acks": "all", **properties}
     arguments = ["--topic", topic, "--num-records", str(records), "--record-size", str(record_bytes)]
-    arguments += ["--throughput", "-1", "--producer-props", *(f"{name}={value}" for name, value in given.items())]
+    arguments += [
+        "--throughput",
+        str(records_per_s),
+        "--producer-props",
+        *(f"{name}={value}" for name, value in given.items()),
+    ]
     output, cpu_s = _run_tool(jars.command("org.apache.kafka.tools.ProducerPerformance", arguments))
     found = parse_producer_perf(output)
     if found.records != records or "Exception" in output:

@@ -17,7 +17,8 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from bench.loads.clients import ROOT, ConsumeJob, ProduceJob, create_topic, run_consume, run_produce
+from bench.loads.clients import ROOT, create_topic, run_consume, run_produce
+from bench.loads.jobs import ConsumeJob, ProduceJob
 from bench.loads.load import OurTarget, progress, say_complaints
 from bench.measures.price import (
     Asked,

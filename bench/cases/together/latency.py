@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from bench.loads.clients import TailJob, TailResult, create_topic, run_tail
+from bench.loads.clients import create_topic, run_tail
+from bench.loads.jobs import TailJob, TailResult
 from bench.loads.load import OurTarget, progress, say_complaints
 from bench.registry import Size
 from bench.servers.s3_server import Latency

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from bench.cases.together.latency import COLUMNS, PLACES, cells
-from bench.loads.clients import TailJob, TailResult, run_tail
+from bench.loads.clients import run_tail
+from bench.loads.jobs import TailJob, TailResult
 from bench.measures.usage import Usage
 from bench.servers.stack import Counters, Reading
 from tests.fixtures.agents import Dial, StartAgent
