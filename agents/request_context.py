@@ -58,7 +58,7 @@ class ClientConnection:
         self.listener = listener
         """The name of the listener that took the connection."""
         self.principal = ANONYMOUS
-        """Who the client has proved to be, as `User:ann`."""
+        """The principal that the client has proved to be, as `User:ann`."""
         self.mute = Mute()
         """On while the client is over a quota."""
         self.rights: JudgedRights | None = None

@@ -393,7 +393,7 @@ class Server:
                 _log.warning(event, reason=reason, left_out=left_out, **facts)
 
     def _tell_ends(self, *, all_of_them: bool = False) -> None:
-        """Of storms that are over, how many lines each lost."""
+        """For each storm that is over, the number of lines that it lost."""
         for (event, reason), left_out in self._ends_told.ended(self._now_ms(), all_of_them=all_of_them):
             _log.warning(event, reason=reason, left_out=left_out)
 

@@ -1,4 +1,4 @@
-"""What a metric is called and means, without its value."""
+"""A metric's name and meaning, without its value."""
 
 from __future__ import annotations
 

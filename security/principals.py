@@ -1,4 +1,4 @@
-"""Who a client with a certificate is: the subject's name as Java prints it, and Kafka's rules that shorten it. Pure.
+"""The principal of a client with a certificate: the subject as Java prints it, and Kafka's rules that shorten it. Pure.
 
 Operators move their ACLs and `ssl.principal.mapping.rules` from Kafka, so the name must be Java's, character for
 character: `X500Principal.getName()`, which is RFC 2253 with habits of its own. Java reads the bytes of most kinds of
@@ -20,7 +20,7 @@ from typing import Final
 from runtime.errors import BadInputError
 
 NAME_CHARACTERS_MAX: Final = 1_024
-"""Of a subject: rules run on every handshake."""
+"""The longest name of a subject: rules run on every handshake."""
 RULES_CHARACTERS_MAX: Final = 16_384
 DEFAULT: Final = "DEFAULT"
 

@@ -64,7 +64,7 @@ class ScramCredential:
 
 @dataclass(frozen=True, slots=True)
 class ClientKeys:
-    """What a client derives from its password, salt and iterations. Equal to the password: whoever has it gets in."""
+    """A client derives these from its password, salt and iterations. They are as good as the password."""
 
     client_key: bytes = field(repr=False)
     server_key: bytes = field(repr=False)
@@ -82,7 +82,10 @@ def credential_of(
 
 
 def credential_of_salted(mechanism: Mechanism, salted: bytes, *, salt: bytes, iterations: int) -> ScramCredential:
-    """Of the salted password that a client sends instead of the password (KIP-554). Raises CredentialError."""
+    """The credential of a salted password, which clients send instead of the password (KIP-554).
+
+    Raises CredentialError.
+    """
     _check(mechanism, salt, iterations)
     if len(salted) != mechanism.key_bytes:
         raise CredentialError(

@@ -64,8 +64,8 @@ each, the pieces of 64 MiB take some 50 ms."""
 
 @dataclass(slots=True)
 class Allowance:
-    """What may still be unfolded. `unfold` takes from it what it does, also if it fails: work that was done in vain
-    counts, or a client could have any amount of it done.
+    """The bytes that may still be unfolded. `unfold` takes its work from it, also if it fails: work that was done in
+    vain counts, or a client could have any amount of it done.
     """
 
     bytes_left: int

@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from agents.broker import Broker
+from agents.security.audit import TOLD_MAX
 from agents.security.refusals import cluster_refusal
 from agents.topics.rules import RequestError, code_of
 from agents.yielding import LoopYielder, chunks_with_yields
-from runtime.errors import BadInputError, SiltstoneError
+from runtime.errors import SiltstoneError
 from runtime.logging import get_logger
 from security.acls.checks import InvalidAclError, checked_acl, checked_filter
 from security.acls.values import Acl, AclFilter, Operation, PatternType, Permission, ResourceType
@@ -42,8 +43,6 @@ NO_AUTHORIZER = "No Authorizer is configured."
 """Kafka's words, which tools and people look for."""
 CHANGED_MAX = 10_000
 """ACLs and filters of one request, as in Kafka (`MAX_RECORDS_PER_USER_OP`)."""
-TOLD_MAX = 50
-"""ACLs of one change that the audit log names."""
 
 _audit = get_logger("siltstone.audit")
 
@@ -54,7 +53,7 @@ async def describe(broker: Broker, header: RequestHeader, request: DescribeAclsR
         wanted = _filter_of(request)
         await broker.follower.catch_up()
     except SiltstoneError as error:
-        return DescribeAclsResponse(error_code=_code_of(error), error_message=str(error))
+        return DescribeAclsResponse(error_code=code_of(error), error_message=str(error))
     resources: dict[tuple[int, int, str], DescribeAclsResource] = {}
     async for some in chunks_with_yields(list(broker.authorizer.known.acls)):
         for acl in filter(wanted.matches, some):
@@ -116,7 +115,7 @@ async def delete(broker: Broker, header: RequestHeader, request: DeleteAclsReque
 def _fail_the_rest(results: Sequence[AclCreationResult | DeleteAclsFilterResult], error: SiltstoneError) -> None:
     for result in results:
         if not result.error_code:
-            result.error_code, result.error_message = _code_of(error), str(error)
+            result.error_code, result.error_message = code_of(error), str(error)
 
 
 def _check_may(broker: Broker, operation: Operation) -> None:
@@ -133,10 +132,6 @@ def _check_count(count: int) -> None:
         raise RequestError(
             ErrorCode.INVALID_REQUEST, f"{count} ACLs in one request; send at most {CHANGED_MAX} at a time"
         )
-
-
-def _code_of(error: SiltstoneError) -> ErrorCode:
-    return ErrorCode.INVALID_REQUEST if isinstance(error, BadInputError) else code_of(error)
 
 
 def _acl_of(asked: AclCreation) -> Acl:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from agents.broker import Broker
+from agents.security.audit import TOLD_MAX
 from agents.security.refusals import cluster_refusal
 from agents.topics.rules import RequestError, code_of
 from agents.yielding import LoopYielder
@@ -33,8 +34,6 @@ from wire.messages.describe_client_quotas import (
 )
 
 _audit = get_logger("siltstone.audit")
-TOLD_MAX = 50
-"""Entities of one request that the audit log names."""
 
 
 async def describe(
@@ -46,7 +45,7 @@ async def describe(
         components = _components(request)
         await broker.follower.catch_up()
     except SiltstoneError as error:
-        return DescribeClientQuotasResponse(error_code=_code_of(error), error_message=str(error), entries=None)
+        return DescribeClientQuotasResponse(error_code=code_of(error), error_message=str(error), entries=None)
     entries = [
         EntryData(
             entity=[
@@ -117,7 +116,7 @@ async def alter(broker: Broker, header: RequestHeader, request: AlterClientQuota
             await broker.taken_in_everywhere(change_id)
     except SiltstoneError as error:
         for entry in good if entries else (entries := [_refused(asked) for asked in request.entries]):
-            entry.error_code, entry.error_message = _code_of(error), str(error)
+            entry.error_code, entry.error_message = code_of(error), str(error)
     return AlterClientQuotasResponse(entries=entries)
 
 
@@ -141,7 +140,3 @@ def _same(asked: AskedEntryData) -> list[AlteredEntityData]:
 
 def _refused(asked: AskedEntryData) -> AlteredEntryData:
     return AlteredEntryData(entity=_same(asked), error_message=None)
-
-
-def _code_of(error: SiltstoneError) -> ErrorCode:
-    return ErrorCode.INVALID_REQUEST if isinstance(error, BadInputError) else code_of(error)

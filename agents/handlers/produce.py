@@ -90,7 +90,7 @@ class _Accepted:
     unwalked: list[tuple[int, Unwalked]] = field(default_factory=list[tuple[int, Unwalked]])
     """Batches, by their place among the others, whose records take more than this turn of the event loop."""
     turn: WalkBudget | None = None
-    """What may still be done in this turn; made when it is needed."""
+    """The work that may still be done in this turn; made when it is needed."""
 
     def judged(self, unwalked: Unwalked) -> BatchHeader | Refusal | Unwalked:
         """The verdict, if it can be had in this turn."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from agents.broker import Broker
 from agents.request_context import current_request
 from agents.security import credentials
+from agents.security.audit import TOLD_MAX
 from agents.security.refusals import cluster_refusal
 from agents.topics.rules import code_of
 from agents.yielding import LoopYielder
@@ -28,8 +29,6 @@ from wire.messages.scram_credentials import (
 )
 
 _audit = get_logger("siltstone.audit")
-TOLD_MAX = 50
-"""Users of one request that the audit log names."""
 
 
 async def describe(

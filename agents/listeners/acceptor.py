@@ -62,7 +62,7 @@ class Acceptor:
         self._loop.add_reader(self._listening, self._accept)
 
     def close(self) -> None:
-        """Whoever is in the backlog is refused by the kernel. May be called twice."""
+        """The kernel refuses connections that are still in the backlog. May be called twice."""
         if self._is_closed:
             return
         self._is_closed = True

@@ -24,7 +24,7 @@ class ListenerTls:
     current: Callable[[], ServerTls]
     """For a new connection; see `runtime.tls.certificates.Certificates`."""
     principal_of: Callable[[bytes], str]
-    """Who a certificate (DER) names, as `User:ann`. Raises SiltstoneError for nobody."""
+    """The principal that a certificate (DER) names, as `User:ann`. Raises SiltstoneError if it names nobody."""
     landing: memoryview = field(default_factory=lambda: memoryview(bytearray(LANDING_BYTES)))
     """The buffer that ciphertext arrives in; not that of the plaintext, which would overwrite it."""
 

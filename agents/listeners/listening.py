@@ -15,6 +15,6 @@ class Listening:
     name: str = DEFAULT_LISTENER
     socket: socket.socket
     proxies: Sequence[Network] = ()
-    """Who begins each connection with a PROXY header."""
+    """The networks whose connections begin with a PROXY header."""
     tls: ListenerTls | None = None
     """None: bytes go as they are."""

@@ -55,7 +55,7 @@ class ProxyHeader:
     """Where the client is; None if the proxy speaks for itself (a health check) or does not know."""
     port: int
     rest: bytes
-    """What came after the header: the connection's own bytes."""
+    """The bytes after the header: the connection's own."""
 
 
 class ProxyHeaderReader:

@@ -40,9 +40,9 @@ MUTE_MS_MAX = BURST_S * 1000.0
 REQUEST_MUTE_MS_MAX = 1_000.0
 """Kafka's: the length of one window."""
 MS_PER_PERCENT = 10.0
-"""Of a second of the loop."""
+"""Milliseconds of the loop in one percent of a second."""
 _LASTING: Final = (QuotaKey.CONTROLLER_MUTATION_RATE, QuotaKey.PRODUCER_ID_RATE)
-"""What is owed of these is owed in full: one large topic must not cost as little as ten seconds of small ones."""
+"""A debt of these is owed in full: one large topic must not cost as little as ten seconds of small ones."""
 
 
 class KnownQuotas(Protocol):

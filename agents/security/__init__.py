@@ -1,1 +1,1 @@
-"""What an agent knows and decides about its clients: who they are, what they may do, how much they may do."""
+"""An agent's knowledge of its clients and its decisions about them: their names, their rights, their quotas."""

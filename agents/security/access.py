@@ -1,4 +1,4 @@
-"""Who may come in, and what they may do: the parts of an agent that know, let in and judge, put together."""
+"""Puts together the parts of an agent that know users and ACLs, let clients in, and judge their requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The audit log: who was refused what, and who changed something. Lines of the logger `siltstone.audit`, JSON if
+"""The audit log: refused operations and changes, with their principals. Lines of the logger `siltstone.audit`, JSON if
 `log.format` is.
 
 A denial is told at once. The same one again, of the same principal, host, operation and resource, is counted, and told
@@ -17,6 +17,8 @@ from security.acls.values import Operation, ResourceType
 
 WINDOW_MS = 10_000.0
 KINDS_MAX = 1_000
+TOLD_MAX = 50
+"""Parts of one change that are told one by one: ACLs, users, entities of quotas."""
 NAME_CHARACTERS = 200
 """A name in a line is cut here: a client may ask about any text."""
 
@@ -24,7 +26,7 @@ _log = get_logger("siltstone.audit")
 
 
 class Question(NamedTuple):
-    """What a client wanted to do. A name of "" stands for any resource of the type."""
+    """An operation that a client wanted to do. A name of "" stands for any resource of the type."""
 
     principal: str
     host: str

@@ -118,7 +118,7 @@ def _mechanism(name: str, number: int) -> Mechanism | _Refusal:
 def described(
     name: str, credentials: Mapping[Mechanism, ScramCredential], *, times: int
 ) -> DescribeUserScramCredentialsResult:
-    """What is told of a user who was named so many times: never more than mechanisms and iterations."""
+    """The answer about a user who was named so many times: never more than mechanisms and iterations."""
     if times > 1:
         code, said = (
             ErrorCode.DUPLICATE_RESOURCE,
@@ -139,7 +139,7 @@ def described(
 
 
 async def describe(users: Users, asked: DescribeUserScramCredentialsRequest) -> DescribeUserScramCredentialsResponse:
-    """Of the users named, or of all."""
+    """Describes the users named, or all of them."""
     named = Counter(each.name for each in asked.users or [])
     if not named:
         named = Counter(users.keys())

@@ -44,7 +44,7 @@ class TokenJudge(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Authentication:
-    """What the gates of all connections share."""
+    """The gates of all connections share this."""
 
     known: KnownUsers
     passwords: PasswordChecks
@@ -146,7 +146,7 @@ class Gate:
 
 
 class SaslListener(Protocol):
-    """What a gate needs of the settings of a listener."""
+    """The settings of a listener that a gate needs."""
 
     @property
     def name(self) -> str: ...

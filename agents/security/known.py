@@ -1,4 +1,4 @@
-"""What this agent knows of users, ACLs and quotas: all of it, in memory, as fresh as the tail.
+"""All that this agent knows of users, ACLs and quotas: every one, in memory, as fresh as the tail.
 
 The follower feeds it. Together with each snapshot everything is read again; each answer of the tail brings the changes
 since, which are taken in before the follower's cursor moves. So whoever waits for `Follower.catch_up` finds here what

@@ -1,4 +1,4 @@
-"""What a client without the right is told: Kafka's error for each type of resource."""
+"""The answer to a client without the right: Kafka's error for each type of resource."""
 
 from __future__ import annotations
 

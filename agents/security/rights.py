@@ -1,4 +1,4 @@
-"""What one client may do: the questions that handlers ask.
+"""The rights of one client: the questions that handlers ask.
 
 With `acl.mode=off` every client has UNLIMITED. A handler takes the rights once for each request; one that waits for
 long takes them again when it goes on. Rights are another object after each change of ACLs, so "allowed by these rights"

@@ -134,7 +134,7 @@ class Session:
         self._is_bare = False
         """Tokens come without a request around them."""
         self._header = RequestHeader(SASL_AUTHENTICATE, 0, 0, None)
-        """Of the token that is being judged."""
+        """The one of the token that is being judged."""
         self._scram: ScramServer | None = None
         self._claim: CheckPassword | None = None
         self._proved: ScramCredential | None = None
@@ -150,7 +150,7 @@ class Session:
 
     @property
     def claimed(self) -> str:
-        """Who the client says it is; for the log of a refusal."""
+        """The name that the client claims; for the log of a refusal."""
         return self._scram.name if self._scram is not None else self._claim.name if self._claim is not None else ""
 
     @property

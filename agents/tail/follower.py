@@ -57,7 +57,7 @@ still waits."""
 
 
 class FollowsSecurity(Protocol):
-    """Whoever keeps users, ACLs and quotas, of which this module only passes the changes on."""
+    """The keeper of users, ACLs and quotas; this module only passes their changes on."""
 
     async def load(self) -> None:
         """Read everything again. Called after a snapshot was read and before its cursor is taken: no change in between

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from metadata.configs.topic import InvalidConfigError, validate_overrides
 from metadata.contract.errors import MetadataUnavailableError
 from metadata.contract.topics import InvalidPartitionsError, TooManyPartitionsError, TopicExistsError, UnknownTopicError
-from runtime.errors import SiltstoneError
+from runtime.errors import BadInputError, SiltstoneError
 from wire.error_codes import ErrorCode
 
 NAME_CHARACTERS_MAX = 249
@@ -117,5 +117,7 @@ def code_of(error: SiltstoneError) -> ErrorCode:
         case MetadataUnavailableError():
             # Retriable everywhere, and true: the store did not answer in time.
             return ErrorCode.REQUEST_TIMED_OUT
+        case BadInputError():
+            return ErrorCode.INVALID_REQUEST
         case _:
             return ErrorCode.UNKNOWN_SERVER_ERROR

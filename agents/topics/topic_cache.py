@@ -79,7 +79,7 @@ class TopicCache:
 
     @property
     def partitions_count(self) -> int:
-        """Of all topics."""
+        """The sum over all topics."""
         return len(self._partitions)
 
     def configs(self, topic: Topic) -> Mapping[str, str]:

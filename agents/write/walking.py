@@ -38,7 +38,7 @@ REQUEST_NAMES_MAX = 10_000
 TURN_UNFOLDED_BYTES_MAX = 1 << 20
 TURN_PIECES_MAX = 256
 TURN_FIELDS_MAX = 4_000
-"""What a request may have unfolded and walked in the turn of the event loop that reads it: some 5 ms."""
+"""The work that a request may cause in the turn of the event loop that reads it: some 5 ms."""
 
 _NO_KEY = "Compacted topic cannot accept message without key."
 _RECORD_ERRORS_MAX = 1000
@@ -52,7 +52,7 @@ class BudgetSpentError(Exception):
 
 @dataclass(slots=True)
 class WalkBudget:
-    """What may still be done for a request."""
+    """The work that may still be done for a request."""
 
     unfolding: Allowance
     fields_left: int

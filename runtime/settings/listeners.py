@@ -124,7 +124,7 @@ class ListenerSettings:
 
     @property
     def proxies(self) -> tuple[Network, ...]:
-        """Who may begin a connection with a PROXY header. Raises ValueError."""
+        """The networks that may begin a connection with a PROXY header. Raises ValueError."""
         return tuple(ipaddress.ip_network(each) for each in _listed(self.proxy_protocol_from))
 
 

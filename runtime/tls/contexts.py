@@ -32,7 +32,7 @@ _VERIFY = {
 
 @dataclass(frozen=True, slots=True)
 class ServerTls:
-    """What new connections of a listener use. Old connections keep theirs."""
+    """New connections of a listener use this. Old connections keep theirs."""
 
     context: ssl.SSLContext
     subject: str

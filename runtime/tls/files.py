@@ -28,12 +28,12 @@ class ClientAuth(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerTlsSettings:
-    """What a listener is told about TLS."""
+    """The TLS settings of a listener."""
 
     listener: str
     """Its name, for metrics and log lines."""
     prefix: str
-    """Of its settings, such as `listener.public.tls`, so that messages can name them."""
+    """The beginning of its settings' names, such as `listener.public.tls`, for messages."""
     cert_file: Path
     """The certificate first, then those of its issuers up to the root."""
     key_file: Path
@@ -49,7 +49,7 @@ class ServerTlsSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientTlsSettings:
-    """What a client of ours is told about TLS."""
+    """The TLS settings of a client of ours."""
 
     prefix: str
     ca_file: Path | None = None
@@ -77,7 +77,7 @@ class PemFile:
 
 
 Stamp = tuple[int, int, int, int]
-"""What tells one state of a file from another: device, inode, time of the last change, size. All of the file that a
+"""Tells one state of a file from another: device, inode, time of the last change, size. All of the file that a
 symbolic link leads to: Kubernetes swaps the link of a whole directory."""
 
 

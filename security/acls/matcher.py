@@ -21,7 +21,7 @@ from typing import Final, TypeAlias
 from security.acls.values import ANY_USER, WILDCARD, Acl, Operation, PatternType, Permission, ResourceType
 
 Held: TypeAlias = int
-"""What the ACLs that fit a client and a resource say, for every operation."""
+"""The verdicts of the ACLs that fit a client and a resource, for every operation."""
 NOTHING: Final[Held] = 0
 
 _DENIED = 16

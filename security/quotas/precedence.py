@@ -18,7 +18,7 @@ from security.quotas.values import DEFAULT, Named, QuotaEntity, QuotaKey
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Who draws on one limit: a user, a client id, both, or an address. An empty part plays no role."""
+    """The clients that draw on one limit: a user, a client id, both, or an address. An empty part plays no role."""
 
     user: str = ""
     client_id: str = ""

@@ -16,7 +16,7 @@ from security.sasl.errors import AuthenticationFailedError
 from security.scram import ITERATIONS_MAX, ITERATIONS_MIN, NAME_BYTES_MAX, SALT_BYTES_MAX, Mechanism
 
 NONCE_CHARS_MAX: Final = 256
-"""Of one end. Clients send 24 to 64."""
+"""The nonce of one end. Clients send 24 to 64."""
 MESSAGE_BYTES_MAX: Final = 8_192
 
 _NONCE: Final = r"[\x21-\x2b\x2d-\x7e]+"

@@ -55,7 +55,7 @@ STORE_WAIT_MS = 15_000
 """An agent waits this long for an object, and then says so: a fetch is given time for that answer."""
 FRAME_BYTES_MAX = 128 << 20
 PROOF_SHARE = 0.85
-"""Of the time for which a proof counts, after which the client proves itself again (KIP-368)."""
+"""The part of the time for which a proof counts, after which the client proves itself again (KIP-368)."""
 _ANSWERED: dict[str, tuple[str, int]] = {}
 """The address of each bootstrap list that answered last. It is tried first: a command connects several times, and must
 not wait for an agent that hangs each time."""

@@ -1,4 +1,4 @@
-"""Whatever frames a client sends that knows no password: it proves nothing, and nothing is raised."""
+"""A client that knows no password proves nothing by any frames, and nothing is raised."""
 
 from __future__ import annotations
 

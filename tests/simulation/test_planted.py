@@ -10,7 +10,7 @@ from tests.simulation.world import has_kinds, run_seed
 
 SEEDS_MAX = 256
 FIRST_SEED = {"fences-nobody": 256}
-"""Of a bug that few seeds show: another order of callbacks may ask for another one. 0 for the others."""
+"""The first seed of a bug that few seeds show; another order of callbacks may ask for another one. Else 0."""
 OF_THE_SEAL_RULE = {name for name, plant in PLANTED.items() if plant.__module__ == planted_seals.__name__}
 """Only producers that wait and trickles can show these."""
 

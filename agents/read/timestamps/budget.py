@@ -32,12 +32,12 @@ RECORDS_PER_HEADER = 5
 READ_AT_ONCE_BYTES = 128 * MIB
 SMALL_AT_ONCE_BYTES = 32 * MIB
 UNFOLDED_AT_ONCE_BYTES = 128 * MIB
-"""Of all connections; batches that unfold to little have a share of their own, so that they wait for no large ones.
+"""For all connections; batches that unfold to little have a share of their own, so that they wait for no large ones.
 While it unfolds, a codec may hold the bytes twice."""
 
 
 class LookUpShares:
-    """What the look-ups of all connections have in common: the memory, and the turns of the event loop."""
+    """The look-ups of all connections share these: the memory, and the turns of the event loop."""
 
     def __init__(self) -> None:
         # `read` is taken first, then one of the others, whose holders wait for nothing but their turns.

@@ -38,7 +38,7 @@ class TimestampedOffset:
 
 
 class Looking(Protocol):
-    """What a look-up wants of the records that it is shown in offset order."""
+    """Picks the record that a look-up wants, from records shown in offset order."""
 
     @property
     def least_ms(self) -> int:

@@ -25,7 +25,7 @@ _BEARER: Final = "bearer "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What a token must say."""
+    """The claims that a token must make."""
 
     issuer: str
     audience: Sequence[str]

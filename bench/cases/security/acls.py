@@ -1,4 +1,4 @@
-"""What a client's rights cost: ACLs put in place, one more of them, a judgement, and one that the connection keeps.
+"""The cost of a client's rights: ACLs put in place, one more of them, a judgement, and one that the connection keeps.
 
 A judgement is held against the smallest Produce request: the whole CPU of an agent whose client sends many at a time,
 which then share a file and a commit. No request of records costs less.

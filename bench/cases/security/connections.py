@@ -1,4 +1,4 @@
-"""What a new connection costs an agent, by each way to come in."""
+"""The cost of a new connection for an agent, by each way to come in."""
 
 from __future__ import annotations
 

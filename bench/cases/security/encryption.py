@@ -1,4 +1,4 @@
-"""What TLS adds to producing and to consuming: the same load by a listener with it and by one without, in turns."""
+"""TLS's cost in producing and consuming: the same load by a listener with it and by one without, in turns."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def refuses_plain_http(policy: Resource, bucket: Resource) -> bool:
 
 
 def bucket_is_written_once(stack: Stack) -> Iterator[Violation]:
-    """Whoever may write below the prefix of the records cannot write over one."""
+    """A writer below the prefix of the records cannot write over one."""
     prefix = store_of(stack, "SILTSTONE_OBJECT_STORE_URL")[1]
     for bucket in stack.of("aws_s3_bucket"):
         policies = stack.for_bucket("aws_s3_bucket_policy", bucket)

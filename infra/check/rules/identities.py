@@ -76,13 +76,13 @@ def process_of(container: dict[str, object]) -> str:
 
 
 def credentials(container: dict[str, object]) -> Iterator[tuple[str, str]]:
-    """What the container logs into Postgres with: ("role", its name), ("password", the place of its secret)."""
+    """The container logs into Postgres with these: ("role", its name), ("password", the place of its secret)."""
     found = {"role": user_of(container), "password": secret(container, "PGPASSWORD")}
     yield from ((what, value) for what, value in found.items() if value)
 
 
 def images_are_of_one_build(stack: Stack) -> Iterator[Violation]:
-    """What a tag names can be replaced: tasks that start later would run something else."""
+    """The image that a tag names can be replaced: tasks that start later would run something else."""
     ours = {str(each.get("image")) for _, each in containers(stack) if each.get("command") == ["agent"]}
     for task, container in containers(stack):
         image = str(container.get("image"))

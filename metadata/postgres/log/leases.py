@@ -38,7 +38,7 @@ AGENTS_QUERY = (
     .join(WRITERS, WRITERS.c.writer_id == AGENTS.c.writer_id)
     .order_by(AGENTS.c.writer_id)
 )
-"""What `agent_info` needs, of all agents."""
+"""The columns that `agent_info` needs, for all agents."""
 _ENDPOINTS_SINCE = 7
 """The schema of the first programs that write `endpoints`."""
 

@@ -38,7 +38,7 @@ PATTERNS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AclWords:
-    """What the command line says."""
+    """The options of the command line."""
 
     allow_principals: Sequence[str]
     deny_principals: Sequence[str]

@@ -1,4 +1,4 @@
-"""What a client needs to know to speak with agents safely. The password is never shown, and never in an error."""
+"""The settings by which a client speaks with agents safely. The password is never shown, and never in an error."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ClientSecurity:
     username: str = ""
     password: str = field(default="", repr=False)
     ca_file: Path | None = None
-    """Who may issue the certificates of agents; None: those whom the machine trusts."""
+    """The authorities that may issue certificates of agents; None: those that the machine trusts."""
     certificate_file: Path | None = None
     key_file: Path | None = None
     key_password: str = field(default="", repr=False)

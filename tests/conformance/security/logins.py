@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Login:
-    """What a client proves and whom it trusts. Files are PEM."""
+    """The proof that a client gives, and the authority that it trusts. Files are PEM."""
 
     protocol: str = "PLAINTEXT"
     mechanism: str = ""

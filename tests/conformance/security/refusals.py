@@ -1,4 +1,4 @@
-"""What each client says when it is not let in, or may not do something: words of its error, and of what its library
+"""The words of each client that is not let in, or may not do something: of its error, and of the lines its library
 logs meanwhile. A client that says nothing of the kind, and goes on trying in silence, fails."""
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ def test_a_user_may_do_what_the_acls_say_and_hears_what_not(
 def heard_by_a_reader(
     client: Client, way: Way, reading: Reading, caplog: pytest.LogCaptureFixture, pattern: str
 ) -> str:
-    """What its error says, or, if it goes on for the sake of its other topics, what it logs."""
+    """The text of its error, or its log if it goes on for the sake of its other topics."""
     live = Live(lambda: client.consumer(way.bootstrap, reading))
     try:
         wait_until(lambda: live.error is not None or re.search(pattern, caplog.text))

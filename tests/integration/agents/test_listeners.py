@@ -40,7 +40,7 @@ def told(agent: RunningAgent, listener: str) -> tuple[str, int]:
 
 
 async def brokers(address: str) -> set[tuple[int, str, int]]:
-    """What Metadata tells. DescribeCluster tells the same."""
+    """The endpoints that Metadata tells. DescribeCluster tells the same."""
     async with connected(address) as client:
         metadata = await client.metadata([])
         described = await client.call(DescribeClusterRequest(), DescribeClusterResponse)

@@ -43,7 +43,7 @@ def done(*words: str, stdin: str | None = None) -> str:
 
 
 def eventually(*words: str) -> None:
-    """What was changed in Postgres itself reaches the agents a moment later."""
+    """A change that was made in Postgres itself reaches the agents a moment later."""
     deadline_s = time.monotonic() + WAIT_S
     while run(*words).exit_code and time.monotonic() < deadline_s:
         time.sleep(0.1)

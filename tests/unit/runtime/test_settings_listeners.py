@@ -31,7 +31,7 @@ def listener(name: str = "external", **members: Any) -> ListenerSettings:
 
 
 def refusal(*listeners: ListenerSettings, **settings: Any) -> str:
-    """What is said about these settings, and the remedy."""
+    """The complaint about these settings, and the remedy."""
     with pytest.raises(SettingsError) as refused:
         Settings(listeners=listeners, **settings)
     return str(refused.value)

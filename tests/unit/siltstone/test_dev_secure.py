@@ -1,4 +1,4 @@
-"""What `siltstone dev --secure` sets, and the files that it gives to clients."""
+"""The settings of `siltstone dev --secure`, and the files that it gives to clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client may not do with records: sessions, waiting fetches, producers without acks, and lists of topics."""
+"""The limits of rights to records: sessions, waiting fetches, producers without acks, and lists of topics."""
 
 from __future__ import annotations
 

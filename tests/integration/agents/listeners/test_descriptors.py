@@ -41,7 +41,7 @@ async def small_agent() -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]
 
 
 async def ended(process: asyncio.subprocess.Process) -> dict[str, float]:
-    """What it counted."""
+    """Its count."""
     said, _ = await asyncio.wait_for(process.communicate(b""), 60)
     assert process.returncode == 0
     return json.loads(said)

@@ -1,4 +1,4 @@
-"""What strangers may take from an agent before they have shown that they speak its protocol: next to nothing."""
+"""Strangers take next to nothing from an agent before they have shown that they speak its protocol."""
 
 from __future__ import annotations
 

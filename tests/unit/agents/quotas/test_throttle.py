@@ -1,4 +1,4 @@
-"""What a client takes counts against the quota that binds it, and nothing else does."""
+"""A client's use counts against the quota that binds it, and nothing else does."""
 
 from __future__ import annotations
 

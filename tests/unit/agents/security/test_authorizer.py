@@ -22,7 +22,7 @@ READ, WRITE, DESCRIBE, ALTER = Operation.READ, Operation.WRITE, Operation.DESCRI
 
 
 class Known(NoAcls):
-    """What an agent has heard, by hand."""
+    """The knowledge of an agent, by hand."""
 
     async def tell(self, came: Collection[Acl], went: Collection[Acl] = ()) -> None:
         self.acls = frozenset({*self.acls, *came} - {*went})

@@ -1,4 +1,4 @@
-"""What an agent knows of users, ACLs and quotas, fed by a follower of a memory store."""
+"""An agent's knowledge of users, ACLs and quotas, fed by a follower of a memory store."""
 
 from __future__ import annotations
 

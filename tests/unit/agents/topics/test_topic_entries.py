@@ -1,4 +1,4 @@
-"""What is kept of the answers to clients of several listeners when agents come and go."""
+"""Kept parts of answers to clients of several listeners, while agents come and go."""
 
 from __future__ import annotations
 
