@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import ssl
 import time
 import urllib.error
 import urllib.request
@@ -17,9 +18,12 @@ import click
 
 from runtime.errors import BadInputError, UnavailableError
 from runtime.text import size_text
+from siltstone.cli.options.client_config import client_config_option
 from siltstone.cli.options.data_option import data_option, is_typed
 from siltstone.cli.options.system_options import default_data
 from siltstone.embedded.run_file import read_run_file
+from siltstone.kafka.security.tls import context_of, failed
+from siltstone.kafka.security.values import CLIENT_SECURITY
 from siltstone.ops.producers import Producer, advice_for, budget_advice, budget_of, producers_of, round_text
 from siltstone.processes.http_endpoint import PRODUCERS_PATH
 from siltstone.terminal.output import json_option, print_json, print_table
@@ -36,6 +40,7 @@ TIMEOUT_S = 10.0
     metavar="URL",
     help="Where an agent serves its metrics (metrics.listen), for example http://10.0.0.7:9100. Once for each agent.",
 )
+@client_config_option
 @data_option("The agents of the `siltstone dev` that runs on this directory.")
 @click.option(
     "--seconds",
@@ -57,6 +62,8 @@ def producers(agents: tuple[str, ...], data: Path | None, seconds: float, as_jso
       siltstone producers --agent http://10.0.0.7:9100 \\
           --agent http://10.0.0.8:9100
       siltstone producers --data ./siltstone-data --seconds 0 --json
+      siltstone producers --agent https://10.0.0.7:9100 \\
+          --client-config client.properties      # for its ssl.* files
     """
     # --agent on the command line counts before SILTSTONE_DATA.
     urls = agent_urls(data or default_data() if is_typed("data") or not agents else None, agents)
@@ -111,15 +118,20 @@ def _without_path(url: str) -> str:
 
 
 def fetch_page(url: str) -> Mapping[str, Any]:
-    """An agent's `/producers`. Raises UnavailableError."""
+    """An agent's `/producers`. Over HTTPS by the files of --client-config. Raises UnavailableError, ClientConfigError,
+    TlsFailedError."""
+    security = CLIENT_SECURITY.get()
+    context = context_of(security) if url.startswith("https:") else None
     try:
         # `_without_path` has checked the scheme.
-        with urllib.request.urlopen(url + PRODUCERS_PATH, timeout=TIMEOUT_S) as answer:  # noqa: S310
+        with urllib.request.urlopen(url + PRODUCERS_PATH, timeout=TIMEOUT_S, context=context) as answer:  # noqa: S310
             return json.loads(answer.read())
     except (OSError, ValueError, http.client.HTTPException) as error:
         if isinstance(error, urllib.error.HTTPError):
             error.close()  # it holds the connection
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        if isinstance(reason, ssl.SSLError):
+            raise failed(url, reason, security) from error
         raise UnavailableError(
             f"{url} does not tell which producers wait: {reason}",
             remedy="name the metrics.listen of an agent, not its Kafka port and not a compactor",

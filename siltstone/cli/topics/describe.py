@@ -18,13 +18,14 @@ from siltstone.cli.options.agent_options import acts, bootstrap_option, name_hin
 from siltstone.cli.options.completion import TOPIC
 from siltstone.cli.options.system_options import SystemOptions, resolved, system_options
 from siltstone.cli.topics.explain import Explained, print_states, read_explained
-from siltstone.kafka.client import EARLIEST, LATEST, ConfigEntry, connected
+from siltstone.kafka.client import EARLIEST, LATEST, ConfigEntry, KafkaClient, KafkaError, connected
 from siltstone.ops.compaction.compact_now import configs_in_force
 from siltstone.ops.compaction.evidence import is_compacted
 from siltstone.ops.compaction.report import brief_lines, states_json, troubles_json
 from siltstone.ops.hint_options import HintOptions, option
 from siltstone.terminal.output import json_option, print_json, print_pairs, print_table
 from siltstone.terminal.plain import say
+from wire.error_codes import ErrorCode
 
 SET_ON_TOPIC = "topic"
 
@@ -101,8 +102,18 @@ async def _ask(bootstrap: str, name: str, hints: HintOptions) -> Described:
                 )
                 for each in numbers
             ],
-            configs=await client.topic_configs(name),
+            configs=await _configs(client, name),
         )
+
+
+async def _configs(client: KafkaClient, name: str) -> Sequence[ConfigEntry]:
+    try:
+        return await client.topic_configs(name)
+    except KafkaError as error:
+        if error.code != int(ErrorCode.TOPIC_AUTHORIZATION_FAILED):
+            raise
+        say("the configs are not shown: that needs the right DescribeConfigs on the topic", err=True)
+        return ()
 
 
 def _without_agent(explained: Explained) -> Described:

@@ -137,6 +137,9 @@ def test_users_come_and_go(secure: Dev) -> None:
     assert denied.exit_code == 1 and "super.users" in denied.stderr
     done("acls", "create", "--allow-principal", "User:ann", "--producer", "--topic", "hers", *data)
     done("produce", "hers", *as_ann, stdin="v\n")
+    described = run("topics", "describe", "hers", "--bootstrap", secure.bootstrap, *as_ann[2:])
+    assert described.exit_code == 0 and "high watermark" in described.stdout
+    assert "needs the right DescribeConfigs" in described.stderr
     # a new password
     done("users", "set-password", "ann", "--mechanism", "scram-sha-512", *data, stdin=OTHER_PASSWORD)
     refused = run("topics", "list", *as_ann)

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from click.testing import CliRunner, Result
 
 from runtime.metrics import Metrics
 from runtime.runtime import Runtime
 from runtime.settings.table import Settings
+from siltstone.cli import main
 from siltstone.health import TLS_VARIABLE, VARIABLE, what_is_wrong
 from siltstone.processes.http_endpoint import HttpEndpoint
 from siltstone.processes.metrics_tls import metrics_tls_of
@@ -34,7 +36,7 @@ async def serving(
     )
     tls = metrics_tls_of(settings, Runtime(metrics=metrics or Metrics()))
     endpoint = HttpEndpoint(
-        listen="127.0.0.1:0", metrics=metrics or Metrics(), not_ready=list, producers=lambda: {"a": 1}, tls=tls
+        listen="127.0.0.1:0", metrics=metrics or Metrics(), not_ready=list, producers=dict, tls=tls
     )
     await endpoint.start()
     yield endpoint
@@ -70,6 +72,26 @@ async def test_with_them_only_health_is_for_everybody(certificates: Certificates
         for bad in (certificates.client_of_other, certificates.client_expired):
             with pytest.raises((aiohttp.ClientError, OSError)):
                 await status(endpoint, "/metrics", certificates.client_context(bad))
+
+
+async def test_the_command_producers_comes_in_by_the_files_of_a_client_config(
+    certificates: Certificates, tmp_path: Path
+) -> None:
+    async def ask(*lines: str) -> Result:
+        (tmp_path / "client.properties").write_text("\n".join(lines))
+        words = ("producers", "--agent", endpoint.metrics_url, "--seconds", "0", "--json")
+        config = ("--client-config", str(tmp_path / "client.properties"))
+        return await asyncio.to_thread(CliRunner().invoke, main, [*words, *config])
+
+    ca = f"ssl.ca.location={certificates.ca}"
+    files = (f"ssl.certificate.location={certificates.client.cert}", f"ssl.key.location={certificates.client.key}")
+    async with serving(certificates.server, certificates.ca) as endpoint:
+        good = await ask("security.protocol=SSL", ca, *files)
+        assert good.exit_code == 0, good.output
+        stranger = await ask("security.protocol=SSL", ca)
+        assert stranger.exit_code == 1 and "does not tell which producers wait: Forbidden" in stranger.output
+        untrusted = await ask("security.protocol=SSL", f"ssl.ca.location={certificates.other_ca}", *files)
+        assert untrusted.exit_code == 1 and "is not trusted" in untrusted.output
 
 
 async def test_the_health_check_of_a_container_needs_no_certificate(certificates: Certificates) -> None:
