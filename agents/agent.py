@@ -442,6 +442,7 @@ class Agent:
             metadata=self._metadata,
             runtime=self._runtime,
             authorizer=self.authorizer,
+            freshness=self._access.judge_freshness(membership, self._follower.catch_up),
         )
 
     # ---- called by the parts

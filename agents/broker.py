@@ -16,7 +16,9 @@ from agents.quotas.throttle import Throttle
 from agents.read.reader import Reader
 from agents.read.sessions import FetchSessions
 from agents.read.timestamps.search import TimestampSearch
+from agents.request_context import RequestContext
 from agents.security.authorizer import Authorizer
+from agents.security.freshness import Freshness
 from agents.security.known import KnownSecurity
 from agents.security.rights import UNLIMITED, Rights
 from agents.tail.follower import Follower
@@ -69,6 +71,8 @@ class Broker:
     metadata: MetadataStore
     runtime: Runtime
     authorizer: Authorizer = field(default_factory=Authorizer)
+    freshness: Freshness | None = None
+    """None: nobody is judged by anything in the metadata store."""
     timers: Context = field(default_factory=Context)
     """The context that timers run in. A cancelled timer keeps its context for a long time; the context of a request
     would keep the request alive with it."""
@@ -84,6 +88,12 @@ class Broker:
     def rights(self) -> Rights:
         """The rights of the client whose request is being worked on."""
         return self.authorizer.rights() if self.authorizer.on else UNLIMITED
+
+    def holds(self, request: RequestContext | None) -> bool:
+        """Rights may have been taken from the client without our knowledge: tell it no records."""
+        if self.freshness is None or request is None:
+            return False
+        return self.freshness.holds(request.client, self.runtime.clock.monotonic_ms())
 
     async def taken_in_everywhere(self, change_id: int) -> None:
         """Wait until every agent judges by this change of users, ACLs or quotas, or has lost its lease.

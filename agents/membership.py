@@ -106,6 +106,23 @@ class Membership:
         """No other agent can have taken us for dead yet, and our list of agents is fresh."""
         return self._clock.monotonic_ms() - min(self._beat_ms, self._looked_ms) <= LEASE_MS
 
+    @property
+    def beat_ms(self) -> float:
+        """When the last heartbeat that the store took was sent: the lease runs for LEASE_MS from then, or longer."""
+        return self._beat_ms
+
+    @property
+    def lapsed_ms(self) -> float:
+        """The lease runs without a break since then, or longer."""
+        return self._lapsed_ms
+
+    async def beat(self) -> None:
+        """Extend the lease now, for somebody who cannot wait for the next beat.
+
+        Raises MetadataUnavailableError, WriterFencedError. The beats go on, and renew a lease that was fenced.
+        """
+        await self._beat(self.current)
+
     async def join(self) -> None:
         """Take the lease and learn which other agents are alive.
 

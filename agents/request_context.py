@@ -37,6 +37,7 @@ class ClientConnection:
     """The client at the other end of a connection."""
 
     __slots__ = (
+        "has_password",
         "host",
         "listener",
         "mute",
@@ -59,6 +60,8 @@ class ClientConnection:
         """The name of the listener that took the connection."""
         self.principal = ANONYMOUS
         """The principal that the client has proved to be, as `User:ann`."""
+        self.has_password = False
+        """The proof was a password of a user in the metadata store: it counts no more when the user is deleted."""
         self.mute = Mute()
         """On while the client is over a quota."""
         self.rights: JudgedRights | None = None

@@ -29,7 +29,6 @@ from agents.listeners.proxy_protocol import TrustedProxies
 from agents.listeners.tls_connection import TlsConnection
 from agents.request_context import ClientConnection
 from agents.security.gate import Gate
-from agents.security.pauses import Pauses
 from runtime.errors import BadInputError
 from runtime.log_bursts import Bursts
 from runtime.logging import get_logger, log_context
@@ -102,7 +101,6 @@ class Server:
         self._acceptors: list[Acceptor] = []
         self._proxied: list[ProxiedConnections] = []
         self._sweeps: asyncio.Task[None] | None = None
-        self._process: Pauses | None = None
         metrics, settings = broker.runtime.metrics, broker.settings
         self._admission: Admission[Connection] = Admission(
             Limits(
@@ -127,8 +125,8 @@ class Server:
     async def serve(self, listening: Sequence[Listening]) -> None:
         """Accept on bound sockets (see `bind`)."""
         clock = self.broker.runtime.clock
-        if self.broker.authorizer.on or self._gates:
-            self._process = Pauses(self.broker.follower.catch_up, self._pump_all, clock.monotonic_ms())
+        if self.broker.freshness is not None:
+            self.broker.freshness.on_news = self._pump_all
         pace = TokenBucket(self.broker.settings.connection_creation_rate, clock.monotonic_ms())
         for each in listening:
             acceptor = Acceptor(
@@ -165,8 +163,6 @@ class Server:
         if self._sweeps is not None:
             self._sweeps.cancel()
             await asyncio.gather(self._sweeps, return_exceptions=True)
-        if self._process is not None:
-            await self._process.close()
         # An agent that halts has not drained: nobody has closed the listener yet, and the last wait would never end.
         self.stop_accepting()
         for acceptor in self._acceptors:
@@ -193,14 +189,6 @@ class Server:
         return any(connection.produces_waiting for connection in self._connections)
 
     # ---- called by connections
-
-    def runs(self, now_ms: float) -> None:
-        if self._process is not None:
-            self._process.runs(now_ms)
-
-    @property
-    def is_behind(self) -> bool:
-        return self._process is not None and self._process.is_behind
 
     def next_connection(self) -> int:
         """A number for a connection, by which log lines name it."""
@@ -324,7 +312,6 @@ class Server:
     async def _sweep_for_ever(self) -> None:
         while True:
             await self.broker.runtime.clock.sleep_ms(SWEEP_MS)
-            self.runs(self._now_ms())
             self._close_silent()
             self._cut_stalled()
             self._close_unproved()

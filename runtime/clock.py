@@ -1,7 +1,8 @@
 """Time as an argument. Nothing else in the tree reads a clock or sleeps on one (ruff bans it).
 
 `wall_ms` is milliseconds since the epoch (record timestamps, keys); durable tables use Postgres's clock instead.
-`monotonic_ms` never goes back; timers and latencies use it.
+`monotonic_ms` never goes back; timers and latencies use it. Where the system can tell (Linux), it goes on while the
+machine sleeps, as do the leases that others keep for us.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ class Clock(Protocol):
     async def sleep_ms(self, duration_ms: float) -> None: ...
 
 
+_MONOTONIC = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
 class SystemClock:
     """The machine's clock."""
 
@@ -26,7 +30,7 @@ class SystemClock:
         return time.time_ns() // 1_000_000
 
     def monotonic_ms(self) -> float:
-        return time.monotonic_ns() / 1e6
+        return time.clock_gettime_ns(_MONOTONIC) / 1e6
 
     async def sleep_ms(self, duration_ms: float) -> None:
         await asyncio.sleep(duration_ms / 1000)

@@ -31,7 +31,7 @@ from agents.listeners.activity import Activity
 from agents.listeners.listening import Listening
 from agents.read.budget import Release
 from agents.request_context import ClientConnection, RequestContext, RequestTrace, about_group, error_of, tell_slow
-from agents.security.gate import Gate
+from agents.security.gate import Gate, is_held
 from agents.security.session import Reply
 from runtime.errors import SiltstoneError
 from runtime.logging import LOG_CONTEXT, get_logger, log_context
@@ -124,8 +124,7 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         if self._ended:
             return None
-        now_ms = self.activity.last_bytes_ms = self._broker.runtime.clock.monotonic_ms()
-        self._server.runs(now_ms)
+        self.activity.last_bytes_ms = self._broker.runtime.clock.monotonic_ms()
         try:
             frames = self._reader.buffer_updated(nbytes)
         except MalformedFrameError as error:
@@ -216,10 +215,14 @@ class Connection(asyncio.BufferedProtocol):
         """Begin the requests that may begin, write the complete answers, and read on if there is room."""
         # Answers first: each one that leaves makes room for a waiting request.
         self._flush()
-        while self._frames and self._may_begin():
+        while self._frames:
+            # Read for each: a pause of the process may lie between two.
+            now_ms = self._broker.runtime.clock.monotonic_ms()
+            if not self._may_begin(now_ms):
+                break
             frame = self._frames.popleft()
             self._frames_bytes -= len(frame)
-            self._begin(frame)
+            self._begin(frame, now_ms)
         if not self._ended:
             self._server.holds(self, self.held_bytes)
             # If it is due again, this turn is over.
@@ -261,7 +264,7 @@ class Connection(asyncio.BufferedProtocol):
 
     # ---- requests
 
-    def _may_begin(self) -> bool:
+    def _may_begin(self, now_ms: float) -> bool:
         return not (
             self._ended
             or self._exclusive
@@ -270,14 +273,14 @@ class Connection(asyncio.BufferedProtocol):
             or self._write_paused
             or bool(self._unsent)
             or self._server.draining
-            or self._server.is_behind
             or len(self._slots) >= REQUESTS_MAX
             # Look at the frame too: otherwise the first Produce of every connection would come in above the bound.
             or (self._server.produce_is_full and (self.sends_produce or _is_produce(self._frames[0])))
+            or is_held(self._frames[0], self.client, self._gate, self._broker.freshness, now_ms)
         )
 
-    def _begin(self, frame: memoryview) -> None:
-        slot = Slot(self._broker.runtime.clock.monotonic_ms())
+    def _begin(self, frame: memoryview, now_ms: float) -> None:
+        slot = Slot(now_ms)
         self._slots.append(slot)
         if self._gate is not None and not self._gate.admits(frame):
             return self._prove(slot, self._gate.receive(frame))

@@ -28,15 +28,6 @@ class ConnectionOwner(Protocol[C_contra]):
         """The bytes of requests that have not begun are above their bound."""
         ...
 
-    @property
-    def is_behind(self) -> bool:
-        """The process was paused: no request may begin before the store was asked who may do what."""
-        ...
-
-    def runs(self, now_ms: float) -> None:
-        """The process runs now."""
-        ...
-
     def next_connection(self) -> int: ...
 
     def admit(self, connection: C_contra) -> bool:

@@ -92,6 +92,9 @@ async def handle(broker: Broker, header: RequestHeader, request: FetchRequest) -
     except BaseException:
         release()  # the client went away
         raise
+    if broker.holds(asking):
+        release()  # its next fetch waits
+        return sessions.answer_nothing(context, now_ms=broker.runtime.clock.monotonic_ms())
     response = sessions.answer(context, now_ms=broker.runtime.clock.monotonic_ms())
     if request.session_id or request.session_epoch != FULL_WITHOUT:
         broker.runtime.metrics.fetch_sessions.set(len(sessions))
@@ -108,11 +111,11 @@ async def _resolve(broker: Broker, rights: Rights, parts: Sequence[FetchPart]) -
 
 
 async def _refuse_again(broker: Broker, before: Rights, parts: Sequence[FetchPart]) -> None:
-    """A fetch that waited, for records or for memory, may have lost its rights meanwhile."""
-    rights = broker.rights()
-    if rights is not before:
+    """A fetch that waited, for records or for memory, may have lost its rights meanwhile, and may while we look."""
+    while (rights := broker.rights()) is not before:
         async for some in chunks_with_yields(parts):
             _refuse_some(broker, rights, some)
+        before = rights
 
 
 def _refuse_some(broker: Broker, rights: Rights, parts: Sequence[FetchPart]) -> None:

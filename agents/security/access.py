@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 from agents.request_context import ClientConnection
 from agents.security.authorizer import Authorizer, mode_of, super_users_of
+from agents.security.freshness import Freshness, RunningLease
 from agents.security.gate import Authentication, Gate, NoTokensError, TokenJudge, gates_of
 from agents.security.known import KnownSecurity
 from agents.security.passwords import PasswordChecks
@@ -39,14 +40,27 @@ class Access:
             super_users=super_users_of(settings.super_users),
             known=self.known,
             allow_everyone=settings.allow_everyone_if_no_acl_found,
-            stale_ms_max=settings.security_stale_max_ms,
         )
+        self.freshness: Freshness | None = None
+        """None: nobody is judged by anything in the store."""
 
     async def check_fleet(self) -> None:
         """Before the agent registers. Raises OlderProgramsAtWorkError."""
         if self.authorizer.on:
             # One that knows no ACLs would let everybody in.
             await self._metadata.exclude_older_programs()
+
+    def judge_freshness(self, lease: RunningLease, catch_up: Callable[[], Awaitable[None]]) -> Freshness | None:
+        """To be called before `gates`. None: nobody is judged by anything in the store."""
+        if self.authorizer.on or any(each.has_sasl for each in self._listeners):
+            self.freshness = Freshness(
+                lease=lease,
+                knowledge=self.known,
+                catch_up=catch_up,
+                binds=self.authorizer.binds,
+                clock=self._runtime.clock,
+            )
+        return self.freshness
 
     async def gates(self) -> Mapping[str, Callable[[ClientConnection], Gate]]:
         """By the name of each listener that has SASL. Raises NoTokensError, TlsFileError."""
@@ -59,7 +73,9 @@ class Access:
             known=self.known,
             passwords=passwords,
             runtime=self._runtime,
+            freshness=self.freshness,
             refused_after_ms=settings.connection_failed_authentication_delay_ms,
+            stale_ms_max=settings.security_stale_max_ms,
             receive_bytes_max=settings.sasl_server_max_receive_bytes,
             tokens=await self._token_judges(),
         )
@@ -81,6 +97,8 @@ class Access:
         return judges
 
     async def stop(self) -> None:
+        if self.freshness is not None:
+            await self.freshness.close()
         for judge in self._token_judges_open:
             await judge.stop()
         await self.known.stop()

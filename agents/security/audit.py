@@ -84,12 +84,12 @@ class Audit:
         self.tells_everything = shows_debug()
         """Whether what is allowed is told too."""
 
-    def denied(self, question: Question, why: str = "") -> None:
-        self._tell("denied", question, {"why": why} if why else {})
+    def denied(self, question: Question) -> None:
+        self._tell("denied", question)
 
     def would_be_denied(self, question: Question) -> None:
         """In mode shadow."""
-        self._tell("would be denied", question, {})
+        self._tell("would be denied", question)
 
     def changes(self, question: Question) -> None:
         """A change of topics, configs or ACLs is allowed."""
@@ -104,9 +104,9 @@ class Audit:
             self._timer.cancel()
         self._window_over()
 
-    def _tell(self, verdict: str, question: Question, facts: Mapping[str, str]) -> None:
+    def _tell(self, verdict: str, question: Question) -> None:
         if self._repeats.is_first(verdict, question):
-            _log.info(verdict, **question.facts(), **facts)
+            _log.info(verdict, **question.facts())
         if self._timer is None:
             # In a context of its own, or the line would carry the facts of one request.
             loop = asyncio.get_running_loop()

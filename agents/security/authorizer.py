@@ -1,8 +1,8 @@
 """Gives each client its rights, by the ACLs that this agent knows.
 
 Modes: `off` judges nothing, `shadow` judges and tells the audit log but allows, `on` enforces. Super users come first:
-no ACL denies them anything. Rights are kept on the connection until the ACLs change. What is known stands while the
-metadata store is silent, up to `security.stale.max.ms`; from then on all but super users are denied.
+no ACL denies them anything. Rights are kept on the connection until the ACLs change. Whether what is known still
+counts is judged before any of this (`freshness.py`).
 
 Above BUILD_ON_LOOP_MAX ACLs, a matcher is built on a thread. The old one judges meanwhile, and changes that come
 meanwhile are made to both.
@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeAlias
 
 from agents.request_context import ANONYMOUS, ClientConnection, current_request
 from agents.security.audit import Audit
-from agents.security.rights import UNLIMITED, JudgedRights, Rights, StaleRights
+from agents.security.rights import UNLIMITED, JudgedRights, Rights
 from runtime.errors import BadInputError
 from security.acls.checks import canonical_host
 from security.acls.matcher import Matcher
@@ -54,19 +54,11 @@ class KnownAcls(Protocol):
     @property
     def acls(self) -> Set[Acl]: ...
 
-    @property
-    def stale_ms(self) -> float:
-        """How long ago the store was heard."""
-        ...
-
 
 class NoAcls:
-    """No ACLs, and no store that could fall silent."""
-
     def __init__(self) -> None:
         self.on_acls: list[Hears] = []
         self.acls: Set[Acl] = frozenset()
-        self.stale_ms = 0.0
 
 
 class Authorizer:
@@ -77,16 +69,14 @@ class Authorizer:
         known: KnownAcls | None = None,
         super_users: Collection[str] = (),
         allow_everyone: bool = False,
-        stale_ms_max: float = float("inf"),
         audit: Audit | None = None,
     ) -> None:
         self.on = mode is not AclMode.OFF
         """False: nothing is judged, and there are no ACLs."""
         self.known: KnownAcls = known or NoAcls()
-        self._shadow = mode is AclMode.SHADOW
+        self._enforces = mode is AclMode.ON
         self._super_users = frozenset(super_users)
         self._allow_everyone = allow_everyone
-        self._stale_ms_max = stale_ms_max
         self.audit = audit or Audit()
         self._matcher = self._built(())
         self._loads: list[_Load] = []
@@ -154,9 +144,6 @@ class Authorizer:
         if not self.on:
             return UNLIMITED
         principal, matcher = client.principal, self._matcher
-        is_super = principal in self._super_users
-        if self.known.stale_ms > self._stale_ms_max and not is_super and not self._shadow:
-            return StaleRights(self.audit, principal, client.host)
         kept = client.rights
         if kept is not None and kept.by(matcher, principal):
             return kept
@@ -165,10 +152,14 @@ class Authorizer:
             self.audit,
             principal,
             canonical_host(client.host.strip("[]")),
-            everything=is_super,
-            shadow=self._shadow,
+            everything=principal in self._super_users,
+            shadow=not self._enforces,
         )
         return rights
+
+    def binds(self, client: ClientConnection) -> bool:
+        """The store can take something from the client: a right, or the password of a user who is deleted."""
+        return self._enforces and (client.has_password or client.principal not in self._super_users)
 
 
 def _change(matcher: Matcher, added: Iterable[Acl], removed: Iterable[Acl]) -> None:

@@ -9,17 +9,20 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from typing import Protocol
 
 from agents.request_context import ClientConnection
+from agents.security.freshness import Freshness
 from agents.security.passwords import PasswordChecks
-from agents.security.session import OAUTHBEARER, CheckPassword, CheckToken, KnownUsers, Reply, Session
+from agents.security.session import API_VERSIONS, OAUTHBEARER, CheckPassword, CheckToken, KnownUsers, Reply, Session
 from runtime.errors import BadInputError
 from runtime.logging import get_logger, log_context
 from runtime.runtime import Runtime
 
 _log = get_logger(__name__)
 SHOWN_NAME_CHARS = 64
+_API_VERSIONS_BYTES = API_VERSIONS.to_bytes(2, "big")
 
 
 class NoTokensError(BadInputError):
@@ -49,6 +52,9 @@ class Authentication:
     known: KnownUsers
     passwords: PasswordChecks
     runtime: Runtime
+    freshness: Freshness | None = None
+    stale_ms_max: float = inf
+    """`security.stale.max.ms`."""
     refused_after_ms: int
     """Kafka's `connection.failed.authentication.delay.ms`."""
     receive_bytes_max: int
@@ -76,6 +82,7 @@ class Gate:
             nonce=shared.nonce,
             reauthenticate_ms=reauthenticate_ms,
             receive_bytes_max=shared.receive_bytes_max,
+            stale_ms_max=shared.stale_ms_max,
         )
 
     @property
@@ -118,6 +125,10 @@ class Gate:
         if step.is_refusal:
             late_ms = received_ms + self._shared.refused_after_ms - self._clock.monotonic_ms()
             await self._clock.sleep_ms(max(0.0, late_ms))
+            if self._shared.freshness is not None and self._shared.freshness.is_behind:
+                # The user may be new, or have a new password. An error would stop the client for good; now it tries
+                # again, here or elsewhere.
+                step = Reply((), step.ends)
         return self._answered(step)
 
     async def _judged(self, step: CheckToken) -> Reply:
@@ -130,6 +141,7 @@ class Gate:
         session, client = self._session, self._client
         client.software = session.software or client.software
         if session.is_complete:
+            client.has_password = session.has_password
             if client.principal != f"User:{session.user}":
                 client.principal = f"User:{session.user}"
                 with log_context(client):
@@ -143,6 +155,15 @@ class Gate:
                     mechanism=session.mechanism,
                 )
         return reply
+
+
+def is_held(
+    frame: memoryview, client: ClientConnection, gate: Gate | None, freshness: Freshness | None, now_ms: float
+) -> bool:
+    """The request needs rights, and whether the client still has them is not known here. Proofs go on."""
+    if freshness is None or not freshness.holds(client, now_ms) or bytes(frame[:2]) == _API_VERSIONS_BYTES:
+        return False
+    return gate is None or gate.admits(frame)
 
 
 class SaslListener(Protocol):

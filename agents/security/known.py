@@ -8,7 +8,8 @@ client that has not proved itself causes a query.
 A change of users only names them; their credentials are read then. If that fails, the whole answer of the tail comes
 again, and what is here already stays.
 
-While the store is away, what is known stands. `stale_ms` tells for how long.
+`heard_ms` and `stale_ms` tell how old all of it is; what follows from that is decided elsewhere
+(`agents/security/freshness.py`, `session.py`).
 """
 
 from __future__ import annotations
@@ -81,6 +82,11 @@ class KnownSecurity:
         if not self._cluster_secret:
             raise BugError("the cluster secret is not loaded yet")
         return self._cluster_secret
+
+    @property
+    def heard_ms(self) -> float:
+        """When the last read of the store whose answer is taken in was sent."""
+        return self._heard_ms
 
     @property
     def stale_ms(self) -> float:

@@ -170,31 +170,3 @@ class JudgedRights(Rights):
             self._audit.changes(question)
         else:
             self._audit.allowed(question)
-
-
-class StaleRights(Rights):
-    """Those of everybody but super users while the metadata store has been silent for too long."""
-
-    is_unlimited = False
-
-    def __init__(self, audit: Audit, principal: str, host: str) -> None:
-        self._audit = audit
-        self._principal = principal
-        self._host = host
-
-    def allows(self, operation: Operation, resource_type: ResourceType, name: str) -> bool:
-        question = Question(self._principal, self._host, operation, resource_type, name)
-        self._audit.denied(question, "the metadata store was not heard for security.stale.max.ms")
-        return False
-
-    def sees(self, operation: Operation, resource_type: ResourceType, name: str) -> bool:
-        return False
-
-    def allows_any(self, operation: Operation, resource_type: ResourceType) -> bool:
-        return self.allows(operation, resource_type, "")
-
-    def allows_every(self, operation: Operation, resource_type: ResourceType) -> bool:
-        return False
-
-    def mask(self, operations: Sequence[Operation], resource_type: ResourceType, name: str) -> int:
-        return 0

@@ -60,6 +60,11 @@ class KnownUsers(Protocol):
     @property
     def cluster_secret(self) -> bytes: ...
 
+    @property
+    def stale_ms(self) -> float:
+        """How old what is known is, at the most."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Reply:
@@ -123,11 +128,13 @@ class Session:
         nonce: Callable[[], str],
         reauthenticate_ms: int = 0,
         receive_bytes_max: int = 65_536,
+        stale_ms_max: float = inf,
     ) -> None:
         """`nonce` returns printable random text, another each time. `reauthenticate_ms`: how long a proof counts; 0 for
-        ever. `receive_bytes_max` bounds each message of a proof."""
+        ever. `receive_bytes_max` bounds each message of a proof. Passwords are believed while what is known of users is
+        no older than `stale_ms_max`."""
         self._known, self._mechanisms, self._nonce = known, tuple(mechanisms), nonce
-        self._reauthenticate_ms = reauthenticate_ms
+        self._reauthenticate_ms, self._stale_ms_max = reauthenticate_ms, stale_ms_max
         self.receive_bytes_max = receive_bytes_max
         self._state = _State.START
         self._api_versions_left = API_VERSIONS_MAX
@@ -147,6 +154,11 @@ class Session:
     @property
     def is_complete(self) -> bool:
         return self._state is _State.COMPLETE
+
+    @property
+    def has_password(self) -> bool:
+        """The proof was a password, not a token."""
+        return self._proved is not None
 
     @property
     def claimed(self) -> str:
@@ -320,6 +332,9 @@ class Session:
         # The user may have changed since the first message.
         if credential is not None and not self._is_present(user, credential):
             return self._refuse("the user was changed meanwhile")
+        if credential is not None and self._known.stale_ms > self._stale_ms_max:
+            # No error: it would stop the client for good, and another agent may know better.
+            return self._end("the metadata store was not heard for security.stale.max.ms")
         if self.user and user != self.user:
             return self._refuse("another user than the first time")
         self.user, self._proved = user, credential

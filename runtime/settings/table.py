@@ -135,7 +135,8 @@ class Settings:
     security_stale_max_ms: int = duration_ms(
         900_000,
         _RIGHTS,
-        "An agent that has not heard the metadata store for this long denies everything to all but super users.",
+        "An agent that has not heard the metadata store for this long lets nobody in by password. Known users come in"
+        " until then, but where ACLs are enforced their requests wait as soon as the agent's lease is over.",
         minimum=10_000,
     )
 

@@ -10,6 +10,7 @@ DATA = "tests/integration/agents/acls/test_data_apis.py"
 ACL_APIS = "tests/integration/agents/acls/test_acl_apis.py"
 REVOCATION = "tests/integration/agents/acls/test_revocation.py"
 FOLLOWER = "tests/unit/agents/tail/test_follower.py"
+FRESHNESS = "tests/unit/agents/security/test_freshness.py"
 AUTHORIZER = "tests/unit/agents/security/test_authorizer.py"
 ACLS = (
     Mutant(
@@ -46,11 +47,35 @@ ACLS = (
         tests=(f"{FOLLOWER}::test_users_and_acls_are_taken_in_before_the_files_of_the_same_answer",),
     ),
     Mutant(
-        name="after-a-pause-requests-begin-at-once",
+        name="requests-begin-after-the-end-of-the-lease",
         file="agents/connections/connection.py",
-        text="            or self._server.is_behind\n",
+        text="            or is_held(self._frames[0], self.client, self._gate, self._broker.freshness, now_ms)\n",
         replacement="",
-        tests=(f"{REVOCATION}::test_after_a_pause_nobody_is_judged_by_what_was_known_before",),
+        tests=(f"{REVOCATION}::test_nobody_is_judged_by_what_was_known_before_the_lease_ended",),
+    ),
+    Mutant(
+        name="requests-go-on-while-the-store-is-away",
+        file="agents/security/freshness.py",
+        text="        return not self._is_away or self._binds(client)\n",
+        replacement="        return not self._is_away\n",
+        tests=(
+            f"{FRESHNESS}::test_while_the_store_is_away_those_wait_from_whom_it_can_take_something",
+            f"{REVOCATION}::test_nobody_is_judged_by_what_was_known_before_the_lease_ended",
+        ),
+    ),
+    Mutant(
+        name="a-read-from-before-the-lease-ran-again-counts",
+        file="agents/security/freshness.py",
+        text="LEASE_MS - MARGIN_MS and self._knowledge.heard_ms >= lease.lapsed_ms\n",
+        replacement="LEASE_MS - MARGIN_MS\n",
+        tests=(f"{FRESHNESS}::test_what_was_read_before_the_lease_ran_again_is_not_enough",),
+    ),
+    Mutant(
+        name="a-fetch-that-waited-past-the-lease-tells-records",
+        file="agents/handlers/fetch.py",
+        text="    if broker.holds(asking):\n",
+        replacement="    if False:\n",
+        tests=(f"{REVOCATION}::test_a_fetch_that_waited_past_the_lease_tells_no_records",),
     ),
     Mutant(
         name="a-session-is-judged-once",

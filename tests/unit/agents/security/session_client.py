@@ -36,6 +36,7 @@ class Users:
         default_factory=lambda: {"ann": {SHA_256: credential()}, "bob": {SHA_512: credential("b", SHA_512)}}
     )
     cluster_secret: bytes = b"k" * 32
+    stale_ms: float = 0.0
 
 
 def session(users: Users | None = None, *, reauthenticate_ms: int = 0, receive_bytes_max: int = 65_536) -> Session:

@@ -3,14 +3,17 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from agents.request_context import ANONYMOUS, ClientConnection
 from agents.security import passwords as passwords_module
+from agents.security.freshness import Freshness
 from agents.security.gate import Authentication, Gate, NoTokensError, gates_of
 from agents.security.passwords import PasswordChecks
 from agents.security.session import REFUSED, CheckPassword, Reply
+from metadata.contract.errors import MetadataUnavailableError
 from runtime.clock import ManualClock
 from runtime.ids import SystemIds
 from runtime.runtime import Runtime
@@ -72,6 +75,7 @@ async def test_a_client_that_proves_itself_gets_its_principal(checks: PasswordCh
             await send(gate, theirs.prove(bytes(first.auth_bytes)))
         # then
         assert gate.is_open and gate.admits(memoryview(METADATA)) and client.principal == "User:ann"
+        assert client.has_password
 
 
 async def test_every_refusal_leaves_at_the_same_time_after_its_message(checks: PasswordChecks) -> None:
@@ -180,3 +184,46 @@ class TestPasswords:
         with pytest.raises(asyncio.CancelledError):
             await waiting
         assert await checks.is_right(self.claim("secret"))
+
+
+class NeverHeard:
+    """A lease that is over, and a store that does not answer."""
+
+    beat_ms = lapsed_ms = heard_ms = float("-inf")
+
+    async def beat(self) -> None:
+        raise MetadataUnavailableError("away")
+
+
+async def test_while_the_store_is_away_nobody_is_told_that_a_password_is_wrong(checks: PasswordChecks) -> None:
+    # given users that may have changed since we heard of them
+    clock = ManualClock()
+    never = NeverHeard()
+    behind = Freshness(lease=never, knowledge=never, catch_up=never.beat, binds=lambda _: True, clock=clock)
+    sharing = replace(shared(checks, clock), freshness=behind)
+    for token in (plain.write("ann", "x"), plain.write("nobody", "x")):
+        gate = sharing.gate(ClientConnection(1, "127.0.0.1:5"), ALL)
+        await told(gate, SaslHandshakeRequest(mechanism="PLAIN"), 1)
+        # when
+        sent_ms = clock.monotonic_ms()
+        reply = await told(gate, SaslAuthenticateRequest(auth_bytes=token), 2)
+        # then the connection is closed without an error, and not sooner than with one
+        assert reply.ends and not reply.parts and clock.monotonic_ms() - sent_ms >= DELAY_MS
+    # and who is known comes in
+    gate = sharing.gate(ClientConnection(1, "127.0.0.1:5"), ALL)
+    await told(gate, SaslHandshakeRequest(mechanism="PLAIN"), 1)
+    await send(gate, plain.write("ann", "secret"))
+    assert gate.is_open
+
+
+async def test_passwords_are_believed_until_what_is_known_is_too_old(checks: PasswordChecks) -> None:
+    users = Users()
+    sharing = replace(shared(checks, ManualClock(), users), stale_ms_max=1_000)
+    for stale_ms, is_open in ((1_000.0, True), (1_001.0, False)):
+        users.stale_ms = stale_ms
+        client = ClientConnection(1, "127.0.0.1:5")
+        gate = sharing.gate(client, ALL)
+        await told(gate, SaslHandshakeRequest(mechanism="PLAIN"), 1)
+        reply = await told(gate, SaslAuthenticateRequest(auth_bytes=plain.write("ann", "secret")), 2)
+        assert (gate.is_open, client.has_password, bool(reply.ends)) == (is_open, is_open, not is_open)
+        assert bool(reply.parts) == is_open, "no error: another agent may know better"
