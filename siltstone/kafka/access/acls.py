@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from security.acls.values import Acl, AclFilter, Operation, PatternType, Permission, ResourceType
+from siltstone.kafka.access.changes import CHANGE_TIMEOUT_MS
 from siltstone.kafka.client import KafkaClient, KafkaError
 from wire.messages.acls import (
     AclCreation,
@@ -69,7 +70,8 @@ async def create_acls(client: KafkaClient, acls: Sequence[Acl]) -> None:
         )
         for acl in acls
     ]
-    answer = await client.call(CreateAclsRequest(creations=creations), CreateAclsResponse)
+    request = CreateAclsRequest(creations=creations)
+    answer = await client.call(request, CreateAclsResponse, timeout_ms=CHANGE_TIMEOUT_MS)
     for result in answer.results:
         if result.error_code:
             raise KafkaError(result.error_code, "create ACLs", result.error_message, remedies=REMEDIES)
@@ -91,7 +93,7 @@ async def delete_acls(client: KafkaClient, filters: Sequence[AclFilter]) -> Sequ
             for each in filters
         ]
     )
-    answer = await client.call(request, DeleteAclsResponse)
+    answer = await client.call(request, DeleteAclsResponse, timeout_ms=CHANGE_TIMEOUT_MS)
     found: set[Acl] = set()
     for result in answer.filter_results:
         if result.error_code:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from security.quotas.checks import entity_of
 from security.quotas.filters import Component, EntityType, part_of
 from security.quotas.values import DEFAULT, QuotaEntity
+from siltstone.kafka.access.changes import CHANGE_TIMEOUT_MS
 from siltstone.kafka.client import KafkaClient, KafkaError
 from wire.messages import alter_client_quotas, describe_client_quotas
 
@@ -58,6 +59,7 @@ async def alter_quotas(
     answer = await client.call(
         alter_client_quotas.AlterClientQuotasRequest(entries=[entry], validate_only=validate_only),
         alter_client_quotas.AlterClientQuotasResponse,
+        timeout_ms=CHANGE_TIMEOUT_MS,
     )
     for result in answer.entries:
         if result.error_code:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from security.scram import Mechanism
+from siltstone.kafka.access.changes import CHANGE_TIMEOUT_MS
 from siltstone.kafka.client import KafkaClient, KafkaError
 from wire.messages.scram_credentials import (
     AlterUserScramCredentialsRequest,
@@ -52,7 +53,7 @@ async def alter_users(
         upsertions=list(upsertions),
         deletions=[ScramCredentialDeletion(name=name, mechanism=mechanism) for name, mechanism in deletions],
     )
-    answer = await client.call(request, AlterUserScramCredentialsResponse)
+    answer = await client.call(request, AlterUserScramCredentialsResponse, timeout_ms=CHANGE_TIMEOUT_MS)
     for result in answer.results:
         if result.error_code:
             raise KafkaError(result.error_code, f"user {result.user!r}", result.error_message, remedies=REMEDIES)

@@ -11,18 +11,36 @@ import pytest
 
 from agents.read.reader import Reader, Reading
 from metadata.contract.leases import LEASE_MS
+from metadata.memory.store import MemoryDatabase, MemoryMetadata
 from runtime.clock import SystemClock
-from security.acls.values import AclFilter, Operation
+from runtime.runtime import Runtime
+from security.acls.values import CLUSTER_NAME, AclFilter, Operation, PatternType, Permission, ResourceType
+from storage.memory import MemoryStore
 from tests.fixtures.acls import allow
 from tests.fixtures.agents import Dial, RawConnection, RunningAgent, StartAgent, records_of
 from tests.fixtures.waiting import until
 from wire.error_codes import ErrorCode
+from wire.messages.acls import DeleteAclsFilter, DeleteAclsRequest, DeleteAclsResponse
 from wire.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from wire.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
 from wire.messages.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
 from wire.records import NewRecord, build_batch
 
 RIGHTS = [allow(each, "t", to="User:ANONYMOUS") for each in (Operation.READ, Operation.WRITE)]
+DELETE_READ = DeleteAclsRequest(
+    filters=[
+        DeleteAclsFilter(
+            resource_type_filter=ResourceType.TOPIC,
+            resource_name_filter="t",
+            pattern_type_filter=PatternType.ANY,
+            principal_filter=None,
+            host_filter=None,
+            operation=Operation.READ,
+            permission_type=Permission.ANY,
+        )
+    ]
+)
+ALTER_CLUSTER = allow(Operation.ALTER, CLUSTER_NAME, to="User:ANONYMOUS", resource_type=ResourceType.CLUSTER)
 DENIED = ErrorCode.TOPIC_AUTHORIZATION_FAILED
 
 
@@ -33,6 +51,9 @@ class AheadClock(SystemClock):
 
     def monotonic_ms(self) -> float:
         return super().monotonic_ms() + self.ahead_ms
+
+    def wall_ms(self) -> int:
+        return super().wall_ms() + int(self.ahead_ms)
 
 
 def produce() -> ProduceRequest:
@@ -192,3 +213,46 @@ async def test_a_fetch_that_loses_its_right_while_it_reads_tells_no_records(
     [topic] = (await raw.call(fetch(min_bytes=0, max_wait_ms=0), FetchResponse, 11)).responses
     [part] = topic.partitions
     assert (part.error_code, bool(part.records), part.high_watermark) == (DENIED, False, -1)
+
+
+async def test_a_deletion_is_answered_when_each_agent_knows_of_it_or_has_lost_its_lease(
+    start_agent: StartAgent, dial: Dial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given three agents, and a fetch that waits at each
+    clock, database = AheadClock(), MemoryDatabase(cluster_id="c")
+    stores = [MemoryMetadata(runtime=Runtime(clock=clock), database=database) for _ in range(3)]
+    files = MemoryStore()
+    one, two, cut = [await start_agent(acl_mode="on", clock=clock, store=files, metadata=each) for each in stores]
+    await one.metadata.agents.create_topic("t", partitions=1, configs={})
+    await one.metadata.security.create_acls([*RIGHTS, ALTER_CLUSTER])
+    for each in (one, two, cut):
+        await each.agent._follower.catch_up()
+    fetches = [await dial.raw(each.address) for each in (one, two, cut)]
+    for raw, running in zip(fetches, (one, two, cut), strict=True):
+        await raw.begin(fetch(min_bytes=1, max_wait_ms=60_000), 11)
+        await until(lambda running=running: running.agent._parked_readers._waiting)
+    # when one is cut off, and the right to read goes
+    store = AwayStore(cut, monkeypatch)
+    admin = await dial.raw(one.address)
+    await admin.begin(DELETE_READ, 3)
+    await until(lambda: all(RIGHTS[0] not in each.agent._access.known.acls for each in (one, two)))
+    [behind] = await one.metadata.security.agents_behind(one.agent._access.known.change_id)
+    assert behind.address.port == int(cut.address.rpartition(":")[2])
+    late = await dial.raw(cut.address)
+    assert records_in(await late.call(fetch(min_bytes=0, max_wait_ms=0), FetchResponse, 11)) == 0, "its lease runs"
+    clock.ahead_ms += 2 * LEASE_MS
+    [deleted] = (await admin.answer(DeleteAclsResponse, 3)).filter_results
+    assert (deleted.error_code, len(deleted.matching_acls)) == (0, 1)
+    # then nobody is told of what comes now
+    assert code_of(await admin.call(produce(), ProduceResponse, 9)) == 0
+    await late.begin(fetch(min_bytes=0, max_wait_ms=0), 11)
+    await until(lambda: is_waiting(cut))
+    for raw in fetches[:2]:
+        # Nothing at all, if the record was there before the agent knew that its lease runs again.
+        assert records_in(await raw.answer(FetchResponse, 11)) == 0
+    store.is_back.set()
+    answers = [await raw.answer(FetchResponse, 11) for raw in (late, fetches[2])]
+    answers += [await raw.call(fetch(min_bytes=0, max_wait_ms=0), FetchResponse, 11) for raw in fetches]
+    assert [records_in(answer) for answer in answers] == [0] * 5
+    for answer in (answers[0], *answers[2:]):
+        assert answer.responses[0].partitions[0].error_code == DENIED
