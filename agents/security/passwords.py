@@ -18,8 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Final
 
+from agents.listeners.neighbourhood import neighbourhood
 from agents.security.session import CheckPassword
-from agents.security.turns import Turns, neighbourhood
+from agents.security.turns import Turns
 from security.scram import is_password_of
 
 THREADS_MAX: Final = 8

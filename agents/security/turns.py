@@ -7,12 +7,9 @@ waits for no more than one piece of work of each other one, however much they ha
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from ipaddress import IPv6Address
 from typing import Generic, TypeVar
 
 Work = TypeVar("Work")
-_NETWORK_BITS = 64
-"""Of an IPv6 address: whoever has one address has all of its network."""
 
 
 class Turns(Generic[Work]):
@@ -45,14 +42,3 @@ class Turns(Generic[Work]):
             line.remove(work)
             if not line:
                 del self._waiting[who]
-
-
-def neighbourhood(host: str) -> str:
-    """Whose turn an address takes: its own, or that of its IPv6 network."""
-    try:
-        address = IPv6Address(host.partition("%")[0])
-    except ValueError:
-        return host
-    if address.ipv4_mapped is not None:
-        return str(address.ipv4_mapped)
-    return str(IPv6Address(int(address) >> _NETWORK_BITS << _NETWORK_BITS))

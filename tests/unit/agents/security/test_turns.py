@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.security.turns import Turns, neighbourhood
+from agents.listeners.neighbourhood import neighbourhood
+from agents.security.turns import Turns
 from tests.fixtures.chance import examples
 
 
