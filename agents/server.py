@@ -364,7 +364,7 @@ class Server:
             self._tell("connections come faster than they are accepted", why.value, "connection.creation.rate")
             return
         self._tell("no connection can be accepted", error, "connections.max" if why is Pause.DESCRIPTORS else "")
-        if why is Pause.DESCRIPTORS and (evicted := self._admission.evict_oldest()) is not None:
+        if why is Pause.DESCRIPTORS and (evicted := self._admission.evict()) is not None:
             self._evict(evicted, Cause.DESCRIPTORS)
 
     def _evict(self, connection: Connection, cause: Cause) -> None:

@@ -12,6 +12,7 @@ pytest_plugins = [
     "tests.fixtures.distribution",
     "tests.fixtures.exercised",
     "tests.fixtures.garbage",
+    "tests.fixtures.issuers",
     "tests.fixtures.log_lines",
     "tests.fixtures.postgres",
     "tests.fixtures.s3",

@@ -232,6 +232,7 @@ class FieldOptions(TypedDict, total=False):
     tag: int | None
     tagged: str
     ignorable: bool
+    secret: bool
 
 
 @overload
@@ -251,6 +252,7 @@ def field(
     tag: int | None = None,
     tagged: str = "",
     ignorable: bool = False,
+    secret: bool = False,
 ) -> Any:
     """Declare one field.
 
@@ -262,6 +264,7 @@ def field(
         tag: its number, if it is a tagged field (KIP-482).
         tagged: the versions in which it is tagged; by default all that have it.
         ignorable: a version without the field drops a value other than the default, instead of refusing it.
+        secret: `repr` leaves it out, so that no log and no traceback shows it.
     """
     if default is _UNSET:
         match wire_type:
@@ -284,7 +287,7 @@ def field(
     )
     if default == () and isinstance(wire_type, Array):
         return dataclasses.field(default_factory=cast("Callable[[], list[Any]]", list), metadata={_TABLE_KEY: row})
-    return dataclasses.field(default=default, metadata={_TABLE_KEY: row})
+    return dataclasses.field(default=default, metadata={_TABLE_KEY: row}, repr=not secret)
 
 
 def _as_dataclass(plain: type[S]) -> tuple[type[S], tuple[FieldTable, ...]]:

@@ -2,16 +2,20 @@
 
 A connection is *unproved* until its client has shown that it speaks our protocol: today by its first request that can
 be decoded. Whoever knows of better proof calls `proved` then. Places are scarce, so the unproved live on a short lease:
-they have `preauth.timeout.ms`, there are few places for them, and the oldest goes first. A client that talks at once
-therefore gets in, however many others are silent.
+they have `preauth.timeout.ms`, and there are few places for them: for a newcomer goes the oldest one of the address
+that has most of them. A client that talks at once therefore gets in, however many others are silent; and one that needs
+several round trips to prove itself is not put out by a flood from another address.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, TypeVar
+
+from agents.listeners.neighbourhood import neighbourhood
 
 C = TypeVar("C", bound=Hashable)
 
@@ -70,6 +74,9 @@ class Admission(Generic[C]):
         self._of_host: dict[str, int] = {}
         self._unproved: dict[C, float] = {}
         """Since when, the oldest first."""
+        self._where: dict[C, str] = {}
+        """The neighbourhood of each that is unproved."""
+        self._unproved_in: Counter[str] = Counter()
 
     @property
     def open(self) -> int:
@@ -90,21 +97,22 @@ class Admission(Generic[C]):
         elif self.unproved >= limits.unproved_max:
             cause = Cause.PREAUTH_CONNECTIONS_MAX
         if cause is not None:
-            evicted = self.evict_oldest()
+            evicted = self.evict(neighbourhood(host))
             if evicted is None:
                 return Verdict(refused=cause)
         self._hosts[connection] = host
         self._of_host[host] = self._of_host.get(host, 0) + 1
-        self._unproved[connection] = now_ms
+        self._enter(connection, neighbourhood(host), now_ms)
         return Verdict(evicted=evicted, evicted_for=cause)
 
     def proved(self, connection: C) -> None:
-        self._unproved.pop(connection, None)
+        self._strike(connection)
 
     def held_up(self, connection: C, now_ms: float) -> None:
         """It is we who do not read it: its time begins again."""
-        if self._unproved.pop(connection, None) is not None:
-            self._unproved[connection] = now_ms
+        where = self._strike(connection)
+        if where is not None:
+            self._enter(connection, where, now_ms)
 
     def overdue(self, now_ms: float) -> list[C]:
         """Those that have not proved themselves in time, the oldest first."""
@@ -115,15 +123,20 @@ class Admission(Generic[C]):
             found.append(connection)
         return found
 
-    def evict_oldest(self) -> C | None:
-        """Strike the oldest unproved connection from the books; None if all have proved themselves."""
-        oldest = next(iter(self._unproved), None)
-        if oldest is not None:
-            self.gone(oldest)
-        return oldest
+    def evict(self, newcomer: str = "") -> C | None:
+        """Strike the oldest unproved connection of who has most of them from the books; None if all have proved
+        themselves. `newcomer`: the neighbourhood of one that comes, and counts too."""
+        counts = self._unproved_in.copy()
+        counts[newcomer] += 1 if newcomer in counts else 0
+        most = max(counts.values(), default=0)
+        for connection in self._unproved:
+            if counts[self._where[connection]] == most:
+                self.gone(connection)
+                return connection
+        return None
 
     def gone(self, connection: C) -> None:
-        self._unproved.pop(connection, None)
+        self._strike(connection)
         host = self._hosts.pop(connection, None)
         if host is None:
             return
@@ -132,6 +145,21 @@ class Admission(Generic[C]):
             self._of_host[host] = left
         else:
             del self._of_host[host]
+
+    def _enter(self, connection: C, where: str, now_ms: float) -> None:
+        self._unproved[connection] = now_ms
+        self._where[connection] = where
+        self._unproved_in[where] += 1
+
+    def _strike(self, connection: C) -> str | None:
+        """Where it was unproved; None if it was not."""
+        where = self._where.pop(connection, None)
+        if where is not None:
+            del self._unproved[connection]
+            self._unproved_in[where] -= 1
+            if not self._unproved_in[where]:
+                del self._unproved_in[where]
+        return where
 
 
 DESCRIPTORS_RESERVED = 256

@@ -114,7 +114,7 @@ class Gate:
     async def _settle(self, step: Reply | CheckPassword | CheckToken, received_ms: float) -> Reply:
         try:
             if isinstance(step, CheckPassword):
-                is_right = await self._shared.passwords.is_right(step)
+                is_right = await self._shared.passwords.is_right(step, self._client.host)
                 step = self._session.judged(is_right, self._clock.monotonic_ms())
             elif isinstance(step, CheckToken):
                 step = await self._judged(step)

@@ -44,7 +44,8 @@ REFUSED: Final = "Authentication failed: invalid credentials"
 API_VERSIONS_MAX: Final = 4
 """Requests for ApiVersions that one connection may make. A client steps down once, or twice."""
 REAUTHENTICATIONS_APART_MS: Final = 1_000
-"""A handshake sooner after the last one is an ordinary request, and answered as out of place (Kafka's rule)."""
+"""A handshake sooner after the last one is an ordinary request: answered as out of place, and past the end of the proof
+the end of the connection (`KafkaChannel.maybeBeginServerReauthentication`, `Processor.processCompletedReceives`)."""
 _KEY: Final[Mapping[bytes, int]] = {
     key.to_bytes(2, "big"): key for key in (SASL_HANDSHAKE, API_VERSIONS, SASL_AUTHENTICATE)
 }
@@ -175,11 +176,9 @@ class Session:
 
         Called for every request of a connection, so it decodes nothing.
         """
-        if self._state is not _State.COMPLETE:
+        if self._state is not _State.COMPLETE or now_ms >= self._expires_ms:
             return False
-        if bytes(frame[:2]) == _HANDSHAKE_BYTES:
-            return self._expires_ms == inf or now_ms < self._began_again_ms + REAUTHENTICATIONS_APART_MS
-        return now_ms < self._expires_ms
+        return bytes(frame[:2]) != _HANDSHAKE_BYTES or not self._may_begin_again(now_ms)
 
     def receive(self, frame: memoryview, now_ms: float) -> Step:
         """Take a frame that `admits` did not let pass. After a step that is no Reply, nothing may be received before it
@@ -192,7 +191,7 @@ class Session:
                     return self._begin(frame)
                 case _State.TOKEN | _State.REFUSING:
                     return self._take_token(frame, now_ms)
-                case _State.COMPLETE if bytes(frame[:2]) == _HANDSHAKE_BYTES:
+                case _State.COMPLETE if bytes(frame[:2]) == _HANDSHAKE_BYTES and self._may_begin_again(now_ms):
                     self._began_again_ms = now_ms
                     return self._begin(frame)
                 case _State.COMPLETE:
@@ -203,6 +202,9 @@ class Session:
             return self._refuse(error.message)
         except SiltstoneError as error:  # malformed, or a version that is not ours
             return self._end(error.message)
+
+    def _may_begin_again(self, now_ms: float) -> bool:
+        return self._expires_ms != inf and now_ms >= self._began_again_ms + REAUTHENTICATIONS_APART_MS
 
     def judged(self, is_password: bool, now_ms: float) -> Reply:
         """The end of a CheckPassword."""

@@ -146,7 +146,7 @@ class ZoneServer:
 
     def _accepting_paused(self, why: Pause, error: str) -> None:
         self._tell("neighbours' connections wait", error or why.value)
-        if why is Pause.DESCRIPTORS and (evicted := self._admission.evict_oldest()) is not None:
+        if why is Pause.DESCRIPTORS and (evicted := self._admission.evict()) is not None:
             self._evict(evicted, Cause.DESCRIPTORS)
 
     async def _sweep_for_ever(self) -> None:

@@ -75,7 +75,7 @@ class NewErasure:
     once."""
     deadline_ms: int
     """It should be done within so long from now. The caller checks that this is possible."""
-    secret: bytes
+    secret: bytes = field(repr=False)
     """The key under which the report hashes the keys' hashes; 32 random bytes."""
 
 
@@ -104,7 +104,7 @@ class Erasure:
     """When merges for its sake begin."""
     deadline_ms: int
     done_ms: int | None
-    secret: bytes
+    secret: bytes = field(repr=False)
     report: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """From `finish_erasure`; {} before."""
 

@@ -121,6 +121,7 @@ async def migrate_async(url: str, *, ids: IdSource | None = None, versions: Path
         "postgresql+asyncpg://",
         async_creator=lambda: connect(url, application="siltstone-migrate", statement_timeout_ms=STATEMENT_TIMEOUT_MS),
         poolclass=NullPool,
+        hide_parameters=True,
     )
     try:
         for attempt in range(ATTEMPTS):

@@ -225,6 +225,8 @@ class Database:
             pool_timeout=POOL_TIMEOUT_S,
             # The connection used last goes first, so the calls of an idle process share one that needs no check.
             pool_use_lifo=True,
+            # An error of SQLAlchemy's shows the arguments of its statement, keys of users among them; logs show errors.
+            hide_parameters=True,
         )
         event.listen(self._engine.sync_engine, "checkout", self._check_idle)
         event.listen(self._engine.sync_engine, "checkin", self._used)

@@ -24,6 +24,8 @@ _FIRST: Final = re.compile(
     rf"(?P<header>(?P<binding>[^,]*),(?:a=(?P<authorized>[^,]*))?,)"
     rf"(?P<bare>n=(?P<name>[^,]+),r=(?P<nonce>{_NONCE})(?P<extensions>(?:,[A-Za-z]+=[^,]*)*))"
 )
+_NAME: Final = re.compile(r"(?:[^=]|=2C|=3D)*", re.DOTALL)
+_ESCAPE: Final = re.compile(r"=2C|=3D")
 _EXTENSION: Final = re.compile(r",([A-Za-z]+)=")
 _FINAL: Final = re.compile(
     rf"(?P<unproved>c=(?P<header>[A-Za-z0-9+/=]+),r=(?P<nonce>{_NONCE})(?:,(?!p=)[A-Za-z]+=[^,]*)*)"
@@ -147,9 +149,10 @@ def escaped(name: str) -> str:
 
 def unescaped(text: str) -> str:
     """Raises AuthenticationFailedError: an "=" that begins neither escape, or a name that no user can have."""
-    if "=" in text.replace("=2C", "").replace("=3D", ""):
+    # In one pass: what an escape leaves behind is no part of another.
+    if _NAME.fullmatch(text) is None:
         raise AuthenticationFailedError("the user's name holds an unknown escape")
-    name = text.replace("=2C", ",").replace("=3D", "=")
+    name = _ESCAPE.sub(lambda found: "," if found[0] == "=2C" else "=", text)
     if not 0 < len(name.encode()) <= NAME_BYTES_MAX or "\0" in name:
         raise AuthenticationFailedError("the user's name is empty, too long, or holds a NUL")
     return name

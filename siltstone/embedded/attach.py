@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from runtime.errors import BadInputError
@@ -36,7 +36,7 @@ class NothingHereError(BadInputError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attached:
-    metadata_url: str
+    metadata_url: str = field(repr=False)
     object_store_url: str
     bootstrap: str
     """HOST:PORT[,HOST:PORT...] of the agents; empty if none runs."""

@@ -75,6 +75,9 @@ SETTINGS: Mapping[str, str] = MappingProxyType(
         "timezone": "UTC",
         "logging_collector": "off",
         "log_checkpoints": "off",
+        # Arguments of statements are keys of users too, whatever else is asked to be logged.
+        "log_parameter_max_length": "0",
+        "log_parameter_max_length_on_error": "0",
         "log_line_prefix": "%m [%p] ",
     }
 )

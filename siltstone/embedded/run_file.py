@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,7 +29,7 @@ class RunFile:
     """The start time of the process, in clock ticks since the boot (field 22 of /proc/PID/stat)."""
     bootstrap: str
     """HOST:PORT[,HOST:PORT...]"""
-    metadata_url: str
+    metadata_url: str = field(repr=False)
     object_store_url: str
     metrics_url: str
     """The metrics of the first agent."""

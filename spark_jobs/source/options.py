@@ -11,7 +11,7 @@ import difflib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import cast
 
@@ -87,7 +87,7 @@ class SourceOptionError(BadInputError):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
     scan: ScanOptions
-    metadata_url: str
+    metadata_url: str = field(repr=False)
     object_store_url: str
     slice_bytes: int = SLICE_BYTES
     """The size of a Spark task, about."""

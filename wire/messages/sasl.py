@@ -18,12 +18,12 @@ class SaslHandshakeResponse(Message):
 
 @message(api_key=36, kind="request", versions="0-2", flexible="2+", elements_max=PROOF_ELEMENTS_MAX)
 class SaslAuthenticateRequest(Message):
-    auth_bytes: Octets = field(octets, "0+")
+    auth_bytes: Octets = field(octets, "0+", secret=True)
 
 
 @message(api_key=36, kind="response", versions="0-2", flexible="2+")
 class SaslAuthenticateResponse(Message):
     error_code: int = field(int16, "0+")
     error_message: str | None = field(string, "0+", nullable="0+")
-    auth_bytes: Octets = field(octets, "0+")
+    auth_bytes: Octets = field(octets, "0+", secret=True)
     session_lifetime_ms: int = field(int64, "1+", ignorable=True)

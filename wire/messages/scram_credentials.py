@@ -63,7 +63,7 @@ class ScramCredentialUpsertion(Struct):
     mechanism: int = field(int8, "0+")
     iterations: int = field(int32, "0+")
     salt: Octets = field(octets, "0+")
-    salted_password: Octets = field(octets, "0+")
+    salted_password: Octets = field(octets, "0+", secret=True)
 
 
 @message(api_key=51, kind="request", versions="0", flexible="0+", elements_max=PARTITIONS_ELEMENTS_MAX)

@@ -186,4 +186,5 @@ def _engine(url: str) -> AsyncEngine:
         "postgresql+asyncpg://",
         async_creator=lambda: connect(url, application="siltstone-rebuild", statement_timeout_ms=STATEMENT_TIMEOUT_MS),
         poolclass=NullPool,
+        hide_parameters=True,
     )

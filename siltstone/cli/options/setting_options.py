@@ -11,8 +11,10 @@ import click
 
 from runtime.errors import BadInputError
 from runtime.logging import configure
-from runtime.settings.loading import load_settings
+from runtime.passwords import holds_password
+from runtime.settings.loading import environment_name, load_settings
 from runtime.settings.table import Settings
+from siltstone.terminal.plain import say
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -52,6 +54,19 @@ def read_settings(
             )
         overrides[name.strip()] = value.strip()
     overrides |= {name: value for name, value in (options or {}).items() if value is not None}
+    _warn_of_passwords(overrides)
     settings = load_settings(config, os.environ, overrides)
     configure(settings.log_level, settings.log_format, burst_lines=settings.log_burst_lines)
     return settings
+
+
+def _warn_of_passwords(overrides: Mapping[str, str]) -> None:
+    """Overrides come from the command line, which every user of the machine can read while the command runs."""
+    names = [name for name, value in overrides.items() if holds_password(value)]
+    if names:
+        variables = " and ".join(map(environment_name, names))
+        say(
+            f"warning: the command line holds a password ({', '.join(names)}), and every user of this machine can read"
+            f" it; put it into {variables}, into the file of --config, or into a file that PGPASSFILE names",
+            err=True,
+        )

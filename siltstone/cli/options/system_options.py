@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
@@ -45,7 +45,7 @@ class SystemOptions:
     """The place that the user named: a directory, or URLs. A URL that was not named is empty."""
 
     data: Path | None
-    metadata_url: str
+    metadata_url: str = field(repr=False)
     object_store_url: str
     settings: Settings
     """Every setting of the command: from options, the environment and the file."""
@@ -57,7 +57,7 @@ class SystemOptions:
 class Urls:
     """The URLs of a system. They are valid inside the `resolved` block that found them."""
 
-    metadata: str
+    metadata: str = field(repr=False)
     object_store: str
     bootstrap: str = ""
     """HOST:PORT[,...] of the agents that run on the `--data` directory; empty when unknown."""

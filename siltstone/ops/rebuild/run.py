@@ -91,7 +91,7 @@ class Rebuild:
     """One run."""
 
     store: ObjectStore
-    metadata_url: str
+    metadata_url: str = field(repr=False)
     runtime: Runtime
     say: Callable[[str], None]
     force: bool = False

@@ -4,67 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
-import ssl
 import time
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import confluent_kafka
-import jwt
 import pytest
-from aiohttp import web
 from cryptography.hazmat.primitives.asymmetric import rsa
-from jwt.algorithms import RSAAlgorithm
 
 from agents.security.oauth import keys as issuer_keys
 from runtime.settings.listeners import ListenerSettings
 from tests.fixtures.agents import RawConnection, RunningAgent, StartAgent
 from tests.fixtures.certificates import Certificates
+from tests.fixtures.issuers import Issuer
 from wire.messages.sasl import (
     SaslAuthenticateRequest,
     SaslAuthenticateResponse,
     SaslHandshakeRequest,
     SaslHandshakeResponse,
 )
-
-
-@dataclass
-class Issuer:
-    url: str = ""
-    keys: dict[str, rsa.RSAPrivateKey] = field(default_factory=dict)
-    asked: int = 0
-    status: int = 200
-
-    def token(self, kid: str = "one", **claims: Any) -> str:
-        given = {"iss": "https://issuer", "aud": "siltstone", "sub": "ann", "exp": time.time() + 60, **claims}
-        key = self.keys.get(kid) or rsa.generate_private_key(public_exponent=65_537, key_size=2048)
-        return jwt.encode(given, key, algorithm="RS256", headers={"kid": kid})
-
-    async def answer(self, _: web.Request) -> web.Response:
-        self.asked += 1
-        listed = [
-            {**RSAAlgorithm.to_jwk(key.public_key(), as_dict=True), "kid": kid, "alg": "RS256"}
-            for kid, key in self.keys.items()
-        ]
-        return web.Response(status=self.status, text=json.dumps({"keys": listed}))
-
-
-@pytest.fixture
-async def issuer(certificates: Certificates) -> AsyncIterator[Issuer]:
-    issuer = Issuer(keys={"one": rsa.generate_private_key(public_exponent=65_537, key_size=2048)})
-    app = web.Application()
-    app.router.add_get("/keys", issuer.answer)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificates.server.cert, certificates.server.key)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context)
-    await site.start()
-    (address,) = runner.addresses
-    issuer.url = f"https://127.0.0.1:{address[1]}/keys"
-    yield issuer
-    await runner.cleanup()
 
 
 def listener(issuer: Issuer, certificates: Certificates, **members: Any) -> ListenerSettings:

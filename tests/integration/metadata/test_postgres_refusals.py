@@ -85,7 +85,7 @@ async def test_rights_that_are_missing_are_told_as_a_refusal_and_not_as_silence(
 
 def test_a_command_of_a_role_without_rights_says_what_it_lacks(powerless_url: str) -> None:
     for command in ("levels", "migrate"):
-        ran = CliRunner().invoke(main, [command, "--metadata", powerless_url])
+        ran = CliRunner().invoke(main, [command], env={"SILTSTONE_METADATA_URL": powerless_url})
         assert ran.exit_code == 1
         first, second = ran.stderr.splitlines()[:2]
         assert first.startswith("error: Postgres refused: permission denied for table "), ran.stderr

@@ -3,16 +3,11 @@ change or a reader."""
 
 from __future__ import annotations
 
-import base64
-import importlib
-import io
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import asyncpg
 import pytest
-import zstandard
 
 from compactor.deletion.backup_format import BACKUP_PREFIX, BackupDamagedError, decode_manifest, encode_manifest
 from compactor.deletion.metadata_backup import MetadataBackup
@@ -33,6 +28,7 @@ from storage.cluster import check_cluster
 from storage.objects import ObjectStore
 from storage.urls import open_store
 from tests.contract.test_security import ODD_NAMES, acl, credential
+from tests.fixtures.canaries import forms, opened_objects
 from tests.fixtures.postgres import run_sql
 
 SALT, STORED, SERVER = (name.encode() * 2 for name in ("canary-salt-", "canary-stored-", "canary-server-"))
@@ -137,30 +133,6 @@ async def test_a_backup_of_a_release_without_acls_is_read_and_others_must_be_com
 # ---- secrets
 
 
-def forms(secret: bytes) -> Iterator[bytes]:
-    """The ways in which something might show it."""
-    yield secret
-    yield secret.hex().encode()
-    for shift in range(3):  # base64 depends on where in it the bytes begin
-        yield base64.b64encode(bytes(shift) + secret + bytes(3))[4:-8]
-
-
-async def opened_bytes(store: ObjectStore) -> list[bytes]:
-    """Every object of the backup as it is, and as it is inside."""
-    parquet: Any = importlib.import_module("pyarrow.parquet")
-    found: list[bytes] = []
-    async for stat in store.list(BACKUP_PREFIX):
-        body = await store.get(stat.key)
-        found.append(body)
-        if stat.key.endswith(".zst"):
-            found.append(zstandard.ZstdDecompressor().decompress(body))
-        if stat.key.endswith(".parquet"):
-            table = parquet.read_table(io.BytesIO(body))
-            for column in table.columns:
-                found += [value if isinstance(value, bytes) else str(value).encode() for value in column.to_pylist()]
-    return found
-
-
 async def test_nothing_of_a_password_and_no_secret_reaches_a_change_the_bucket_or_a_reader(
     metadata: MetadataStore, store: ObjectStore, postgres_url: str
 ) -> None:
@@ -185,7 +157,7 @@ async def test_nothing_of_a_password_and_no_secret_reaches_a_change_the_bucket_o
     changes = await connection.fetch("SELECT c::text AS row FROM changes c")
     await connection.close()
     assert all(any(form in str(kept).encode() for form in forms(secret)) for secret in secrets), "the search finds them"
-    bucket = await opened_bytes(store)
+    bucket = [each async for each in opened_objects(store, BACKUP_PREFIX)]
     for text in [str(changes).encode(), *bucket]:
         assert not any(form in text for secret in secrets for form in forms(secret)), text
     assert b"bob of the increment" in b"".join(bucket), "names are told"

@@ -200,32 +200,6 @@ def test_the_first_user_is_made_by_the_settings_of_agents(secure: Dev, tmp_path:
     done("users", "export", str(tmp_path / "users.jsonl"), "--config", str(config))
 
 
-def test_no_secret_is_where_others_read(secure: Dev) -> None:
-    admin = password_of(secure)
-    # given everything that the tests before this one did, and this
-    client_file(secure, "admin", "wrong " + admin)
-    run(
-        "topics",
-        "list",
-        "--bootstrap",
-        secure.bootstrap,
-        "--client-config",
-        str(secure.data.parent / "admin.properties"),
-    )
-    read = [secure.data / "run.json", secure.data.parent / "data.log", secure.data / "postgres" / "postgres.log"]
-    read += [each for each in (secure.data / "objects").rglob("*") if each.is_file()]
-    for pid in (each for each in Path("/proc").iterdir() if each.name.isdigit()):
-        if (pid / "cmdline").exists():
-            read.append(pid / "cmdline")
-    secrets = [each.encode() for each in (admin, PASSWORD, OTHER_PASSWORD)]
-    for path in read:
-        try:
-            found = path.read_bytes()
-        except OSError:
-            continue  # the process has ended
-        assert not [secret for secret in secrets if secret in found], path
-
-
 @pytest.mark.timeout(300)
 def test_the_next_start_may_be_secure_or_not(tmp_path: Path) -> None:
     data = tmp_path / "data"

@@ -219,6 +219,20 @@ def test_names_go_through_their_escapes_unchanged() -> None:
         assert unescaped(escaped(name)) == name and "," not in escaped(name)
 
 
+def test_escapes_are_read_once_and_nothing_else_begins_with_an_equals_sign() -> None:
+    for text, name in (
+        ("=2C=3D", ",="),
+        ("=3D2C", "=2C"),
+        ("=3D3D", "=3D"),
+        ("a=3D=2C3D", "a=,3D"),
+        ("=3D=3D2C", "==2C"),
+    ):
+        assert unescaped(text) == name
+    for text in ("==2C3D", "==3D2C", "=3=3DD", "=2=2CC", "=", "a=", "=2c", "=3d", "=2", "=C3", "\n=x", "=2C=", "=\n2C"):
+        with pytest.raises(AuthenticationFailedError, match="unknown escape"):
+            unescaped(text)
+
+
 def test_a_client_refuses_a_server_that_does_not_know_the_password_or_asks_for_odd_work() -> None:
     def client() -> ScramClient:
         return ScramClient(SHA_256, "user", "pencil", nonce="c" * 24)

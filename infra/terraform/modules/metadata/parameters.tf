@@ -27,9 +27,12 @@ locals {
     synchronous_commit = "on"
     "rds.force_ssl"    = "1"
     # for finding out why commits are slow
-    log_lock_waits              = "1"
-    log_min_duration_statement  = "1000"
-    log_autovacuum_min_duration = "10000"
+    log_lock_waits             = "1"
+    log_min_duration_statement = "1000"
+    # a statement that stores a user has what is kept of the password among its arguments
+    log_parameter_max_length          = "0"
+    log_parameter_max_length_on_error = "0"
+    log_autovacuum_min_duration       = "10000"
   }
 
   # AWS refuses to apply these to a running instance.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 from agents.listeners.admission import (
     DESCRIPTORS_RESERVED,
@@ -29,6 +30,18 @@ def test_the_oldest_that_has_not_proved_itself_goes_first_and_so_on_in_order() -
     assert [each.evicted for each in evicted] == [0, 2, 3, 4]
     assert {each.evicted_for for each in evicted} == {Cause.PREAUTH_CONNECTIONS_MAX}
     assert (books.open, books.unproved) == (4, 3)
+
+
+def test_a_flood_puts_out_its_own_and_nobody_else() -> None:
+    books = admission(unproved=4, most=100)
+    books.arrived(1, "modest", 0)
+    for each in range(10, 50):
+        verdict = books.arrived(each, "greedy", 0)
+        assert verdict.evicted == (each - 3 if each >= 13 else None)
+    # addresses of one IPv6 network count as one
+    for each in range(50, 60):
+        books.arrived(each, f"2001:db8::{each}", 0)
+    assert books._unproved_in == {"modest": 1, "greedy": 1, "2001:db8::": 2}
 
 
 def test_a_full_agent_gives_the_place_of_a_silent_one_to_a_newcomer_and_else_refuses() -> None:
@@ -85,9 +98,13 @@ def test_whatever_comes_and_goes_the_bounds_hold_and_nothing_is_left_at_the_end(
             act = chance.random()
             if act < 0.5:
                 host = chance.choice("abc")
+                silent = sorted(set(here) - proved)
+                of_host = Counter(here[each] for each in silent)
                 verdict = books.arrived(number, host, number)
                 if verdict.evicted is not None:
-                    assert verdict.evicted == min(set(here) - proved), "the oldest unproved"
+                    of_host[host] += 1 if host in of_host else 0
+                    of_most = [each for each in silent if of_host[here[each]] == max(of_host.values())]
+                    assert verdict.evicted == of_most[0], "the oldest unproved of who has most"
                     del here[verdict.evicted]
                 if verdict.refused is None:
                     here[number] = host
@@ -106,7 +123,8 @@ def test_whatever_comes_and_goes_the_bounds_hold_and_nothing_is_left_at_the_end(
             assert books.open <= most and books.unproved <= unproved
         for each in here:
             books.gone(each)
-        assert not books._hosts and not books._of_host and not books._unproved
+        assert not books._hosts and not books._of_host
+        assert not books._unproved and not books._where and not books._unproved_in
 
 
 def test_descriptors_are_kept_back_for_what_is_not_a_client() -> None:

@@ -155,35 +155,97 @@ class TestPasswords:
         self, checks: PasswordChecks, counted: list[str]
     ) -> None:
         for _ in range(3):
-            assert await checks.is_right(self.claim("secret"))
-            assert not await checks.is_right(self.claim("wrong"))
+            assert await checks.is_right(self.claim("secret"), "127.0.0.1")
+            assert not await checks.is_right(self.claim("wrong"), "127.0.0.1")
         assert counted == ["secret", "wrong", "wrong", "wrong"]
 
     async def test_what_is_remembered_is_of_one_name_and_one_credential(
         self, checks: PasswordChecks, counted: list[str]
     ) -> None:
-        assert await checks.is_right(self.claim("secret"))
-        assert not await checks.is_right(self.claim("secret", stored="changed"))
-        assert await checks.is_right(self.claim("secret", name="bob"))
+        assert await checks.is_right(self.claim("secret"), "127.0.0.1")
+        assert not await checks.is_right(self.claim("secret", stored="changed"), "127.0.0.1")
+        assert await checks.is_right(self.claim("secret", name="bob"), "127.0.0.1")
         assert len(counted) == 3
 
     async def test_the_memory_is_bounded_and_keeps_the_latest(self, checks: PasswordChecks, counted: list[str]) -> None:
         for name in ("a", "b", "a", "c", "a", "b"):
-            assert await checks.is_right(self.claim("secret", name=name))
+            assert await checks.is_right(self.claim("secret", name=name), "127.0.0.1")
         assert len(counted) == 4  # a, b, c, and b again
 
     async def test_a_stand_in_is_never_remembered(self, checks: PasswordChecks, counted: list[str]) -> None:
         for _ in range(2):
-            await checks.is_right(self.claim("secret", is_known=False))
+            await checks.is_right(self.claim("secret", is_known=False), "127.0.0.1")
         assert len(counted) == 2
 
     async def test_a_check_that_nobody_waits_for_any_more_ends(self, checks: PasswordChecks) -> None:
-        waiting = asyncio.ensure_future(checks.is_right(self.claim("secret")))
+        waiting = asyncio.ensure_future(checks.is_right(self.claim("secret"), "127.0.0.1"))
         await asyncio.sleep(0)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        assert await checks.is_right(self.claim("secret"))
+        assert await checks.is_right(self.claim("secret"), "127.0.0.1")
+
+    async def test_a_flood_from_one_address_delays_another_by_no_more_than_a_check_on_each_thread(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        done: list[str] = []
+        step = threading.Semaphore(0)
+
+        def check(_: ScramCredential, password: str) -> bool:
+            step.acquire()
+            done.append(password)
+            return False
+
+        monkeypatch.setattr(passwords_module, "is_password_of", check)
+        checks = PasswordChecks(b"k", threads=2)
+        flood = [asyncio.ensure_future(checks.is_right(self.claim("guess"), "10.0.0.1")) for _ in range(50)]
+        await asyncio.sleep(0)
+        others = [asyncio.ensure_future(checks.is_right(self.claim(host), host)) for host in ("10.0.0.2", "10.0.0.3")]
+        await asyncio.sleep(0)
+        assert checks.waiting == 50
+        # clients of the flood that leave take their guesses with them
+        for each in flood[40:]:
+            each.cancel()
+        await asyncio.gather(*flood[40:], return_exceptions=True)
+        assert checks.waiting == 40
+        step.release(50)
+        await asyncio.gather(*others, *flood[:40])
+        # two were at work when the others came; then each address has its turn
+        assert {"10.0.0.2", "10.0.0.3"} <= set(done[:6]) and len(done) == 42
+        checks.close()
+
+    async def test_a_client_that_leaves_while_its_check_runs_frees_the_thread_when_it_ends(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        at_work, most, step, lock = 0, 0, threading.Semaphore(0), threading.Lock()
+
+        def check(_: ScramCredential, __: str) -> bool:
+            nonlocal at_work, most
+            with lock:
+                at_work += 1
+                most = max(most, at_work)
+            step.acquire()
+            with lock:
+                at_work -= 1
+            return False
+
+        monkeypatch.setattr(passwords_module, "is_password_of", check)
+        checks = PasswordChecks(b"k", threads=1)
+        for _ in range(5):
+            leaving = asyncio.ensure_future(checks.is_right(self.claim("guess"), "10.0.0.1"))
+            await asyncio.sleep(0)
+            leaving.cancel()
+            await asyncio.gather(leaving, return_exceptions=True)
+        assert checks.waiting == 0
+        last = asyncio.ensure_future(checks.is_right(self.claim("guess"), "10.0.0.1"))
+        step.release(10)
+        assert not await last and most == 1
+        # and the thread is there for the next one
+        assert not await checks.is_right(self.claim("guess"), "10.0.0.1")
+        checks.close()
+
+    def test_the_threads_leave_the_loop_half_of_the_cores(self) -> None:
+        assert [passwords_module.threads_of(cores) for cores in (1, 2, 3, 4, 16, 64)] == [1, 1, 1, 2, 8, 8]
 
 
 class NeverHeard:

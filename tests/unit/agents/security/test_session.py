@@ -274,6 +274,17 @@ class TestAProofThatExpires:
         authenticate(ours, now_ms=5_000)
         assert ours.admits(handshake, 5_999) and not ours.admits(handshake, 6_000)
 
+    def test_past_its_end_a_handshake_begins_a_proof_or_ends_the_connection_if_it_comes_too_soon(self) -> None:
+        handshake = frame(SaslHandshakeRequest(mechanism="SCRAM-SHA-256"), 1)
+        for at_ms, begins in ((5_600, False), (5_999, False), (6_000, True), (1e9, True)):
+            ours = session(reauthenticate_ms=500)
+            authenticate(ours)
+            authenticate(ours, now_ms=5_000)
+            assert ours.admits(handshake, 5_499) and not ours.admits(handshake, at_ms)
+            step = ours.receive(handshake, at_ms)
+            assert isinstance(step, Reply) and bool(step.ends) is not begins, at_ms
+            assert bool(step.parts) is begins
+
 
 @st.composite
 def _frames(draw: st.DrawFn) -> bytes:

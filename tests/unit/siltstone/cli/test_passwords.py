@@ -82,3 +82,27 @@ def test_urls_with_passwords_are_masked_in_any_text() -> None:
 def test_a_host_is_shown_only_where_it_can_be_no_part_of_a_password() -> None:
     assert place_in("postgresql://u:p%40ss@db.example/x", port=5432) == "db.example:5432/x"
     assert place_in("postgresql://u:p@ss/word@db.example/x", port=5432) == "an address that cannot be read"
+
+
+def test_a_password_on_the_command_line_is_warned_of_once_and_one_from_elsewhere_is_not(tmp_path: Path) -> None:
+    url = "postgresql://user:canary@127.0.0.1:1/db"
+    config = tmp_path / "agent.toml"
+    config.write_text(f'metadata.url = "{url}"\n')
+
+    def warnings(*words: str, **environ: str) -> list[str]:
+        ran = CliRunner().invoke(main, words, env=environ)
+        assert "canary" not in ran.output
+        return [line for line in ran.stderr.splitlines() if line.startswith("warning: ")]
+
+    for words in (
+        ("migrate", "--metadata", url),
+        ("fsck", "--metadata", url),
+        ("agent", "--set", f"metadata.url={url}"),
+        ("doctor", "--metadata", "postgresql://127.0.0.1:1/db?user=u&password=canary"),
+    ):
+        (warning,) = warnings(*words)
+        assert "every user of this machine can read it" in warning
+        assert "SILTSTONE_METADATA_URL" in warning and "PGPASSFILE" in warning
+    assert warnings("fsck", "--metadata", "postgresql://user@127.0.0.1:1/db") == []
+    assert warnings("fsck", SILTSTONE_METADATA_URL=url) == []
+    assert warnings("fsck", "--config", str(config)) == []
