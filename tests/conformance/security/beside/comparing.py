@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tests.conformance.security.beside.acl_sets import KEPT, create, delete_of
-from tests.conformance.security.beside.questions import ACKS_0, MADE_BY_READING, QUESTIONS
+from tests.conformance.security.beside.questions import ACKS_0, MADE_BY_READING, QUESTIONS, SESSION
 from tests.conformance.security.beside.shown import Shown, shown
 from tests.conformance.security.beside.sides import DOOMED_TOPICS, Side, versions_in_common
 from tests.fixtures.agents import RawConnection
 from wire.api import APIS
 from wire.error_codes import ErrorCode
 from wire.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
+from wire.messages.fetch import FetchRequest, FetchResponse
 from wire.schema import Message
 
 ABSENT = "absent"
@@ -81,6 +82,9 @@ class Client:
                 await self._raw.call(ApiVersionsRequest(), ApiVersionsResponse, 0)
                 return {"connection": "stays"}
             answer = await self._raw.call(request, APIS[question.key].response, question.version)
+            if question.label.startswith(SESSION) and isinstance(answer, FetchResponse):
+                again = FetchRequest(max_wait_ms=0, min_bytes=0, session_id=answer.session_id, session_epoch=1)
+                answer = await self._raw.call(again, FetchResponse, question.version)
         except (asyncio.IncompleteReadError, ConnectionError):
             await self.close()
             return {"connection": "closed"}

@@ -65,6 +65,8 @@ STRANGER = UUID(int=12345)
 MADE_BY_READING = "absent"
 """A topic that a question may bring about."""
 ACKS_0 = "acks 0"
+SESSION = "session"
+"""The question is about the second fetch of a session, which names nothing."""
 TOPIC, BROKER, LOGGER, METRICS, GROUP = 2, 4, 8, 16, 32
 """Types of resources that have configs."""
 Ask = Callable[[int, Side], Iterator[tuple[str, Message]]]
@@ -112,6 +114,8 @@ def _fetch(version: int, side: Side) -> Iterator[tuple[str, Message]]:
             FetchTopic(topic=name, topic_id=side.ids.get(name, STRANGER), partitions=list(parts)) for name in names
         ]
         yield label, FetchRequest(max_wait_ms=0, min_bytes=0, topics=topics)
+        if version >= 7:
+            yield f"{SESSION} {label}", FetchRequest(max_wait_ms=0, min_bytes=0, session_epoch=0, topics=topics)
 
 
 def _list_offsets(version: int, side: Side) -> Iterator[tuple[str, Message]]:
