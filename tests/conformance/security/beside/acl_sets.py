@@ -23,6 +23,7 @@ from wire.messages.acls import (
 from wire.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
 from wire.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 
+CLIENTS = ("User:ann", "User:ANONYMOUS")
 PRINCIPALS = ("User:ann", "User:ann", "User:ANONYMOUS", "User:ANONYMOUS", "User:*", "User:bob")
 HOSTS = ("*", "*", "*", "*", "127.0.0.1", "10.0.0.1")
 NAMES = {
@@ -33,6 +34,7 @@ NAMES = {
     ResourceType.DELEGATION_TOKEN: ("token", "*"),
     ResourceType.USER: ("ann", "*"),
 }
+"""The last is every name."""
 OPERATIONS = {
     ResourceType.TOPIC: (3, 4, 5, 6, 7, 8, 10, 11),
     ResourceType.GROUP: (3, 6, 8, 10, 11),
@@ -49,15 +51,31 @@ TYPES = (
     ResourceType.DELEGATION_TOKEN,
     ResourceType.USER,
 )
-KEPT = Acl(
-    resource_type=ResourceType.TOPIC,
-    pattern_type=PatternType.LITERAL,
-    resource_name="kept",
-    principal="User:kept",
-    host="*",
-    operation=Operation.READ,
-    permission=Permission.ALLOW,
-)
+
+
+def _rule(
+    kind: ResourceType,
+    name: str,
+    principal: str,
+    operation: Operation,
+    permission: Permission = Permission.ALLOW,
+    *,
+    prefixed: bool = False,
+    host: str = "*",
+) -> Acl:
+    is_prefix = prefixed and name != "*" and kind is not ResourceType.CLUSTER
+    return Acl(
+        resource_type=kind,
+        pattern_type=PatternType.PREFIXED if is_prefix else PatternType.LITERAL,
+        resource_name=name,
+        principal=principal,
+        host=host,
+        operation=operation,
+        permission=permission,
+    )
+
+
+KEPT = _rule(ResourceType.TOPIC, "kept", "User:kept", Operation.READ)
 """In each set: for a client to delete."""
 MARK = "mark"
 
@@ -69,64 +87,40 @@ def _marks(permission: Permission) -> Sequence[Acl]:
         (ResourceType.TOPIC, MARK, Operation.CREATE),
         (ResourceType.TOPIC, MARK, Operation.DESCRIBE),
     ]
-    return [
-        Acl(
-            resource_type=kind,
-            pattern_type=PatternType.LITERAL,
-            resource_name=name,
-            principal="User:probe",
-            host="*",
-            operation=operation,
-            permission=permission,
-        )
-        for kind, name, operation in asked
-    ]
-
-
-_EVERY = DeleteAclsFilter(
-    resource_type_filter=1,
-    resource_name_filter=None,
-    pattern_type_filter=1,
-    principal_filter=None,
-    host_filter=None,
-    operation=1,
-    permission_type=1,
-)
+    return [_rule(kind, name, "User:probe", operation, permission) for kind, name, operation in asked]
 
 
 def drawn_set(chance: random.Random) -> Sequence[Acl]:
-    """From nearly nothing to nearly everything."""
-    found = {_drawn(chance) for _ in range(chance.choice((2, 6, 12, 24, 40)))}
-    if chance.random() < 0.3:  # much is allowed, and the rest denies
+    """For each client and type of resource nothing, some operations on some names, or everything but some; and rules
+    of any kind among them."""
+    found = {_drawn(chance) for _ in range(chance.randrange(16))}
+    for principal in CLIENTS:
         for kind in (ResourceType.TOPIC, ResourceType.GROUP, ResourceType.CLUSTER, ResourceType.TRANSACTIONAL_ID):
-            name = CLUSTER_NAME if kind is ResourceType.CLUSTER else "*"
-            found.add(
-                Acl(
-                    resource_type=kind,
-                    pattern_type=PatternType.LITERAL,
-                    resource_name=name,
-                    principal=chance.choice(("User:ann", "User:*")),
-                    host="*",
-                    operation=Operation.ALL,
-                    permission=Permission.ALLOW,
-                )
-            )
+            way = chance.choice(("nothing", *["some"] * 5, *["all but"] * 3))
+            if way == "all but":
+                found.add(_rule(kind, NAMES[kind][-1], principal, Operation.ALL))
+            if way != "nothing":
+                permission = Permission.ALLOW if way == "some" else Permission.DENY
+                share = chance.choice((0.2, 0.5))
+                for name in {chance.choice(NAMES[kind]) for _ in range(3)}:
+                    found |= {
+                        _rule(kind, name, principal, Operation(each), permission, prefixed=chance.random() < 0.3)
+                        for each in OPERATIONS[kind]
+                        if chance.random() < share
+                    }
     return [*sorted(found, key=repr), KEPT]
 
 
 def _drawn(chance: random.Random) -> Acl:
     kind = chance.choice(TYPES)
-    name = chance.choice(NAMES[kind])
-    is_prefix = kind is not ResourceType.CLUSTER and name != "*" and chance.random() < 0.4
-    operation = Operation.ALL if chance.random() < 0.2 else Operation(chance.choice(OPERATIONS[kind]))
-    return Acl(
-        resource_type=kind,
-        pattern_type=PatternType.PREFIXED if is_prefix else PatternType.LITERAL,
-        resource_name=name,
-        principal=chance.choice(PRINCIPALS),
+    return _rule(
+        kind,
+        chance.choice(NAMES[kind]),
+        chance.choice(PRINCIPALS),
+        Operation.ALL if chance.random() < 0.2 else Operation(chance.choice(OPERATIONS[kind])),
+        Permission.DENY if chance.random() < 0.25 else Permission.ALLOW,
+        prefixed=chance.random() < 0.4,
         host=chance.choice(HOSTS),
-        operation=operation,
-        permission=Permission.DENY if chance.random() < 0.25 else Permission.ALLOW,
     )
 
 
@@ -151,14 +145,14 @@ async def put(side: Side, acls: Collection[Acl]) -> None:
             await asyncio.sleep(POLL_S)
 
     try:
-        await _delete(side, _EVERY)
+        await delete_of(side, None)
         await create(side, _marks(Permission.ALLOW))
         await until(allowed=True)
         await create(side, acls)
         await create(side, _marks(Permission.DENY))
         await until(allowed=False)
-        await _delete(side, filter_of("User:probe"))
-        await until_described(side, len(acls))
+        await delete_of(side, "User:probe")
+        await _until_described(side, len(acls))
     finally:
         await probe.close()
 
@@ -180,12 +174,9 @@ async def create(side: Side, acls: Collection[Acl]) -> None:
     assert {each.error_code for each in answer.results} == {0}, answer
 
 
-async def delete_of(side: Side, principal: str) -> None:
-    await _delete(side, filter_of(principal))
-
-
-def filter_of(principal: str) -> DeleteAclsFilter:
-    return DeleteAclsFilter(
+async def delete_of(side: Side, principal: str | None) -> None:
+    """None: of all."""
+    which = DeleteAclsFilter(
         resource_type_filter=1,
         resource_name_filter=None,
         pattern_type_filter=1,
@@ -194,14 +185,11 @@ def filter_of(principal: str) -> DeleteAclsFilter:
         operation=1,
         permission_type=1,
     )
-
-
-async def _delete(side: Side, which: DeleteAclsFilter) -> None:
     answer = await side.call(DeleteAclsRequest(filters=[which]), DeleteAclsResponse)
     assert {each.error_code for each in answer.filter_results} == {0}, answer
 
 
-async def until_described(side: Side, count: int) -> None:
+async def _until_described(side: Side, count: int) -> None:
     request = DescribeAclsRequest(
         resource_type_filter=1,
         resource_name_filter=None,
