@@ -124,7 +124,7 @@ HANDLERS: Final[Mapping[int, Handler]] = {
     22: _of(
         init_producer_id, _to(_TRANSACTION, _WRITE), _to(_CLUSTER, Operation.IDEMPOTENT_WRITE), _to(_TOPIC, _WRITE)
     ),
-    23: _of(offset_for_leader_epoch, _to(_TOPIC, _DESCRIBE)),
+    23: _of(offset_for_leader_epoch, _to(_TOPIC, _DESCRIBE), _to(_CLUSTER, Operation.CLUSTER_ACTION)),
     29: _of(acls.describe, _to(_CLUSTER, _DESCRIBE)),
     30: _of(acls.create, _to(_CLUSTER, _ALTER)),
     31: _of(acls.delete, _to(_CLUSTER, _ALTER)),

@@ -44,7 +44,8 @@ async def _delete(broker: Broker, header: RequestHeader, wanted: DeleteTopicStat
         if wanted.name is not None and wanted.topic_id != ZERO_UUID:
             raise RequestError(ErrorCode.INVALID_REQUEST, "give a topic's name or its id, not both")
         if wanted.name is not None:
-            _check_allowed(broker, wanted.name)
+            # Who may describe a topic hears that it is not there, whatever else the client may do.
+            _check_allowed(broker, Operation.DESCRIBE, wanted.name)
         topic = (
             broker.topic_cache.topic(wanted.name)
             if wanted.name is not None
@@ -56,10 +57,9 @@ async def _delete(broker: Broker, header: RequestHeader, wanted: DeleteTopicStat
                 ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if by_name else ErrorCode.UNKNOWN_TOPIC_ID,
                 f"no topic {wanted.name!r}" if by_name else f"no topic with id {wanted.topic_id}",
             )
-        if wanted.name is None:
-            if broker.rights().sees(Operation.DESCRIBE, ResourceType.TOPIC, topic.name):
-                shown = DeleteTopicState(name=topic.name, topic_id=topic.topic_id)
-            _check_allowed(broker, topic.name, shown.name)
+        if wanted.name is None and broker.rights().sees(Operation.DESCRIBE, ResourceType.TOPIC, topic.name):
+            shown = DeleteTopicState(name=topic.name, topic_id=topic.topic_id)
+        _check_allowed(broker, Operation.DELETE, topic.name, shown.name)
         broker.throttle.count_mutation(header, len(topic.partition_ids))
         await broker.metadata.agents.delete_topic(topic.topic_id)
         await broker.hint_others()
@@ -68,12 +68,12 @@ async def _delete(broker: Broker, header: RequestHeader, wanted: DeleteTopicStat
     return DeletableTopicResult(name=topic.name, topic_id=topic.topic_id)
 
 
-def _check_allowed(broker: Broker, name: str, shown: str | None = "") -> None:
+def _check_allowed(broker: Broker, operation: Operation, name: str, shown: str | None = "") -> None:
     """Raises RequestError. `shown`: the name that the client may hear, "" for `name` itself."""
     rights = broker.rights()
     if not rights.sees_cluster(Operation.DELETE):
         try:
-            check_right(rights, Operation.DELETE, ResourceType.TOPIC, name)
+            check_right(rights, operation, ResourceType.TOPIC, name)
         except RequestError as refused:
             if shown is None:
                 raise RequestError(refused.code, "no right to delete this topic; an ACL can give it") from None

@@ -426,4 +426,9 @@ def _unknown(asked: _Asked, wanted: MetadataRequestTopic) -> MetadataResponseTop
         check_name(wanted.name)
     except RequestError as refused:
         error = code_of(refused)
-    return MetadataResponseTopic(error_code=error, name=wanted.name, topic_id=ZERO_UUID)
+    operations = NOT_ASKED
+    if asked.request.include_topic_authorized_operations:  # as in Kafka, though the topic is not there
+        operations = asked.rights.mask(TOPIC_OPERATIONS, ResourceType.TOPIC, wanted.name)
+    return MetadataResponseTopic(
+        error_code=error, name=wanted.name, topic_id=ZERO_UUID, topic_authorized_operations=operations
+    )

@@ -56,13 +56,16 @@ ANSWER_BYTES_MAX = 16 << 20
 """Bound over all groups of an answer; one group alone may have more."""
 OFFSET_BYTES = 500
 """Approximate memory of one offset in an answer, without its metadata."""
+_ERROR_SINCE = 2
+"""From this version on an answer has an error of its own, and names no topic beside it; before, each partition has the
+error."""
 _NONE = CommittedOffset(offset=-1, leader_epoch=-1, metadata="", committed_ms=-1)
 
 
 async def handle(broker: Broker, header: RequestHeader, request: OffsetFetchRequest) -> OffsetFetchResponse:
     if header.api_version < 8:
         topics = None if request.topics is None else [(each.name, each.partition_indexes) for each in request.topics]
-        return await _one_group(broker, request.group_id, topics)
+        return await _one_group(broker, header.api_version, request.group_id, topics)
     groups: list[OffsetFetchResponseGroup] = []
     present = Present(broker.present_topics)
     room = ANSWER_BYTES_MAX
@@ -93,13 +96,14 @@ def _bytes_of(group: OffsetFetchResponseGroup) -> int:
     return sum(OFFSET_BYTES + len(each.metadata or "") for topic in group.topics for each in topic.partitions)
 
 
-async def _one_group(broker: Broker, group_id: str, asked: Asked | None) -> OffsetFetchResponse:
+async def _one_group(broker: Broker, version: int, group_id: str, asked: Asked | None) -> OffsetFetchResponse:
     error = ErrorCode.NONE
     try:
         found = await _read(broker, Present(broker.present_topics), group_id, asked)
     except GroupRefusedError as refused:
-        # Versions below 2 have errors only in partitions.
         error = refused.code
+        if version >= _ERROR_SINCE:
+            return OffsetFetchResponse(error_code=error)
         found = [(name, _found(partition, _NONE)) for name, partitions in asked or () for partition in partitions]
     topics: dict[str, OffsetFetchResponseTopic] = {
         name: OffsetFetchResponseTopic(name=name, partitions=[]) for name, _ in asked or ()
