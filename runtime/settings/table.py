@@ -138,6 +138,12 @@ class Settings:
         "An agent that has not heard the metadata store for this long denies everything to all but super users.",
         minimum=10_000,
     )
+    quota_scope: str = setting(
+        "cluster",
+        _RIGHTS,
+        "Where a quota bounds a client: in the whole `cluster`, whose agents share it by demand, or at each `agent`.",
+        choices=("cluster", "agent"),
+    )
 
     # ---- write path
     produce_linger_ms: int = duration_ms(
