@@ -27,7 +27,6 @@ from agents.listeners.listening import Listening
 from agents.listeners.serving import check_served
 from agents.membership import NOTICE_MS, Membership
 from agents.producer_ids import ProducerIds
-from agents.quotas.throttle import Throttle
 from agents.read.path import ReadPath, the_store_itself
 from agents.read.sessions import SESSIONS_MAX, FetchSessions
 from agents.security.access import Access
@@ -210,7 +209,7 @@ class Agent:
             # `join` raises its own errors; from here on only the beats can find a fatal one.
             membership.on_fatal = self._fail
             await self._follower.start()
-            await self.authorizer.start()
+            await self._access.start()
             self._reads.start()
             if self._zone is not None and neighbours is not None:
                 await self._zone.start(
@@ -438,7 +437,7 @@ class Agent:
             producer_ids=ProducerIds(self._metadata.agents, self._runtime.clock),
             groups=groups,
             security=self._access.known,
-            throttle=Throttle(self._access.known, self._runtime),
+            throttle=self._access.throttle,
             metadata=self._metadata,
             runtime=self._runtime,
             authorizer=self.authorizer,

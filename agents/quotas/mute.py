@@ -33,6 +33,15 @@ class Mute:
         if self._timer is None:
             self._wait(wait_ms)
 
+    def shorten(self, wait_ms: float) -> None:
+        """From now on, for that long at the most."""
+        if wait_ms <= 0:
+            self.end()
+        elif self._clock is not None and wait_ms < self.left_ms():
+            self._drop_timer()
+            self._until_ms = self._clock.monotonic_ms() + wait_ms
+            self._wait(wait_ms)
+
     def left_ms(self) -> int:
         """The time that clients are told as `throttle_time_ms`."""
         if self._clock is None or not self.on:

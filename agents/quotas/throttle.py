@@ -1,4 +1,5 @@
-"""Holds clients to their quotas, as Kafka does: each agent by itself, super users too.
+"""Holds clients to their quotas, as Kafka does, super users too. Each agent measures by itself; of a limit that the
+agents share it grants its part alone (`agents/quotas/sharing.py`).
 
 Nobody is refused for bytes or for time. What a client takes counts, and if that is more than it may, the connection
 that took it is not read until its share is even again: all answers on it say so (`throttle_time_ms`), and leave at once
@@ -18,15 +19,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 from agents.quotas.meter import Meter
 from agents.quotas.mute import Mute
 from agents.request_context import RequestContext, current_request
 from agents.topics.rules import RequestError
 from runtime.runtime import Runtime
-from security.quotas.bucket import BURST_S, Buckets
+from security.quotas.bucket import BURST_S, Bucket, Buckets
 from security.quotas.precedence import NO_QUOTAS, Limit, QuotaTable
+from security.quotas.sharing import PER_AGENT
 from security.quotas.values import QuotaEntity, QuotaKey
 from wire.api import RequestHeader, encode_response
 from wire.error_codes import ErrorCode
@@ -55,7 +57,8 @@ class KnownQuotas(Protocol):
 
 
 class Throttle:
-    def __init__(self, known: KnownQuotas, runtime: Runtime) -> None:
+    def __init__(self, known: KnownQuotas, runtime: Runtime, *, shares: bool = False) -> None:
+        """`shares`: the agents of the cluster share each limit, but those of PER_AGENT."""
         self.on = False
         """A user or client has a quota."""
         self.binds_addresses = False
@@ -63,8 +66,12 @@ class Throttle:
         self._known = known
         self._clock = runtime.clock
         self._table = NO_QUOTAS
-        self._buckets = {key: Buckets(math.inf if key in _LASTING else BURST_S) for key in QuotaKey}
-        self._muted: WeakSet[Mute] = WeakSet()
+        self.shared: Sequence[QuotaKey] = [key for key in QuotaKey if shares and key not in PER_AGENT]
+        self.buckets: Mapping[QuotaKey, Buckets] = {
+            key: Buckets(math.inf if key in _LASTING else BURST_S, counts_demand=key in self.shared) for key in QuotaKey
+        }
+        self._muted: WeakKeyDictionary[Mute, dict[Bucket, float]] = WeakKeyDictionary()
+        """For each the buckets that were overdrawn, with the longest wait for one."""
         self._waits = {
             key: runtime.metrics.throttle_seconds.labels(quota=key.value)
             for key in QuotaKey
@@ -114,7 +121,8 @@ class Throttle:
             return math.inf
         if self._take(QuotaKey.CONSUMER_BYTE_RATE, limit, context, 0, MUTE_MS_MAX):
             return 0
-        return max(1.0, limit.per_second * BURST_S)
+        bucket = self.buckets[QuotaKey.CONSUMER_BYTE_RATE].of(limit.share)
+        return max(1.0, limit.per_second * bucket.part * BURST_S)
 
     def count_mutation(self, header: RequestHeader, partitions: int) -> None:
         """Before a change of that many partitions. Raises RequestError(THROTTLING_QUOTA_EXCEEDED)."""
@@ -155,11 +163,27 @@ class Throttle:
         limit = self._table.connections_per_second(host)
         if limit is None:
             return True
-        buckets, now_ms = self._buckets[QuotaKey.CONNECTION_CREATION_RATE], self._clock.monotonic_ms()
+        buckets, now_ms = self.buckets[QuotaKey.CONNECTION_CREATION_RATE], self._clock.monotonic_ms()
         if buckets.take(limit, 0, now_ms) > 0:
             return False
         buckets.take(limit, 1, now_ms)
         return True
+
+    # ---- called by those who share
+
+    @property
+    def shares_now(self) -> bool:
+        """There are limits to share."""
+        return any(key in self._table.keys for key in self.shared) or (bool(self.shared) and self.binds_addresses)
+
+    def ease(self) -> None:
+        """Parts of limits have changed: nobody waits longer than its buckets do now."""
+        now_ms = self._clock.monotonic_ms()
+        for mute, overdrawn in list(self._muted.items()):
+            if mute.on:
+                mute.shorten(max(min(bucket.wait_ms(now_ms), most) for bucket, most in overdrawn.items()))
+            if not mute.on:
+                self._muted.pop(mute, None)
 
     # ---- inside
 
@@ -168,9 +192,10 @@ class Throttle:
         self.on = bool(self._table.keys)
         self.binds_addresses = self._table.binds_addresses
         # By the old quotas. Whoever is over the new ones waits again, from its next request on.
-        for mute in list(self._muted):
-            mute.end()
+        muted = list(self._muted)
         self._muted.clear()
+        for mute in muted:
+            mute.end()
 
     def _limit(self, key: QuotaKey, context: RequestContext) -> Limit | None:
         return self._table.limit(key, context.client.user, context.header.client_id or "")
@@ -190,14 +215,15 @@ class Throttle:
             return 0.0
         if told:
             return self._take(key, limit, context, amount, mute_ms_max)
-        return self._buckets[key].take(limit, amount, self._clock.monotonic_ms())
+        return self.buckets[key].take(limit, amount, self._clock.monotonic_ms())
 
     def _take(self, key: QuotaKey, limit: Limit, context: RequestContext, amount: float, mute_ms_max: float) -> float:
-        wait_ms = min(self._buckets[key].take(limit, amount, self._clock.monotonic_ms()), mute_ms_max)
+        buckets = self.buckets[key]
+        wait_ms = min(buckets.take(limit, amount, self._clock.monotonic_ms()), mute_ms_max)
         if wait_ms > 0:
             self._waits[key].observe(wait_ms / 1000)
             mute = context.client.mute
             mute.hold(wait_ms, self._clock)
             if mute.on:
-                self._muted.add(mute)
+                self._muted.setdefault(mute, {})[buckets.of(limit.share)] = mute_ms_max
         return wait_ms

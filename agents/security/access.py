@@ -1,10 +1,13 @@
-"""Puts together the parts of an agent that know users and ACLs, let clients in, and judge their requests."""
+"""Puts together the parts of an agent that know users, ACLs and quotas, let clients in, judge their requests, and hold
+them to their quotas."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
+from agents.quotas.sharing import QuotaSharing
+from agents.quotas.throttle import Throttle
 from agents.request_context import ClientConnection
 from agents.security.authorizer import Authorizer, mode_of, super_users_of
 from agents.security.freshness import Freshness, RunningLease
@@ -43,6 +46,15 @@ class Access:
         )
         self.freshness: Freshness | None = None
         """None: nobody is judged by anything in the store."""
+        self.throttle = Throttle(self.known, runtime, shares=settings.quota_scope == "cluster")
+        self._sharing = QuotaSharing(
+            self.throttle,
+            metadata=metadata,
+            lease=lease,
+            secret=lambda: self.known.cluster_secret,
+            runtime=runtime,
+        )
+        self.known.on_quotas.append(self._sharing.quotas_changed)
 
     async def check_fleet(self) -> None:
         """Before the agent registers. Raises OlderProgramsAtWorkError."""
@@ -61,6 +73,11 @@ class Access:
                 clock=self._runtime.clock,
             )
         return self.freshness
+
+    async def start(self) -> None:
+        """Once everything is loaded."""
+        await self.authorizer.start()
+        self._sharing.start()
 
     async def gates(self) -> Mapping[str, Callable[[ClientConnection], Gate]]:
         """By the name of each listener that has SASL. Raises NoTokensError, TlsFileError."""
@@ -101,6 +118,7 @@ class Access:
             await self.freshness.close()
         for judge in self._token_judges_open:
             await judge.stop()
+        await self._sharing.stop()
         await self.known.stop()
         self.authorizer.close()
         if self._passwords is not None:

@@ -8,10 +8,11 @@ from typing import Any
 
 from metadata.contract.leases import LEASE_MS, AgentInfo, WriterLease
 from metadata.contract.tail import ChangeKind
-from metadata.memory.tables import MemoryDatabase
+from metadata.memory.tables import DemandReport, MemoryDatabase
 from metadata.rules.jobs import holds
 from metadata.security import details
 from metadata.security.contract import SecurityState, UserChange
+from metadata.security.demands import FORGOTTEN_AFTER_MS, decode_demands, encode_demands
 from runtime.clock import Clock
 from runtime.ids import IdSource
 from security.acls.values import Acl, AclFilter
@@ -103,6 +104,29 @@ class MemorySecurity:
             for writer_id, writer in sorted(self.database.writers.items())
             if holds(writer.lease_until_ms, now_ms, LEASE_MS) and writer.seen_change < change_id
         ]
+
+    # -- what clients ask of each agent
+
+    async def exchange_demands(self, lease: WriterLease, demands: Mapping[int, float]) -> Sequence[Mapping[int, float]]:
+        db, now_ms, mine = self.database, self._clock.wall_ms(), lease.writer_id
+        report = DemandReport(lease.epoch, now_ms + LEASE_MS, encode_demands(demands))
+        others = {
+            writer_id: writer
+            for writer_id, writer in sorted(db.writers.items())
+            if writer_id != mine and holds(writer.lease_until_ms, now_ms, LEASE_MS)
+        }
+        found: list[Mapping[int, float]] = []
+        for writer_id, writer in others.items():
+            told = db.demands.get(writer_id)
+            counts = told is not None and told.epoch == writer.epoch and holds(told.until_ms, now_ms, LEASE_MS)
+            found.append(decode_demands(told.demands) if told is not None and counts else {})
+        oldest_ms = now_ms - FORGOTTEN_AFTER_MS
+        kept = {id_: told for id_, told in db.demands.items() if id_ == mine or told.until_ms >= oldest_ms}
+        writer = db.writers.get(mine)
+        if writer is not None and writer.epoch == lease.epoch and writer.lease_until_ms is not None:
+            kept[mine] = report
+        db.demands = kept
+        return found
 
     # -- inside
 

@@ -43,6 +43,13 @@ class Writer:
     """The last change of users and ACLs that the holder of the lease has applied."""
 
 
+@dataclass(frozen=True, slots=True)
+class DemandReport:
+    epoch: int
+    until_ms: int
+    demands: bytes
+
+
 @dataclass(slots=True)
 class File:
     info: FileInfo
@@ -191,6 +198,8 @@ class MemoryDatabase:
     acls: dict[Acl, None] = field(default_factory=dict[Acl, None])
     """A set that keeps the order of creation."""
     quotas: dict[QuotaEntity, dict[str, float]] = field(default_factory=dict[QuotaEntity, dict[str, float]])
+    demands: dict[int, DemandReport] = field(default_factory=dict[int, DemandReport])
+    """By writer id."""
     secrets: dict[str, bytes] = field(default_factory=dict[str, bytes], repr=False)
     changes: list[tuple[Change, int]] = field(default_factory=list[tuple[Change, int]])
     """Each change with the time at which it was made."""

@@ -91,6 +91,7 @@ AGENT: Final = Rights(
         "acls": _ALL,
         "client_quotas": _ALL,
         "secrets": "SELECT",
+        "quota_demands": _ALL,
     },
     sequences={
         "node_ids": "USAGE",

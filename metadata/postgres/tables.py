@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql as pg
 
-SCHEMA_REVISION = "0007"
+SCHEMA_REVISION = "0008"
 """The Alembic revision this code works with."""
 
 METADATA = sa.MetaData()
@@ -438,4 +438,14 @@ SECRETS = sa.Table(
     METADATA,
     sa.Column("name", sa.Text, primary_key=True),
     sa.Column("value", sa.LargeBinary, nullable=False),
+)
+
+QUOTA_DEMANDS = sa.Table(
+    "quota_demands",
+    METADATA,
+    sa.Column("writer_id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("epoch", sa.Integer, nullable=False),
+    sa.Column("until_ms", sa.BigInteger, nullable=False),
+    sa.Column("demands", sa.LargeBinary, nullable=False),
+    prefixes=["UNLOGGED"],
 )

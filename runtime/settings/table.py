@@ -139,6 +139,12 @@ class Settings:
         " until then, but where ACLs are enforced their requests wait as soon as the agent's lease is over.",
         minimum=10_000,
     )
+    quota_scope: str = setting(
+        "cluster",
+        _RIGHTS,
+        "Where a quota bounds a client: in the whole `cluster`, whose agents share it by demand, or at each `agent`.",
+        choices=("cluster", "agent"),
+    )
 
     # ---- write path
     produce_linger_ms: int = duration_ms(

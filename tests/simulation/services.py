@@ -427,3 +427,6 @@ class SimulatedSecurity:
 
     async def report_seen(self, lease: WriterLease, change_id: int) -> None:
         await self._ask(lambda: self._server.security.report_seen(lease, change_id))
+
+    async def exchange_demands(self, lease: WriterLease, demands: Mapping[int, float]) -> Sequence[Mapping[int, float]]:
+        return await self._ask(lambda: self._server.security.exchange_demands(lease, demands))

@@ -20,6 +20,7 @@ from metadata.postgres.connection import Database
 from metadata.postgres.log.leases import AGENTS_QUERY, agent_info
 from metadata.postgres.log.news import News
 from metadata.postgres.rows import any_of, append_change, between_now_and, statement
+from metadata.postgres.security.demands import exchange_demands
 from metadata.postgres.security.older import exclude_older
 from metadata.postgres.tables import ACLS, AGENTS, CHANGES, CLIENT_QUOTAS, CLUSTER, SCRAM_USERS, SECRETS, Utf8
 from metadata.rules.jobs import LEASE_SLACK
@@ -217,6 +218,11 @@ class PostgresSecurity:
             return [agent_info(row) for row in await connection.execute(query)]
 
         return await self._database.read(work)
+
+    # -- what clients ask of each agent
+
+    async def exchange_demands(self, lease: WriterLease, demands: Mapping[int, float]) -> Sequence[Mapping[int, float]]:
+        return await exchange_demands(self._database, lease, demands)
 
     # -- inside
 

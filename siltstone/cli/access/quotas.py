@@ -65,7 +65,7 @@ def quotas() -> None:
 
     A client over its quota is not refused: its answers come at once and say how long it has to wait, and the agent
     reads nothing more from it for that time. The narrowest quota counts: of a user with a client, then of the user,
-    then of the client. Each agent measures by itself.
+    then of the client. The agents share each quota, but for request_percentage, which is of each agent's time.
 
     \b
     Examples:

@@ -36,7 +36,10 @@ async def test_after_every_call_of_a_history_both_stores_hold_the_same(seed: int
 
 
 SECURITY_STEPS = 300
-SECURITY_MUST_HAPPEN = frozenset({"changed", "same", "behind", "nobody behind", "deleted acls", "report_seen"})
+SECURITY_MUST_HAPPEN = frozenset(
+    {"changed", "same", "behind", "nobody behind", "deleted acls", "report_seen"}
+    | {"demands of others", "others without demands", "forgotten demands"}
+)
 
 
 @pytest.mark.parametrize("forgets", [False, True])

@@ -230,7 +230,7 @@ async def test_who_waits_is_not_read_and_others_are_served(
 
 async def test_a_wait_ends_by_itself(raw: RawConnection, admin: KafkaClient) -> None:
     await alter_quotas(admin, RAW, {QuotaKey.PRODUCER_BYTE_RATE: 10_000.0})
-    answer = await raw.call(produce(b"x" * 102_000), ProduceResponse, 9)
+    answer = await raw.call(produce(b"x" * 108_000), ProduceResponse, 9)
     assert 0 < answer.throttle_time_ms < 1_000
     assert (await raw.call(ApiVersionsRequest(), ApiVersionsResponse, 1)).throttle_time_ms == 0
 

@@ -34,3 +34,19 @@ async def test_a_mute_whose_connection_is_gone_holds_nothing() -> None:
     assert not mute.on and mute._timer is None
     await asyncio.sleep(0.05)
     assert ended == []
+
+
+async def test_a_mute_that_is_made_shorter_ends_at_its_new_time_and_a_longer_time_changes_nothing() -> None:
+    mute, ended = Mute(), list[float]()
+    mute.on_end = lambda: ended.append(CLOCK.monotonic_ms())
+    mute.shorten(1)
+    assert not mute.on
+    begun_ms = CLOCK.monotonic_ms()
+    mute.hold(600_000, CLOCK)
+    mute.shorten(50)
+    mute.shorten(300_000)
+    await until(lambda: ended)
+    assert not mute.on and ended[0] - begun_ms >= 49
+    mute.hold(600_000, CLOCK)
+    mute.shorten(0)
+    assert len(ended) == 2 and not mute.on

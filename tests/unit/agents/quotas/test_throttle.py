@@ -269,7 +269,7 @@ async def test_clients_with_ever_new_ids_are_bounded_in_memory() -> None:
         client = world.client()
         world.produce(client, 200, client_id=f"app-{number}")
         client.mute.close()
-    assert len(world.throttle._buckets[QuotaKey.PRODUCER_BYTE_RATE]) == SHARES_MAX
+    assert len(world.throttle.buckets[QuotaKey.PRODUCER_BYTE_RATE]) == SHARES_MAX
     # and those whose connection is gone are not kept
     assert len(world.throttle._muted) <= 1
 
