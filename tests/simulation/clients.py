@@ -12,6 +12,7 @@ import asyncio
 import random
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -56,7 +57,10 @@ class Line:
     is_lost: bool = False
 
     def __post_init__(self) -> None:
-        self._end = ClientEnd(self.owner.process, self.owner.name, on_data=self._on_data, on_lost=self._on_lost)
+        owner = self.owner
+        self._end = ClientEnd(
+            owner.process, owner.name, principal=owner.principal, on_data=self._on_data, on_lost=self._on_lost
+        )
 
     _end: ClientEnd = field(init=False)
 
@@ -75,7 +79,7 @@ class Line:
             return answer
         data, waiting = self._encoded(request, answer)
         self._waiting.append(waiting)
-        self.world.loop.after(TIMEOUT_MS, self.owner.process, self._expire, waiting)
+        self.world.loop.after(self.owner.timeout_ms, self.owner.process, self._expire, waiting)
         self._end.send(self.world.network, data)
         return answer
 
@@ -139,12 +143,17 @@ def _mark_heard(answer: asyncio.Future[Message]) -> None:
 class Client(ABC):
     """A process that talks to any of the agents."""
 
-    def __init__(self, world: World, name: str) -> None:
+    principal = ""
+    """Who it is to the agents, without any proof. Empty: nobody that they know."""
+    versions_known: Mapping[int, Sequence[int]] = VERSIONS
+    timeout_ms: float = TIMEOUT_MS
+
+    def __init__(self, world: World, name: str, *, rng: random.Random | None = None) -> None:
         self.world = world
         self.name = name
-        self.rng: random.Random = world.rng
+        self.rng: random.Random = rng or world.rng
         self.process = world.new_process(name)
-        self.versions = {key: self.rng.choice(versions) for key, versions in VERSIONS.items()}
+        self.versions = {key: self.rng.choice(versions) for key, versions in self.versions_known.items()}
         self.is_done = False
 
     def start(self) -> None:

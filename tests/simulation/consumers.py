@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tests.simulation.access.principals import READER
 from tests.simulation.book import TopicPartition
 from tests.simulation.clients import Client, Line, LineLostError
 from tests.simulation.faults import Path
@@ -32,6 +33,7 @@ LATEST = -1
 class Consumer(Client):
     """Reads `places`, all of one topic, from the start (or from the latest offset) to their end."""
 
+    principal = READER
     part_bytes_max: tuple[int, ...] = (1, 200, 1 << 20)
 
     def __init__(self, world: World, name: str, places: list[TopicPartition], *, from_latest: bool = False) -> None:
@@ -183,6 +185,8 @@ class Consumer(Client):
 class Browser(Client):
     """Asks for anything, anywhere, also where topics are deleted. Every answer is fine except an unexpected error."""
 
+    principal = READER
+
     def __init__(self, world: World, name: str, places: list[TopicPartition]) -> None:
         super().__init__(world, name)
         self._places = places
@@ -211,6 +215,8 @@ class Browser(Client):
             answer = await line.call(request, FetchResponse)
         except LineLostError:
             return False
+        if not answer.responses:
+            return True  # the agent lost its lease meanwhile, and does not know who may still read
         part = answer.responses[0].partitions[0]
         if part.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER and self.world.was_told_to_stop(line.address):
             self.world.faults.count(Path.READER_SENT_AWAY)

@@ -48,6 +48,8 @@ class Fault(StrEnum):
     KEY_ABORTED = "janitor: key aborted"
     ORPHAN_DELETED = "janitor: object of an aborted key deleted"
     DEAD_FILE_DELETED = "janitor: file of deleted topics deleted"
+    CUT_OFF = "agent without the metadata for less than its lease"
+    CUT_OFF_PAST_LEASE = "agent without the metadata for longer than its lease"
     TOPIC_DELETED = "topic deleted under load"
     TOPIC_CREATED = "topic made again under load"
 
@@ -96,6 +98,11 @@ class Path(StrEnum):
     TRICKLE_WAITED = "file of trickles alone, held for the linger"
     BUDGET_SPENT = "early seals came to the bound of their budget"
     STALL_ENDED_EARLY = "file held for the linger, by the write stall"
+    ACLS_CREATED = "ACLs created under load"
+    ACLS_DELETED = "ACLs deleted under load"
+    ACLS_IN_DOUBT = "change of ACLs without an answer, asked for again"
+    GUEST_LET_THROUGH = "client with changing rights let through"
+    GUEST_DENIED = "client with changing rights denied"
     BLOCKED_WENT_ON = "producer with a full window was not held up by the linger"
 
 

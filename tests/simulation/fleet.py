@@ -232,6 +232,13 @@ class Seat:
             self.older.append(self.process)
             self.start()
 
+    def cut_off(self, duration_ms: float) -> None:
+        """From the metadata; the next process here is not."""
+        if self.process is not None and self.process.is_running:
+            self.world.note(self.process.name, "is cut off", ms=int(duration_ms))
+            metadata = self.metadata[self.process]
+            metadata.cut_off_until_ms = max(metadata.cut_off_until_ms, self.world.loop.now_ms + duration_ms)
+
     def drain(self) -> None:
         if self.is_ready and self.process is not None and self.agent is not None:
             self.world.faults.count(Fault.DRAIN)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from metadata.contract.leases import ALIVE_MS
+from tests.simulation.access.principals import SUPER_USER
 from tests.simulation.clients import Client, Line, LineLostError
 from tests.simulation.faults import Fault
 from tests.simulation.services import finish
@@ -104,6 +105,8 @@ class Nemesis:
 class TopicAdmin(Client):
     """Deletes and creates one topic again and again; at the end the topic exists."""
 
+    principal = SUPER_USER
+
     def __init__(self, world: World, topic: str) -> None:
         super().__init__(world, "admin")
         self._topic = topic
@@ -148,4 +151,6 @@ class TopicAdmin(Client):
         results = answer.responses if isinstance(answer, DeleteTopicsResponse) else answer.topics
         error = ErrorCode(results[0].error_code)
         self.facts("is told", topic=self._topic, error=error.name)
+        if error in (ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.CLUSTER_AUTHORIZATION_FAILED):
+            self.world.violation(f"{self.name} was denied topic {self._topic}, and is a super user")
         return error

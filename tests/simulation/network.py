@@ -191,6 +191,8 @@ class AgentEnd(asyncio.Transport):
     def open(self, factory: Callable[[], asyncio.BufferedProtocol]) -> None:
         self._protocol = factory()
         self._protocol.connection_made(self)
+        if self._client.principal:
+            self._protocol.client.principal = self._client.principal
         self._go_on()
 
     def cut(self) -> None:
@@ -301,10 +303,17 @@ class ClientEnd:
     """The client's side: bytes in by `on_data`, and `on_lost` once."""
 
     def __init__(
-        self, process: Process, name: str, *, on_data: Callable[[bytes], None], on_lost: Callable[[], None]
+        self,
+        process: Process,
+        name: str,
+        *,
+        principal: str = "",
+        on_data: Callable[[bytes], None],
+        on_lost: Callable[[], None],
     ) -> None:
         self.process = process
         self.name = name
+        self.principal = principal
         self.line: AgentEnd | None = None
         self._on_data = on_data
         self._on_lost = on_lost

@@ -29,7 +29,7 @@ from metadata.memory.agents import MemoryAgents
 from metadata.rules.producer_state import judge
 from storage.objects import PutInDoubtError
 from storage.wrappers.retrying import Retrying
-from tests.simulation import planted_hedges, planted_seals, planted_stores
+from tests.simulation import planted_access, planted_hedges, planted_seals, planted_stores
 from tests.simulation.services import SimulatedMetadata
 from wire.error_codes import ErrorCode
 
@@ -326,5 +326,8 @@ PLANTED: Mapping[str, Plant] = {
         planted_seals.takes_a_trickle_for_blocked,
         planted_seals.seals_early_in_a_stall,
         planted_seals.never_seals_early,
+        planted_access.answers_before_others_know,
+        planted_access.judges_a_parked_fetch_once,
+        planted_access.keeps_rights_over_a_change,
     )
 }

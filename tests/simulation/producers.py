@@ -13,6 +13,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tests.simulation.access.principals import PRODUCER
 from tests.simulation.book import Batch, TopicPartition
 from tests.simulation.clients import Client, Line, LineLostError
 from tests.simulation.faults import Fault, Path
@@ -52,6 +53,8 @@ class _InFlight:
 
 
 class Producer(Client):
+    principal = PRODUCER
+
     def bytes_of(self, batch: Batch, producer_id: int = -1) -> bytes:
         now_ms = self.world.server_clock.wall_ms()
         records = [NewRecord(now_ms + place, b"k", value) for place, value in enumerate(batch.values)]
@@ -129,6 +132,8 @@ class IdempotentProducer(Producer):
             return await self.dial()
         if answer.error_code == 0:
             self._producer_id = answer.producer_id
+        elif answer.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
+            self.world.violation(f"{self.name} was denied a producer id")
         await self.pause(0, 50)
         return line
 

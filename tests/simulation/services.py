@@ -28,6 +28,7 @@ from metadata.contract.topics import Topic, Watermarks
 from metadata.memory.store import MemoryMetadata
 from metadata.rules.history import History
 from metadata.security.contract import SecurityState
+from security.acls.values import Acl, AclFilter
 from security.scram import Mechanism, ScramCredential
 from tests.simulation.faults import Fault, Faults, Path
 from tests.simulation.loop import Process, SimulationLoop
@@ -143,6 +144,8 @@ class SimulatedMetadata(FarSide):
         self._listening = listening
         self._news, self._agents = asyncio.Event(), asyncio.Event()
         self._doubtful: dict[str, None] = {}
+        self.cut_off_until_ms = 0.0
+        """Until then this agent alone reaches nothing here."""
         self.on_commit: Callable[[CommitL0], None] = lambda _: None
         """Called before the agent sends a commit."""
         self.on_committed: Callable[[Committed], None] = lambda _: None
@@ -275,8 +278,14 @@ class SimulatedMetadata(FarSide):
     async def announce_agents(self) -> None:
         self._hint_others(lambda other: other._agents)
 
+    @property
+    def is_cut_off(self) -> bool:
+        return self.loop.now_ms < self.cut_off_until_ms and not self.faults.are_over
+
     def _hint_others(self, of: Callable[[SimulatedMetadata], asyncio.Event]) -> None:
         for other in self._listening:
+            if other.is_cut_off or self.is_cut_off:
+                continue
             if other is not self and not self.faults.strikes(Fault.HINT_LOST):
                 self.loop.after(self.faults.between(0.1, 8), other.process, of(other).set)
 
@@ -405,7 +414,7 @@ class SimulatedMetadata(FarSide):
 
     def _fate(self, weight: float = 1.0) -> Fate:
         faults = self.faults
-        away = faults.is_away(Fault.METADATA_DOWN, self.loop.now_ms)
+        away = self.is_cut_off or faults.is_away(Fault.METADATA_DOWN, self.loop.now_ms)
         call_lost = away or faults.strikes(Fault.METADATA_CALL_LOST, weight)
         late = not call_lost and faults.strikes(Fault.METADATA_LATE, weight)
         answer_lost = not call_lost and not late and faults.strikes(Fault.METADATA_ANSWER_LOST, weight)
@@ -424,6 +433,18 @@ class SimulatedSecurity:
 
     async def users(self, names: Sequence[str]) -> Mapping[str, Mapping[Mechanism, ScramCredential]]:
         return await self._ask(lambda: self._server.security.users(names))
+
+    async def exclude_older_programs(self) -> None:
+        await self._ask(self._server.security.exclude_older_programs)
+
+    async def create_acls(self, acls: Sequence[Acl]) -> int:
+        return await self._ask(lambda: self._server.security.create_acls(acls))
+
+    async def delete_acls(self, filters: Sequence[AclFilter]) -> tuple[int, Sequence[Sequence[Acl]]]:
+        return await self._ask(lambda: self._server.security.delete_acls(filters))
+
+    async def agents_behind(self, change_id: int) -> Sequence[AgentInfo]:
+        return await self._ask(lambda: self._server.security.agents_behind(change_id))
 
     async def report_seen(self, lease: WriterLease, change_id: int) -> None:
         await self._ask(lambda: self._server.security.report_seen(lease, change_id))

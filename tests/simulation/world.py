@@ -25,6 +25,11 @@ from runtime.ids import SystemIds
 from runtime.runtime import Runtime
 from storage.keys import PROBE_PREFIX
 from tests.simulation import checks, hedges, seals
+from tests.simulation.access.access import Access, has_acls
+from tests.simulation.access.changes import AccessAdmin
+from tests.simulation.access.cuts import Cuts
+from tests.simulation.access.guests import Guest
+from tests.simulation.access.principals import SETTINGS
 from tests.simulation.book import Book, TopicPartition
 from tests.simulation.clients import Client, Line
 from tests.simulation.consumers import Browser, Consumer
@@ -114,7 +119,7 @@ class World:
         self._ends: dict[TopicPartition, int] | None = None
         self._copies = 0
         self.network = Network(self.loop, self.faults)
-        settings = {
+        settings: dict[str, Any] = {
             "produce_linger_ms": int(self.faults.between(5, 250)),
             "tail_poll_ms": int(self.faults.between(30, self.rng.choice((150, 500, 2500)))),
             "produce_uploads_max": self.rng.choice((1, 2, 8)),
@@ -129,6 +134,10 @@ class World:
         if self.has_kinds:
             more, self.tokens_max = seal_settings(self.rng)
             settings |= more
+        self.access = Access(self) if has_acls(seed) else None
+        if self.access is not None:
+            settings |= SETTINGS
+        self.guests: list[Guest] = []
         self.seats = [Seat(self, number, settings) for number in range(self.rng.choice((2, 2, 3)))]
         self.addresses = [seat.address for seat in self.seats]
         self.partitions: list[TopicPartition] = [(STEADY, number) for number in range(self.rng.choice((1, 2)))]
@@ -189,10 +198,11 @@ class World:
     async def run(self) -> None:
         await self.server.agents.create_topic(STEADY, partitions=len(self.partitions), configs={})
         clients, consumers, admin = self._clients()
+        grantor = self._begin_access(self.access) if self.access is not None else None
         has_janitor = self.rng.random() < (0.8 if self.stores.has_second else 0.5)
         for seat in self.seats:
             seat.start()
-        for client in (*clients, *consumers):
+        for client in (*clients, *consumers, *self.guests, *([grantor] if grantor is not None else [])):
             client.start()
         if admin is not None:
             await self.server.agents.create_topic(CHURNED, partitions=1, configs={})
@@ -210,6 +220,11 @@ class World:
         clients += [admin] if admin is not None else []
         await self._until("agents ready", lambda: [seat.address for seat in self.seats if not seat.is_ready])
         await self._until("clients answered", lambda: [each.name for each in clients if not each.is_done])
+        if grantor is not None:
+            await self._until("rights at rest", lambda: [] if grantor.is_done else [grantor.name])
+            for guest in self.guests:
+                guest.may_end = True
+            await self._until("guests gone", lambda: [each.name for each in self.guests if not each.is_done])
         await self._until("copies answered", lambda: ["copies"] * self._copies)
         snapshot = await self.server.agents.snapshot()
         self._ends = self._ends_of(snapshot)
@@ -243,6 +258,12 @@ class World:
             clients.append(PlainProducer(self, "churn", [(CHURNED, 0), *self.partitions[:1]], rng.randint(4, 10)))
             return clients, consumers, TopicAdmin(self, CHURNED)
         return clients, consumers, None
+
+    def _begin_access(self, access: Access) -> AccessAdmin:
+        self.guests = [Guest(self, access, f"guest{number}", self.partitions) for number in range(2)]
+        access.begin([STEADY, CHURNED], self.guests)
+        self.start(self.loop.outside, Cuts(self, access).run())
+        return AccessAdmin(self, access, self.guests, self.partitions)
 
     def _watch_deletions(self) -> None:
         """Record when a topic is deleted, as the metadata do it."""
@@ -286,6 +307,10 @@ class World:
             return
         truth = finish(checks.read_truth(self.server, self.stores))
         self.violations += checks.check_clients(truth, self.book, self.deleted_ms)
+        for guest in self.guests:
+            guest.check_stored(
+                {(place, stored.values): stored.offset for place, batches in truth.items() for stored in batches}
+            )
         ends = {place: end for place, end in (self._ends or {}).items() if place in self.partitions}
         self.violations += checks.check_seen(truth, self.book, ends)
 
