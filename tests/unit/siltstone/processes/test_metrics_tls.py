@@ -35,9 +35,7 @@ async def serving(
         metrics_tls_ca_file=str(ca or ""),
     )
     tls = metrics_tls_of(settings, Runtime(metrics=metrics or Metrics()))
-    endpoint = HttpEndpoint(
-        listen="127.0.0.1:0", metrics=metrics or Metrics(), not_ready=list, producers=dict, tls=tls
-    )
+    endpoint = HttpEndpoint(listen="127.0.0.1:0", metrics=metrics or Metrics(), not_ready=list, producers=dict, tls=tls)
     await endpoint.start()
     yield endpoint
     await endpoint.stop()
