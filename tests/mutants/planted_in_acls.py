@@ -11,6 +11,7 @@ ACL_APIS = "tests/integration/agents/acls/test_acl_apis.py"
 REVOCATION = "tests/integration/agents/acls/test_revocation.py"
 FOLLOWER = "tests/unit/agents/tail/test_follower.py"
 FRESHNESS = "tests/unit/agents/security/test_freshness.py"
+AS_KAFKA = "tests/integration/agents/acls/test_as_kafka_answers.py"
 AUTHORIZER = "tests/unit/agents/security/test_authorizer.py"
 ACLS = (
     Mutant(
@@ -107,5 +108,19 @@ ACLS = (
         text="self._matcher is matcher and self._generation == matcher.generation and self._principal == principal",
         replacement="self._matcher is matcher and self._principal == principal",
         tests=(f"{AUTHORIZER}::test_rights_are_kept_on_the_connection_until_the_acls_change",),
+    ),
+    Mutant(
+        name="who-may-delete-need-not-be-told-that-a-topic-is-there",
+        file="agents/handlers/delete_topics.py",
+        text="            _check_allowed(broker, Operation.DESCRIBE, wanted.name)\n",
+        replacement="            _check_allowed(broker, Operation.DELETE, wanted.name)\n",
+        tests=(f"{AS_KAFKA}::test_who_may_describe_a_topic_hears_that_there_is_none_to_delete",),
+    ),
+    Mutant(
+        name="a-refused-group-is-answered-topic-by-topic",
+        file="agents/handlers/offset_fetch.py",
+        text="        if version >= _ERROR_SINCE:\n",
+        replacement="        if version > 7:\n",
+        tests=(f"{AS_KAFKA}::test_offsets_of_a_refused_group_are_refused_without_naming_a_topic",),
     ),
 )

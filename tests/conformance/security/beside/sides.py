@@ -124,14 +124,10 @@ class Side:
         deadline_s = time.monotonic() + WAIT_S_MAX
         while time.monotonic() < deadline_s:
             found = await self.topic(topic)
-            leads = all(each.leader_id >= 0 for each in found.partitions)
             # Kafka's broker may still name a topic that was deleted.
-            if (
-                exists
-                and found.error_code == ErrorCode.NONE
-                and leads
-                and found.topic_id == self.ids.get(topic, found.topic_id)
-            ):
+            is_it = found.topic_id == self.ids.get(topic, found.topic_id)
+            leads = all(each.leader_id >= 0 for each in found.partitions)
+            if exists and found.error_code == ErrorCode.NONE and is_it and leads:
                 return
             if not exists and found.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 return
