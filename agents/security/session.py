@@ -19,7 +19,7 @@ from agents.handlers import api_versions
 from runtime.errors import SiltstoneError
 from security.sasl import plain
 from security.sasl.errors import AuthenticationFailedError
-from security.sasl.scram_server import ScramServer
+from security.sasl.scram_server import NOBODY, ScramServer
 from security.scram import Mechanism, ScramCredential, is_same, stand_in
 from wire.api import RequestHeader, UnsupportedVersionError, decode_request, encode_response, read_request_header
 from wire.error_codes import ErrorCode
@@ -302,8 +302,10 @@ class Session:
     def _claim_of(self, said: plain.PlainClaim) -> CheckPassword:
         # Made for known users as well, so that both cost the same.
         invented = stand_in(Mechanism.SCRAM_SHA_512, said.name, self._known.cluster_secret)
-        credentials = self._known.users.get(said.name, {})
-        strongest = credentials[max(credentials)] if credentials else None
+        # Looked through in the same steps, whoever it is.
+        credentials = self._known.users.get(said.name, NOBODY)
+        strong, weak = credentials.get(Mechanism.SCRAM_SHA_512), credentials.get(Mechanism.SCRAM_SHA_256)
+        strongest = strong or weak
         return CheckPassword(
             name=said.name,
             password=said.password,

@@ -13,7 +13,7 @@ from security.sasl import scram_messages
 from security.sasl.errors import AuthenticationFailedError
 from security.scram import Mechanism, ScramCredential, stand_in, stored_key_of
 
-_NOBODY: Final[Mapping[Mechanism, ScramCredential | None]] = dict.fromkeys(Mechanism)
+NOBODY: Final[Mapping[Mechanism, ScramCredential | None]] = dict.fromkeys(Mechanism)
 """Looked through in the place of a user who does not exist."""
 _REASONS: Final = ("no such user for this mechanism", "wrong password")
 
@@ -59,7 +59,7 @@ class ScramServer:
         self.name = first.name
         # Made and kept for known users as well, so that both cost the same.
         invented = self._invented = stand_in(self._mechanism, first.name, self._cluster_secret)
-        known = self._users.get(first.name, _NOBODY).get(self._mechanism)
+        known = self._users.get(first.name, NOBODY).get(self._mechanism)
         self._is_known = known is not None
         self.credential = credential = known or invented
         self._sent = scram_messages.write_server_first(

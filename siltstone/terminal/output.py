@@ -146,7 +146,8 @@ def print_table(
     lines of its own, a column on a line.
     """
     target = console()
-    rows = [[printable(cell) for cell in row] for row in rows]
+    # Line breaks too: a name with one would make a row of its own.
+    rows = [[printable(cell, keep="") for cell in row] for row in rows]
     if _least_width(columns, rows, cut) > target.width:
         _print_rows_as_lines(columns, rows, title=title, below=below)
         return
@@ -183,7 +184,7 @@ def print_table(
     for number, line in enumerate(lines):
         click.echo(line.rstrip())
         if number >= heads:
-            click.echo(f"{'':{GAP}}{printable(below[number - heads])}")
+            click.echo(f"{'':{GAP}}{printable(below[number - heads], keep='')}")
 
 
 def _least_width(columns: Sequence[str], rows: Sequence[Sequence[str]], cut: str) -> int:
@@ -202,27 +203,31 @@ def _print_rows_as_lines(
             click.echo()
         print_pairs(dict(zip(columns, row, strict=True)))
         if below and below[number]:
-            click.echo(f"{'':{GAP}}{printable(below[number])}")
+            click.echo(f"{'':{GAP}}{printable(below[number], keep='')}")
 
 
 def _table_width(widths: Sequence[int]) -> int:
     return sum(widths) + GAP * (len(widths) - 1)
 
 
-def print_pairs(pairs: Mapping[str, str], *, title: str | None = None, stderr: bool = False) -> None:
-    """Print names and values, one pair on a line. Into a pipe, lines have no blanks at the end and are not folded."""
+def print_pairs(pairs: Mapping[str, str | Sequence[str]], *, title: str | None = None, stderr: bool = False) -> None:
+    """Print names and values, one pair on a line; each text of a value that has several has a line of its own. Into a
+    pipe, lines have no blanks at the end and are not folded."""
     target = console(stderr=stderr)
     print_title(title, stderr=stderr)
+    # A line break within a text would make a line that looks like another pair.
+    texts = {name: [value] if isinstance(value, str) else value for name, value in pairs.items()}
+    shown = {name: "\n".join(printable(text, keep="") for text in value) for name, value in texts.items()}
     if not target.is_terminal:
         width = max(map(cell_len, pairs), default=0)
-        for name, value in pairs.items():
+        for name, value in shown.items():
             say(f"{set_cell_size(name, width)}  {value}", err=stderr)
         return
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    for name, value in pairs.items():
-        table.add_row(printable(name), printable(value))
+    for name, value in shown.items():
+        table.add_row(printable(name), value)
     target.print(table, markup=False)
 
 

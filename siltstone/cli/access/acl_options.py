@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
+from runtime.text import printable
 from security.acls.values import (
     CLUSTER_NAME,
     WILDCARD,
@@ -123,7 +124,8 @@ def check_principal(text: str) -> None:
     """Raises WrongUsageError."""
     kind, colon, name = text.partition(":")
     if not (kind and colon and name):
-        raise WrongUsageError(f"{text!r} is no principal", remedy=f"write it as User:{text.strip(':') or 'NAME'}")
+        named = printable(text.strip(":"), keep="") or "NAME"
+        raise WrongUsageError(f"{text!r} is no principal", remedy=f"write it as User:{named}")
 
 
 def acls_of(words: AclWords, *, producer: bool = False, consumer: bool = False) -> list[Acl]:

@@ -194,7 +194,7 @@ def _print(found: _Inspected, *, batches: bool, records: bool) -> None:
     say("sound" if report.is_sound else "DAMAGED")
 
 
-def _merge_pairs(report: FileReport) -> dict[str, str]:
+def _merge_pairs(report: FileReport) -> Mapping[str, str | Sequence[str]]:
     """The merge that wrote the file, its topics and its inputs; empty for an L0 file."""
     properties = report.properties
     if properties is None:
@@ -208,8 +208,8 @@ def _merge_pairs(report: FileReport) -> dict[str, str]:
     return {
         "merge": f"job {properties.job_id}, {properties.kind}, epoch {properties.epoch}",
         "class": properties.file_class,
-        "topics": "\n".join(topics) or "-",
-        "inputs": "\n".join([*shown, *([f"and {more:,} more"] if more else [])]) or "-",
+        "topics": topics or "-",
+        "inputs": [*shown, *([f"and {more:,} more"] if more else [])] or "-",
     }
 
 
