@@ -71,6 +71,9 @@ class MemoryAgents:
             if writer.lease_until_ms is not None:
                 holder = WriterLease(writer_id=writer_id, epoch=writer.epoch)
                 refusals.check_not_taken(address, holder, writer.lease_until_ms, now_ms, instead_of=instead_of)
+                writer.former_until_ms = refusals.former_until(
+                    holder, writer.lease_until_ms, writer.former_until_ms, instead_of=instead_of
+                )
             writer.epoch += 1
         # Seqs count within an epoch; the old lease, and a drain of the old process, are over.
         writer.address, writer.last_seq, writer.draining = address, -1, False

@@ -102,7 +102,8 @@ class MemorySecurity:
         return [
             AgentInfo(writer_id=writer_id, epoch=writer.epoch, address=writer.address)
             for writer_id, writer in sorted(self.database.writers.items())
-            if holds(writer.lease_until_ms, now_ms, LEASE_MS) and writer.seen_change < change_id
+            if (holds(writer.lease_until_ms, now_ms, LEASE_MS) and writer.seen_change < change_id)
+            or holds(writer.former_until_ms, now_ms, LEASE_MS)
         ]
 
     # -- what clients ask of each agent

@@ -41,6 +41,8 @@ class Writer:
     files: list[int] = field(default_factory=list[int])
     seen_change: int = 0
     """The last change of users and ACLs that the holder of the lease has applied."""
+    former_until_ms: int = 0
+    """Until when a process may act that was here before and gave no lease back."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,6 +82,7 @@ AGENTS = sa.Table(
     sa.Column("zone_port", sa.Integer, nullable=False, server_default="0"),
     sa.Column("endpoints", pg.JSONB, nullable=False, server_default=sa.text("'[]'")),
     sa.Column("seen_change", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("former_until_ms", sa.BigInteger, nullable=False, server_default="0"),
 )
 
 TOPICS = sa.Table(

@@ -56,6 +56,16 @@ def check_not_taken(
     )
 
 
+def former_until(holder: WriterLease, lease_until_ms: int, before_ms: int, *, instead_of: WriterLease | None) -> int:
+    """Until when a process may act from which the address was taken.
+
+    It gave no lease back, so it may only be cut off from the store; then it judges by the users and ACLs that it knew
+    until its lease ends. `before_ms`: the same of processes before it. `instead_of`, the caller's own lease, is no
+    other process.
+    """
+    return before_ms if holder == instead_of else max(before_ms, lease_until_ms)
+
+
 def compactor_lease_ended(lease: WriterLease) -> WriterFencedError:
     return WriterFencedError(f"compactor {lease.writer_id} has no lease any more")
 

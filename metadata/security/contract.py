@@ -89,7 +89,9 @@ class SecurityMetadata(Protocol):
         ...
 
     async def agents_behind(self, change_id: int) -> Sequence[AgentInfo]:
-        """The agents with a running lease, draining ones too, that have not reported this change yet."""
+        """The agents with a running lease, draining ones too, that have not reported this change yet; and those whose
+        address belonged to a process that gave no lease back, until that lease would have ended: it may run, cut off
+        from the store, and go by what it knew."""
         ...
 
     # -- what clients ask of each agent

@@ -124,6 +124,7 @@ class MemoryWorld:
         for writer in self._database.writers.values():
             if writer.lease_until_ms is not None:
                 writer.lease_until_ms = SystemClock().wall_ms() - 1
+            writer.former_until_ms = 0
 
     async def set_state(self, file_id: int, state: FileState) -> None:
         file = self._database.files[file_id]
@@ -222,7 +223,7 @@ class PostgresWorld:
         return service
 
     async def expire_leases(self) -> None:
-        await run_sql(self.url, "UPDATE agents SET lease_until_ms = clock_ms() - 1")
+        await run_sql(self.url, "UPDATE agents SET lease_until_ms = clock_ms() - 1, former_until_ms = 0")
 
     async def set_state(self, file_id: int, state: FileState) -> None:
         await run_sql(self.url, f"UPDATE files SET state = '{state.value}' WHERE file_id = {file_id}")

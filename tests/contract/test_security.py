@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from metadata.contract.leases import AgentAddress, Endpoint
+from metadata.contract.leases import ALIVE_MS, LEASE_MS, AgentAddress, Endpoint
 from metadata.contract.store import MetadataStore
 from metadata.contract.tail import Change, ChangeKind, Cursor
 from metadata.security import details
@@ -19,6 +19,8 @@ from security.acls.values import Acl, AclFilter, Operation, PatternType, Permiss
 from security.quotas.values import DEFAULT, QuotaEntity
 from security.scram import Mechanism, ScramCredential
 from tests.contract.metadata_worlds import World
+
+NOW_MS = 1_700_000_000_000
 
 SHA_256, SHA_512 = Mechanism.SCRAM_SHA_256, Mechanism.SCRAM_SHA_512
 ODD_NAMES = ["ann", "", "a\0b", "\ud83d\ude00", "\U0001f600", "%41", 'it"s \\ a=b,c', "ü" * 300, "%", "User:*"]
@@ -332,6 +334,34 @@ async def test_an_agent_is_behind_until_it_reports_and_for_as_long_as_its_lease_
     assert await behind() == [one.writer_id, two.writer_id]
     await service.security.report_seen(again, change_id)
     await world.expire_leases()
+    assert await behind() == []
+
+
+async def test_a_process_whose_address_was_taken_is_behind_until_its_lease_would_have_ended(world: World) -> None:
+    service, here = world.service, AgentAddress(host="a", port=9092)
+    await world.set_clock(NOW_MS)
+    cut_off = await service.agents.register_agent(here)
+    change_id = await service.security.create_acls([acl()])
+
+    async def behind() -> list[int]:
+        return [agent.writer_id for agent in await service.security.agents_behind(change_id)]
+
+    # given its address goes to another process, which knows the change
+    await world.set_clock(NOW_MS + ALIVE_MS)
+    heir = await service.agents.register_agent(here)
+    await service.security.report_seen(heir, change_id)
+    assert await behind() == [cut_off.writer_id]
+    # then neither a new lease of the same process nor its end makes a difference
+    heir = await service.agents.register_agent(here, instead_of=heir)
+    await service.security.report_seen(heir, change_id)
+    assert await behind() == [cut_off.writer_id]
+    await service.agents.unregister_agent(heir)
+    assert await service.agents.live_agents() == [] and await behind() == [cut_off.writer_id]
+    heir = await service.agents.register_agent(here)
+    await service.security.report_seen(heir, change_id)
+    await world.set_clock(NOW_MS + LEASE_MS - 1)
+    assert await behind() == [cut_off.writer_id]
+    await world.set_clock(NOW_MS + LEASE_MS)
     assert await behind() == []
 
 

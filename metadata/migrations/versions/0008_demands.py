@@ -1,4 +1,4 @@
-"""A table by which agents share quotas.
+"""A table by which agents share quotas, and the leases of processes whose address was taken over.
 
 Programs of schema 0001 work on with it. Agents of schema 0007 measure each by itself beside newer ones.
 """

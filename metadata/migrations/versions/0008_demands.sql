@@ -9,3 +9,7 @@ CREATE UNLOGGED TABLE quota_demands (
     until_ms bigint NOT NULL,  -- it counts until then
     demands bytea NOT NULL  -- metadata/security/demands.py; numbers stand for clients
 ) WITH (fillfactor = 50);
+
+-- Until when a process may act that was at this address before and gave no lease back. It was taken for dead; it may only
+-- be cut off from this database, and goes by the users and ACLs that it knew until its lease has ended.
+ALTER TABLE agents ADD COLUMN former_until_ms bigint NOT NULL DEFAULT 0;

@@ -22,7 +22,7 @@ from metadata.postgres.log.registering import begin_registering
 from metadata.postgres.rows import between_now_and
 from metadata.postgres.tables import AGENTS, SCHEMA_REVISION, WRITERS
 from metadata.rules.jobs import LEASE_SLACK
-from metadata.rules.refusals import agent_lease_ended, check_not_taken
+from metadata.rules.refusals import agent_lease_ended, check_not_taken, former_until
 
 AGENTS_QUERY = (
     sa.select(
@@ -71,7 +71,7 @@ class AgentLeases:
                     constraint="writers_address", set_={"epoch": WRITERS.c.epoch + 1, "last_seq": -1}
                 )
                 row = (await connection.execute(made.returning(WRITERS.c.writer_id, WRITERS.c.epoch))).one()
-            await _check_not_taken(connection, address, row.writer_id, instead_of)
+            former_until_ms = await _take_over(connection, address, row.writer_id, instead_of)
             # In the same transaction as the epoch: no moment in which the old lease looks valid under the new epoch.
             lease: dict[str, Any] = {
                 "epoch": row.epoch,
@@ -82,6 +82,7 @@ class AgentLeases:
                 "zone_port": address.zone_port,
                 "endpoints": [asdict(endpoint) for endpoint in address.endpoints],
                 "seen_change": 0,  # what the last process here had applied says nothing about this one
+                "former_until_ms": former_until_ms,
             }
             leased = insert(AGENTS).values(writer_id=row.writer_id, **lease)
             await connection.execute(leased.on_conflict_do_update(index_elements=["writer_id"], set_=lease))
@@ -100,7 +101,10 @@ class AgentLeases:
     async def unregister_agent(self, lease: WriterLease) -> None:
         async def work(connection: AsyncConnection) -> None:
             mine = (AGENTS.c.writer_id == lease.writer_id, AGENTS.c.epoch == lease.epoch)
-            await connection.execute(sa.delete(AGENTS).where(*mine))
+            # The row stays while another process may act that was here before.
+            ends = sa.update(AGENTS).where(*mine, AGENTS.c.former_until_ms > sa.text("clock_ms()"))
+            if not (await connection.execute(ends.values(lease_until_ms=0))).rowcount:
+                await connection.execute(sa.delete(AGENTS).where(*mine))
 
         await self._database.write(work)
 
@@ -113,17 +117,24 @@ class AgentLeases:
         return await self._database.read(work)
 
 
-async def _check_not_taken(
+async def _take_over(
     connection: AsyncConnection, address: AgentAddress, writer_id: int, instead_of: WriterLease | None
-) -> None:
-    """Raises AddressTakenError. The caller has locked the writer's row, so nobody else registers until it commits."""
+) -> int:
+    """Until when a process may act that was here before.
+
+    The caller has locked the writer's row, so nobody else registers until it commits. Raises AddressTakenError.
+    """
     # The lease is locked too: a beat of the holder either counts here or comes too late.
-    lease = sa.select(AGENTS.c.epoch, AGENTS.c.lease_until_ms, sa.literal_column("clock_ms()", sa.BigInteger))
+    columns = (AGENTS.c.epoch, AGENTS.c.lease_until_ms, AGENTS.c.former_until_ms)
+    lease = sa.select(*columns, sa.literal_column("clock_ms()", sa.BigInteger))
     found = await connection.execute(lease.where(AGENTS.c.writer_id == writer_id).with_for_update())
-    if held := found.one_or_none():
-        epoch, lease_until_ms, now_ms = held
-        holder = WriterLease(writer_id=writer_id, epoch=epoch)
-        check_not_taken(address, holder, lease_until_ms, now_ms, instead_of=instead_of)
+    held = found.one_or_none()
+    if held is None:
+        return 0
+    epoch, lease_until_ms, former_until_ms, now_ms = held
+    holder = WriterLease(writer_id=writer_id, epoch=epoch)
+    check_not_taken(address, holder, lease_until_ms, now_ms, instead_of=instead_of)
+    return former_until(holder, lease_until_ms, former_until_ms, instead_of=instead_of)
 
 
 def _lease_end() -> sa.ColumnElement[int]:

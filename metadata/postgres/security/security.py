@@ -211,8 +211,8 @@ class PostgresSecurity:
         await self._database.write_one(seen.returning(AGENTS.c.writer_id))
 
     async def agents_behind(self, change_id: int) -> Sequence[AgentInfo]:
-        leased = between_now_and(AGENTS.c.lease_until_ms, LEASE_SLACK * LEASE_MS)
-        query = AGENTS_QUERY.where(leased, AGENTS.c.seen_change < change_id)
+        behind = sa.and_(_ahead(AGENTS.c.lease_until_ms), AGENTS.c.seen_change < change_id)
+        query = AGENTS_QUERY.where(sa.or_(behind, _ahead(AGENTS.c.former_until_ms)))
 
         async def work(connection: AsyncConnection) -> Sequence[AgentInfo]:
             return [agent_info(row) for row in await connection.execute(query)]
@@ -283,6 +283,10 @@ def _acl(row: Any) -> Acl:
         operation=Operation(operation),
         permission=Permission(permission),
     )
+
+
+def _ahead(column: sa.Column[Any]) -> sa.ColumnElement[bool]:
+    return between_now_and(column, LEASE_SLACK * LEASE_MS)
 
 
 def _users(rows: Sequence[Any]) -> Mapping[str, Mapping[Mechanism, ScramCredential]]:
