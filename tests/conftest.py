@@ -18,6 +18,7 @@ pytest_plugins = [
     "tests.fixtures.skips",
     "tests.fixtures.spark",
     "tests.fixtures.watchdog",
+    "tests.conformance.security.table",
     "tests.simulation.summary",
     # after those they import: pytest rewrites the asserts of what it loads first itself
     "tests.fixtures.faults",

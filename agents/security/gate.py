@@ -28,12 +28,11 @@ class NoTokensError(BadInputError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedToken:
-    """`user` is "" for a token that is not good: then `reason` is for the log, and `answer` for the client."""
+    """`user` is "" for a token that is not good: then `reason` is for the log."""
 
     user: str = ""
     lifetime_ms: float = 0.0
     reason: str = ""
-    answer: bytes = b""
 
 
 class TokenJudge(Protocol):
@@ -123,7 +122,7 @@ class Gate:
     async def _judged(self, step: CheckToken) -> Reply:
         told = await self._shared.tokens[self._client.listener].judge(step.token)
         if not told.user:
-            return self._session.refused_token(told.reason, told.answer)
+            return self._session.refused_token(told.reason)
         return self._session.judged_token(told.user, told.lifetime_ms, self._clock.monotonic_ms())
 
     def _answered(self, reply: Reply) -> Reply:
