@@ -20,6 +20,8 @@ from runtime.runtime import Runtime
 
 _log = get_logger(__name__)
 SHOWN_NAME_CHARS = 64
+REFUSED_STAYS_MS = 1_000
+"""How long after its answer the connection of a refused client ends. Every client seen so far ends it before."""
 
 
 class NoTokensError(BadInputError):
@@ -102,6 +104,12 @@ class Gate:
         if isinstance(step, Reply) and not step.is_refusal:
             return self._answered(step)
         return self._settle(step, now_ms)
+
+    async def end_refused(self, end: Callable[[str], None], reason: str) -> None:
+        """End the connection of a refused client, if the client does not: a while after the answer. A client that finds
+        the answer and the end at the same time may see the end alone, as kafka-python 3.0 does, and tries again."""
+        await self._clock.sleep_ms(REFUSED_STAYS_MS)
+        end(reason)
 
     async def _settle(self, step: Reply | CheckPassword | CheckToken, received_ms: float) -> Reply:
         try:

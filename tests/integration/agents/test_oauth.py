@@ -10,6 +10,7 @@ from typing import Any
 import confluent_kafka
 import pytest
 
+from agents.security import gate
 from agents.security.oauth import keys as issuer_keys
 from agents.security.session import REFUSED
 from runtime.settings.listeners import ListenerSettings
@@ -23,6 +24,11 @@ from wire.messages.sasl import (
     SaslHandshakeRequest,
     SaslHandshakeResponse,
 )
+
+
+@pytest.fixture(autouse=True)
+def refused_are_closed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "REFUSED_STAYS_MS", 0.0)
 
 
 @pytest.fixture
