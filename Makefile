@@ -75,7 +75,7 @@ bench-%: $(STAMP_ALL)  ## one benchmark in full: `python -m bench --help` names 
 	@$(BIN)/python -m bench $* --full
 
 soak: $(STAMP_ALL)  ## the long proofs, and property tests with many more examples
-	$(BIN)/python -m pytest -n 0 -m soak --timeout 3600
+	$(BIN)/python -m pytest -n 0 -m "soak or matrix" --timeout 3600
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not soak" --hypothesis-profile=soak --timeout 3600 tests/property tests/unit
 
 lock:  ## resolve the dependencies again into constraints.txt (needs uv)

@@ -315,7 +315,10 @@ class Connection(asyncio.BufferedProtocol):
         """A message by which the client proves who it is. Nothing else begins before its reply."""
         if isinstance(reply, Reply):
             slot.parts, slot.ends = reply.parts, reply.ends
-            if self._gate is not None and self._gate.is_open:
+            if self._gate is not None and reply.is_refusal and reply.parts:
+                slot.ends, self._exclusive = "", True
+                self._waiting.add(asyncio.ensure_future(self._gate.end_refused(self._end, reply.ends)))
+            elif self._gate is not None and self._gate.is_open:
                 self._server.proved(self)
                 self._reader.frame_bytes_max = self._broker.settings.socket_request_max_bytes
         else:

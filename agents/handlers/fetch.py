@@ -94,7 +94,10 @@ async def handle(broker: Broker, header: RequestHeader, request: FetchRequest) -
         raise
     if broker.holds(asking):
         release()  # its next fetch waits
-        return sessions.answer_nothing(context, now_ms=broker.runtime.clock.monotonic_ms())
+        nothing = sessions.answer_nothing(context, now_ms=broker.runtime.clock.monotonic_ms())
+        # Clients take an answer without partitions for one to a client over its quota, and only if it says so.
+        nothing.throttle_time_ms = 1
+        return nothing
     response = sessions.answer(context, now_ms=broker.runtime.clock.monotonic_ms())
     if request.session_id or request.session_epoch != FULL_WITHOUT:
         broker.runtime.metrics.fetch_sessions.set(len(sessions))

@@ -23,6 +23,8 @@ from runtime.runtime import Runtime
 _log = get_logger(__name__)
 SHOWN_NAME_CHARS = 64
 _API_VERSIONS_BYTES = API_VERSIONS.to_bytes(2, "big")
+REFUSED_STAYS_MS = 1_000
+"""How long after its answer the connection of a refused client ends. Every client seen so far ends it before."""
 
 
 class NoTokensError(BadInputError):
@@ -31,12 +33,11 @@ class NoTokensError(BadInputError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedToken:
-    """`user` is "" for a token that is not good: then `reason` is for the log, and `answer` for the client."""
+    """`user` is "" for a token that is not good: then `reason` is for the log."""
 
     user: str = ""
     lifetime_ms: float = 0.0
     reason: str = ""
-    answer: bytes = b""
 
 
 class TokenJudge(Protocol):
@@ -111,6 +112,12 @@ class Gate:
             return self._answered(step)
         return self._settle(step, now_ms)
 
+    async def end_refused(self, end: Callable[[str], None], reason: str) -> None:
+        """End the connection of a refused client, if the client does not: a while after the answer. A client that finds
+        the answer and the end at the same time may see the end alone, as kafka-python 3.0 does, and tries again."""
+        await self._clock.sleep_ms(REFUSED_STAYS_MS)
+        end(reason)
+
     async def _settle(self, step: Reply | CheckPassword | CheckToken, received_ms: float) -> Reply:
         try:
             if isinstance(step, CheckPassword):
@@ -134,7 +141,7 @@ class Gate:
     async def _judged(self, step: CheckToken) -> Reply:
         told = await self._shared.tokens[self._client.listener].judge(step.token)
         if not told.user:
-            return self._session.refused_token(told.reason, told.answer)
+            return self._session.refused_token(told.reason)
         return self._session.judged_token(told.user, told.lifetime_ms, self._clock.monotonic_ms())
 
     def _answered(self, reply: Reply) -> Reply:

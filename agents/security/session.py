@@ -5,6 +5,9 @@ satisfied. Only these three requests are decoded before that; any other ends the
 comes out of turn. After a SaslHandshake v0 tokens are bare frames; after v1 each is in a SaslAuthenticate.
 
 Whatever was wrong with a proof, the client hears one text: a better one would tell who exists. Logs have the reason.
+
+A refused token is answered with error 58 at once, as a wrong password is. Kafka sends RFC 7628's JSON first, and error
+58 when the client has acknowledged it; but aiokafka takes that JSON for a yes, and franz-go does not say what it means.
 """
 
 from __future__ import annotations
@@ -107,7 +110,7 @@ class _State(Enum):
     CHECKING = auto()
     """The caller finds out."""
     REFUSING = auto()
-    """The next message is the client's acknowledgement of a refusal (RFC 7628, section 3.2.3), or may be anything."""
+    """The client came back with another mechanism than the first time. Its proof is refused, whatever it is."""
     COMPLETE = auto()
     FAILED = auto()
 
@@ -221,10 +224,9 @@ class Session:
         """The end of a CheckToken that is good for so long."""
         return self._complete(user, None, b"", now_ms, lifetime_ms)
 
-    def refused_token(self, reason: str, answer: bytes) -> Reply:
-        """The end of a CheckToken that is not good. `answer` tells the client, which acknowledges it and is refused."""
-        self._state = _State.REFUSING
-        return Reply(self._token_answer(answer)) if answer else self._refuse(reason)
+    def refused_token(self, reason: str) -> Reply:
+        """The end of a CheckToken that is not good. The reason is for the log."""
+        return self._refuse(reason)
 
     # ---- handshake
 
@@ -287,7 +289,7 @@ class Session:
             self._header = header
             token = bytes(cast("SaslAuthenticateRequest", decode_request(header, frame, position)).auth_bytes)
         if self._state is _State.REFUSING:
-            return self._refuse("refused before, or another mechanism than the first time")
+            return self._refuse("another mechanism than the first time")
         if self._scram is not None:
             answer = self._scram.step(token)
             if not self._scram.is_complete:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, ClassVar
 
+import aiokafka
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic, RecordsToDelete
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
@@ -168,6 +169,9 @@ class Aiokafka(Client):
     name = "aiokafka"
     always_there = True
     lacks: ClassVar = {"group deletion": "its admin client has no such call"}
+
+    def version(self) -> str:
+        return aiokafka.__version__
 
     def write(
         self,

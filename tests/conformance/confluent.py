@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import confluent_kafka
 from confluent_kafka import Consumer as RdConsumer
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import (
@@ -141,6 +142,9 @@ class Confluent(Client):
     name = "confluent-kafka"
     always_there = True
 
+    def version(self) -> str:
+        return f"{confluent_kafka.__version__} (librdkafka {confluent_kafka.libversion()[0]})"
+
     def write(
         self,
         bootstrap: str,
@@ -156,11 +160,13 @@ class Confluent(Client):
         config |= {**of_librdkafka(self.login), "enable.idempotence": True, "error_cb": refusals.hear}
         producer = Producer(config)
         offsets: list[int] = []
+        failed: list[Any] = []
 
         def delivered(error: Any, message: Any) -> None:
-            if error is not None:
-                raise KafkaException(error)
-            offsets.append(message.offset())
+            if error is None:
+                offsets.append(message.offset())
+            else:
+                failed.append(error)
 
         for each in records:
             producer.produce(
@@ -173,9 +179,16 @@ class Confluent(Client):
                 on_delivery=delivered,
             )
         deadline = time.monotonic() + TIMEOUT_S
-        while producer.flush(0.1):
-            refusals.check()
-            assert time.monotonic() < deadline, f"{len(producer)} records are not delivered"
+        try:
+            while producer.flush(0.1):
+                refusals.check()
+                assert time.monotonic() < deadline, f"{len(producer)} records are not delivered"
+        finally:
+            # One that was refused would go on trying, in the background of other tests.
+            producer.purge()
+            producer.close()
+        if failed:
+            raise KafkaException(failed[0])
         return offsets
 
     def consumer(self, bootstrap: str, reading: Reading) -> Consumer:

@@ -162,10 +162,13 @@ class Client(ABC):
         """The reason why the client is missing on this machine; "" if it is present."""
         return ""
 
-    def has_old_scram(self) -> bool:
-        """Whether its last message of SCRAM has a wrong nonce, as that of librdkafka before 2.6.1, and so is refused,
-        by Kafka 4 too."""
-        return False
+    def unable_to(self, login: Login) -> str:
+        """The reason why it cannot come in like this, whatever the server is; "" if it can."""
+        return ""
+
+    def version(self) -> str:
+        """That of its library, for people."""
+        return ""
 
     @property
     def records(self) -> Sequence[Sent]:

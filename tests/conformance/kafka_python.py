@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import kafka
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient, NewPartitions, NewTopic
 from kafka.coordinator.assignors.range import RangePartitionAssignor
@@ -15,6 +16,10 @@ from tests.conformance.security.logins import Login, of_kafka_python
 
 BOOTSTRAP_MS = 5_000
 """It tries for so long to come in, with growing pauses, whatever it was told; its log says what it was told."""
+
+JOIN_MS = 1_000
+"""Polls last so long until it has joined its group. A join that ends between two polls is dropped and begins anew
+(3.0), so with polls shorter than a join a consumer may never get a partition."""
 
 
 class KafkaPythonConsumer(Consumer):
@@ -35,6 +40,7 @@ class KafkaPythonConsumer(Consumer):
             bootstrap_timeout_ms=BOOTSTRAP_MS,
             **config,
         )
+        self._joins = reading.group is not None
         if reading.group is None:
             place = TopicPartition(reading.topic, 0)
             self._consumer.assign([place])
@@ -43,8 +49,9 @@ class KafkaPythonConsumer(Consumer):
             self._consumer.subscribe([reading.topic])
 
     def poll(self, seconds: float) -> Sequence[Item]:
+        least_ms = JOIN_MS if self._joins and not self._consumer.assignment() else 0
         try:
-            polled: Mapping[Any, Any] = self._consumer.poll(timeout_ms=int(seconds * 1000))
+            polled: Mapping[Any, Any] = self._consumer.poll(timeout_ms=max(least_ms, int(seconds * 1000)))
         except (NoOffsetForPartitionError, OffsetOutOfRangeError) as error:
             raise NoOffsetError(str(error)) from error
         return [
@@ -114,6 +121,9 @@ class KafkaPythonAdmin(Admin):
 class KafkaPython(Client):
     name = "kafka-python"
     always_there = True
+
+    def version(self) -> str:
+        return kafka.__version__
 
     def write(
         self,

@@ -42,6 +42,7 @@ class KcatConsumer(Consumer):
             self._selector.register(stream, selectors.EVENT_READ)
             self._rests[stream] = b""
         self._partitions: set[int] = set()
+        self._heard = ""
 
     def poll(self, seconds: float) -> Sequence[Item]:
         items: list[Item] = []
@@ -49,6 +50,7 @@ class KcatConsumer(Consumer):
             data = os.read(key.fd, 1 << 16)
             if not data:
                 self._selector.unregister(key.fileobj)
+                self._check_end()
                 continue
             *lines, self._rests[key.fileobj] = (self._rests[key.fileobj] + data).split(b"\n")
             for line in lines:
@@ -58,7 +60,13 @@ class KcatConsumer(Consumer):
                     self._hear(line.decode())
         return items
 
+    def _check_end(self) -> None:
+        """Its stderr may end before the process is gone."""
+        if not self._selector.get_map() and self._process.wait(TIMEOUT_S):
+            raise RuntimeError(f"kcat has ended:\n{self._heard}")
+
     def _hear(self, line: str) -> None:
+        self._heard += line + "\n"
         if re.search("Authentication failure|SSL alert|SSL handshake failed|authorization failed", line):
             raise RuntimeError(line)
         if "rebalanced" not in line:
@@ -105,12 +113,20 @@ class Kcat(Client):
     def absent(self) -> str:
         return "" if shutil.which("kcat") else "kcat is not on the PATH (a Debian package)"
 
-    def has_old_scram(self) -> bool:
-        if self.absent():
-            return False
-        said = subprocess.run(["kcat", "-V"], check=True, capture_output=True, text=True).stdout
-        found = re.search(r"librdkafka (\d+)\.(\d+)\.(\d+)", said)
-        return found is not None and tuple(map(int, found.groups())) < (2, 6, 1)
+    def unable_to(self, login: Login) -> str:
+        said, (_, library) = _said("-V"), _versions()
+        if login.mechanism.startswith("SCRAM") and tuple(map(int, library.split("."))) < (2, 6, 1):
+            # the last message has a wrong nonce, and Kafka 4 refuses it too
+            return "librdkafka before 2.6.1 does SCRAM wrong"
+        if login.mechanism == "OAUTHBEARER" and not re.search(r"features=\S*\boidc\b", said):
+            return "its librdkafka is built without OIDC, so it can fetch no token"
+        if login.mechanism == "OAUTHBEARER" and "https.ca.location" not in _said("-X", "list"):
+            return "its librdkafka cannot be told of an issuer's authority (https.ca.location)"
+        return ""
+
+    def version(self) -> str:
+        program, library = _versions()
+        return f"{program} (librdkafka {library})"
 
     @property
     def records(self) -> Sequence[Sent]:
@@ -142,6 +158,17 @@ class Kcat(Client):
 
     def offset_at(self, bootstrap: str, topic: str, timestamp_ms: int) -> int:
         return _query(bootstrap, topic, timestamp_ms)
+
+
+def _said(*words: str) -> str:
+    return subprocess.run(["kcat", *words], check=True, capture_output=True, text=True).stdout
+
+
+def _versions() -> tuple[str, str]:
+    """Of kcat and of librdkafka."""
+    found = re.search(r"Version (\S+) .*librdkafka (\d+\.\d+\.\d+)", _said("-V"))
+    assert found is not None
+    return found[1], found[2]
 
 
 def _options(login: Login) -> Sequence[str]:

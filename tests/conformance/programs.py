@@ -11,6 +11,7 @@ import atexit
 import base64
 import json
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -219,6 +220,11 @@ class Java(ProgramClient):
             return "Kafka's jars (KAFKA_JARS or KAFKA_HOME) and a JVM are not at hand"
         return "" if shutil.which("javac") else "a JDK is not on the PATH"
 
+    def version(self) -> str:
+        jars = find_jars()
+        assert jars is not None
+        return jars.version
+
     def security(self) -> Mapping[str, str]:
         return of_java(self.login)
 
@@ -236,6 +242,12 @@ class Go(ProgramClient):
     """Built where the modules are present or can be downloaded. This takes long."""
 
     is_heavy = True
+    module: str
+
+    def version(self) -> str:
+        required = re.search(rf"{re.escape(self.module)} v(\S+)$", (FOLDER / "go" / "go.mod").read_text(), re.MULTILINE)
+        assert required is not None
+        return required[1]
 
     def absent(self) -> str:
         return "" if shutil.which("go") else "Go is not on the PATH"
@@ -263,6 +275,7 @@ def _built(name: str) -> Path:
 
 class FranzGo(Go):
     name = "franz-go"
+    module = "github.com/twmb/franz-go"
     lacks: ClassVar = {
         "consume: auto.offset.reset=latest": "a consumer that was passed goes on at the log's start, by its own rule",
         "consume: a topic made anew": "it reports UNKNOWN_TOPIC_ID and stops reading the topic, by its own rule",
@@ -271,6 +284,7 @@ class FranzGo(Go):
 
 class Sarama(Go):
     name = "sarama"
+    module = "github.com/IBM/sarama"
     lacks: ClassVar = {
         "consume: auto.offset.reset=earliest": "its consumer of a partition reports the error and ends",
         "consume: auto.offset.reset=latest": "its consumer of a partition reports the error and ends",

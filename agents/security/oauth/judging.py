@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
-from typing import Final
 
 from agents.security.gate import JudgedToken
 from agents.security.oauth.keys import IssuerKeys
@@ -15,9 +13,6 @@ from runtime.settings.listeners import ListenerSettings
 from runtime.tls.contexts import client_context
 from runtime.tls.files import ClientTlsSettings
 from security.sasl.errors import AuthenticationFailedError
-
-REFUSED: Final = json.dumps({"status": "invalid_token"}).encode()
-"""RFC 7628, section 3.2.2. The client acknowledges it and is refused then."""
 
 
 class OAuthJudge:
@@ -34,7 +29,7 @@ class OAuthJudge:
         try:
             judged = await self._judged(read_message(token), now_s)
         except AuthenticationFailedError as error:
-            return JudgedToken(reason=error.message, answer=REFUSED)
+            return JudgedToken(reason=error.message)
         return JudgedToken(user=judged.user, lifetime_ms=(judged.expires_s - now_s) * 1000)
 
     async def _judged(self, token: str, now_s: float) -> Judged:

@@ -104,6 +104,9 @@ public class Conformance {
         Map<String, Object> config = new HashMap<>();
         config.put("bootstrap.servers", asked.get("bootstrap").asText());
         asked.get("security").fields().forEachRemaining(each -> config.put(each.getKey(), each.getValue().asText()));
+        if (config.get("sasl.oauthbearer.token.endpoint.url") instanceof String token) {
+            System.setProperty("org.apache.kafka.sasl.oauthbearer.allowed.urls", token);
+        }
         return config;
     }
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from aiokafka.abc import AbstractTokenProvider as AiokafkaTokens
+from kafka.net.sasl.oauth import AbstractTokenProvider as KafkaPythonTokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +25,10 @@ class Login:
     key_file: str = ""
     keystore_file: str = ""
     """The key and the certificates in one file, as Java wants them."""
+    token: str = ""
+    """For OAUTHBEARER, and where the same token is to be had: a file, and an address of the issuer."""
+    token_file: str = ""
+    token_url: str = ""
 
     @property
     def name(self) -> str:
@@ -39,6 +47,7 @@ class Login:
             "ca_file": self.ca_file,
             "certificate_file": self.certificate_file,
             "key_file": self.key_file,
+            "token": self.token,
         }
 
 
@@ -46,7 +55,9 @@ NOTHING = Login()
 
 
 def of_librdkafka(login: Login) -> Mapping[str, str]:
-    """confluent-kafka, kcat (`-X`), and everything else on librdkafka."""
+    """confluent-kafka, kcat (`-X`), and everything else on librdkafka. It fetches tokens by itself; an application that
+    has them already gives them in its `oauth_cb`."""
+    client = login.username if login.token_url else ""
     return _given(
         {
             "security.protocol": login.protocol,
@@ -54,17 +65,24 @@ def of_librdkafka(login: Login) -> Mapping[str, str]:
             "ssl.certificate.location": login.certificate_file,
             "ssl.key.location": login.key_file,
             "sasl.mechanisms": login.mechanism,
-            "sasl.username": login.username,
-            "sasl.password": login.password,
+            "sasl.username": "" if client else login.username,
+            "sasl.password": "" if client else login.password,
+            "sasl.oauthbearer.method": "oidc" if client else "",
+            "sasl.oauthbearer.client.id": client,
+            "sasl.oauthbearer.client.secret": login.password if client else "",
+            "sasl.oauthbearer.token.endpoint.url": login.token_url,
+            "https.ca.location": login.ca_file if client else "",
         }
     )
 
 
 def of_java(login: Login) -> Mapping[str, str]:
-    module = "plain.PlainLoginModule" if login.mechanism == "PLAIN" else "scram.ScramLoginModule"
-    jaas = (
-        f'org.apache.kafka.common.security.{module} required username="{login.username}" password="{login.password}";'
-    )
+    """Only files that the system property `org.apache.kafka.sasl.oauthbearer.allowed.urls` names may hold a token."""
+    modules = {"PLAIN": "plain.PlainLoginModule", "OAUTHBEARER": "oauthbearer.OAuthBearerLoginModule"}
+    module = modules.get(login.mechanism, "scram.ScramLoginModule")
+    named = "" if login.token_file else f' username="{login.username}" password="{login.password}"'
+    jaas = f"org.apache.kafka.common.security.{module} required{named};"
+    handler = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler"
     return _given(
         {
             "security.protocol": login.protocol,
@@ -74,36 +92,20 @@ def of_java(login: Login) -> Mapping[str, str]:
             "ssl.keystore.location": login.keystore_file,
             "sasl.mechanism": login.mechanism,
             "sasl.jaas.config": jaas if login.mechanism else "",
+            "sasl.login.callback.handler.class": handler if login.token_file else "",
+            "sasl.oauthbearer.token.endpoint.url": Path(login.token_file).as_uri() if login.token_file else "",
         }
     )
 
 
-def of_kafka_python(login: Login) -> Mapping[str, str]:
-    return _given(
-        {
-            "security_protocol": login.protocol,
-            "ssl_cafile": login.ca_file,
-            "ssl_certfile": login.certificate_file,
-            "ssl_keyfile": login.key_file,
-            "sasl_mechanism": login.mechanism,
-            "sasl_plain_username": login.username,
-            "sasl_plain_password": login.password,
-        }
-    )
+def of_kafka_python(login: Login) -> Mapping[str, Any]:
+    files = {"ssl_cafile": login.ca_file, "ssl_certfile": login.certificate_file, "ssl_keyfile": login.key_file}
+    return _given(files) | _in_python(login, _KafkaPythonToken)
 
 
 def of_aiokafka(login: Login) -> Mapping[str, Any]:
     """An SSL context of Python's standard library stands for all files."""
-    config: dict[str, Any] = dict(
-        _given(
-            {
-                "security_protocol": login.protocol,
-                "sasl_mechanism": login.mechanism,
-                "sasl_plain_username": login.username,
-                "sasl_plain_password": login.password,
-            }
-        )
-    )
+    config = _in_python(login, _AiokafkaToken)
     if login.ca_file:
         context = ssl.create_default_context(cafile=login.ca_file)
         if login.certificate_file:
@@ -112,5 +114,31 @@ def of_aiokafka(login: Login) -> Mapping[str, Any]:
     return config
 
 
-def _given(config: Mapping[str, str]) -> Mapping[str, str]:
+def _in_python(login: Login, token: Callable[[str], object]) -> dict[str, Any]:
+    config: dict[str, Any] = {**_given({"security_protocol": login.protocol, "sasl_mechanism": login.mechanism})}
+    if login.token:
+        config["sasl_oauth_token_provider"] = token(login.token)
+    else:
+        config |= _given({"sasl_plain_username": login.username, "sasl_plain_password": login.password})
+    return config
+
+
+class _KafkaPythonToken(KafkaPythonTokens):
+    def __init__(self, token: str) -> None:
+        super().__init__()
+        self._token = token
+
+    def token(self) -> str:
+        return self._token
+
+
+class _AiokafkaToken(AiokafkaTokens):
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    async def token(self) -> str:
+        return self._token
+
+
+def _given(config: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in config.items() if value}

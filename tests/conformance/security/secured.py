@@ -23,10 +23,12 @@ from tests.conformance.security.logins import Login
 from tests.fixtures.certificates import IdentityFiles, make_certificates
 from tests.fixtures.faults import AgentProcess, Processes, in_thread
 from tests.fixtures.s3 import free_port
+from tests.fixtures.token_issuer import AUDIENCE, ISSUER, TokenIssuer
 
 PASSWORDS = {"ann": "ann's, of all = signs", "bob": "bob's"}
 SUPER_USERS = "User:CN=ann,O=Siltstone;User:ann"
-MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+PASSWORD_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+MECHANISMS = (*PASSWORD_MECHANISMS, "OAUTHBEARER")
 OWN = "bobs-"
 """How the names of bob's topics and groups begin."""
 
@@ -41,7 +43,9 @@ class Way:
 
 class SecuredAgent:
     def __init__(self, processes: Processes, folder: Path, **settings: object) -> None:
+        self._folder = folder
         self.certificates = make_certificates(folder)
+        self.issuer = TokenIssuer(self.certificates.server)
         self._numbers = itertools.count()
         self._ports = {name: free_port() for name in ("tls", "mtls", "sasl")}
         self._store(processes.postgres.url)
@@ -56,7 +60,7 @@ class SecuredAgent:
     @property
     def ways(self) -> Mapping[str, Way]:
         """By the name of the login."""
-        ways = [self.tls(), self.mtls(), *(self.sasl(mechanism) for mechanism in MECHANISMS)]
+        ways = [self.tls(), self.mtls(), *(self.sasl(mechanism) for mechanism in PASSWORD_MECHANISMS), self.bearer()]
         return {way.login.name: way for way in ways}
 
     def tls(self, *, ca: Path | None = None) -> Way:
@@ -85,6 +89,27 @@ class SecuredAgent:
             ca_file=str(self.certificates.ca),
         )
         return Way(self._address("sasl"), login)
+
+    def bearer(self, **claims: object) -> Way:
+        """By a token that makes these claims."""
+        token = self.issuer.token(**claims)
+        file = self._folder / f"token{next(self._numbers)}"
+        file.write_text(token)
+        login = Login(
+            protocol="SASL_SSL",
+            mechanism="OAUTHBEARER",
+            username="ann's program",
+            password="a secret of the issuer and the program",
+            ca_file=str(self.certificates.ca),
+            token=token,
+            token_file=str(file),
+            token_url=self.issuer.offer(token),
+        )
+        return Way(self._address("sasl"), login)
+
+    def stop(self) -> None:
+        """What is no process."""
+        self.issuer.stop()
 
     def topic(self, prefix: str = "t") -> str:
         name = f"{prefix}{next(self._numbers)}"
@@ -119,6 +144,12 @@ class SecuredAgent:
                 f"{prefix}.tls.key.file": self.certificates.server.key,
             }
         made["listener.sasl.sasl.mechanisms"] = ",".join(MECHANISMS)
+        made |= {
+            "listener.sasl.sasl.oauthbearer.jwks.endpoint.url": self.issuer.keys_url,
+            "listener.sasl.sasl.oauthbearer.jwks.ca.file": self.certificates.ca,
+            "listener.sasl.sasl.oauthbearer.expected.issuer": ISSUER,
+            "listener.sasl.sasl.oauthbearer.expected.audience": AUDIENCE,
+        }
         made |= {"listener.mtls.tls.client.auth": "required", "listener.mtls.tls.ca.file": self.certificates.ca}
         return made
 

@@ -14,8 +14,10 @@ import confluent_kafka
 import kafka
 import pytest
 
+from agents.security import gate
 from metadata.security.contract import UserChange
 from runtime.settings.listeners import ListenerSettings
+from security.sasl import plain
 from security.scram import Mechanism, ScramCredential
 from siltstone.kafka.client import ConnectionLostError, KafkaClient, connected
 from siltstone.kafka.security.authenticating import LoginError
@@ -23,8 +25,14 @@ from siltstone.kafka.security.values import ClientSecurity
 from tests.fixtures.agents import RawConnection, RunningAgent, StartAgent
 from tests.fixtures.waiting import until
 from tests.unit.agents.security.session_client import credential
+from wire.error_codes import ErrorCode
 from wire.messages.metadata import MetadataRequest
-from wire.messages.sasl import SaslAuthenticateRequest, SaslAuthenticateResponse
+from wire.messages.sasl import (
+    SaslAuthenticateRequest,
+    SaslAuthenticateResponse,
+    SaslHandshakeRequest,
+    SaslHandshakeResponse,
+)
 
 MECHANISMS = ("SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN")
 REFUSED_AFTER_MS = 100
@@ -98,6 +106,30 @@ async def test_a_wrong_password_is_the_clients_own_error_and_is_answered_late(ag
             assert loop.time() - begun_s >= REFUSED_AFTER_MS / 1000 - 0.01
             assert "ecret" not in str(caught.value)
     await until(lambda: not agent.principals)
+
+
+async def test_a_refused_client_has_time_to_read_the_answer_before_the_end_and_is_asked_nothing_more(
+    agent: SaslAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for stays_ms in (3_600_000.0, 0.0):
+        monkeypatch.setattr(gate, "REFUSED_STAYS_MS", stays_ms)
+        raw = await RawConnection.connect(agent.address)
+        await raw.call(SaslHandshakeRequest(mechanism="PLAIN"), SaslHandshakeResponse, 1)
+        request = SaslAuthenticateRequest(auth_bytes=plain.write("ann", "wrong"))
+        refused = await raw.call(request, SaslAuthenticateResponse, 2)
+        assert refused.error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
+        # A better proof comes too late; and others come in meanwhile.
+        await raw.begin(SaslAuthenticateRequest(auth_bytes=plain.write("ann", "secret")), 2)
+        async with connected(agent.address, security=as_ann()) as client:
+            await client.metadata([])
+        reading = asyncio.ensure_future(raw.is_closed_by_peer())
+        if stays_ms:
+            await asyncio.wait([reading], timeout=0.3)
+            assert not reading.done()
+            reading.cancel()
+        else:
+            assert await reading
+        await raw.close()
 
 
 async def test_a_client_that_proves_nothing_reaches_no_handler(agent: SaslAgent) -> None:

@@ -20,7 +20,7 @@ from siltstone.kafka.client import KafkaClient, connected
 from siltstone.kafka.security.authenticating import LoginError
 from siltstone.kafka.security.properties import read_client_config
 from tests.fixtures.canaries import body_of_key
-from tests.fixtures.issuers import Issuer
+from tests.fixtures.token_issuer import TokenIssuer
 from tests.integration.siltstone.canaries.world import World
 from wire.messages.sasl import (
     SaslAuthenticateRequest,
@@ -92,7 +92,7 @@ async def with_derived_keys(world: World, name: str, password: str) -> None:
     await connection.close()
 
 
-async def clients_come_in_and_do_not(world: World, password: str, issuer: Issuer) -> None:
+async def clients_come_in_and_do_not(world: World, password: str, issuer: TokenIssuer) -> None:
     for mechanism in ("SCRAM-SHA-256", "SCRAM-SHA-512", "PLAIN"):
         address = world.tokens if mechanism == "PLAIN" else world.dev.bootstrap
         async with connected(address, security=world.as_user("ann", password, mechanism)) as client:

@@ -27,7 +27,7 @@ from tests.fixtures.canaries import Processes, descendants, environment, opened_
 from tests.fixtures.certificates import Certificates
 from tests.fixtures.collector import running_collector
 from tests.fixtures.dev import running_dev
-from tests.fixtures.issuers import Issuer
+from tests.fixtures.token_issuer import TokenIssuer
 from tests.fixtures.waiting import until
 from tests.integration.siltstone.canaries.flow import (
     READER_ROLE,
@@ -174,7 +174,7 @@ async def holds(world: World, word: bytes) -> bool:
 
 
 @pytest.fixture
-async def world(tmp_path: Path, certificates: Certificates, issuer: Issuer) -> AsyncIterator[World]:
+async def world(tmp_path: Path, certificates: Certificates, issuer: TokenIssuer) -> AsyncIterator[World]:
     config = tmp_path / "agent.toml"
     config.write_text(
         f"""
@@ -190,7 +190,7 @@ async def world(tmp_path: Path, certificates: Certificates, issuer: Issuer) -> A
         tls.cert.file = "{tmp_path}/data/certificates/server.pem"
         tls.key.file = "{tmp_path}/data/certificates/server.key"
         sasl.mechanisms = "PLAIN,OAUTHBEARER"
-        sasl.oauthbearer.jwks.endpoint.url = "{issuer.url}"
+        sasl.oauthbearer.jwks.endpoint.url = "{issuer.keys_url}"
         sasl.oauthbearer.jwks.ca.file = "{certificates.ca}"
         sasl.oauthbearer.expected.issuer = "https://issuer"
         sasl.oauthbearer.expected.audience = "siltstone"
@@ -210,7 +210,7 @@ async def world(tmp_path: Path, certificates: Certificates, issuer: Issuer) -> A
 
 
 @pytest.mark.timeout(FLOW_S_MAX)
-async def test_no_secret_is_found_where_others_look(world: World, issuer: Issuer, bare_postgres_url: str) -> None:
+async def test_no_secret_is_found_where_others_look(world: World, issuer: TokenIssuer, bare_postgres_url: str) -> None:
     # given all that people and clients do, right and wrong
     await given_secrets_of_the_system(world)
     await users_come_and_change(world)

@@ -43,7 +43,7 @@ def session(users: Users | None = None, *, reauthenticate_ms: int = 0, receive_b
     numbers = iter(range(1_000))
     return Session(
         users or Users(),
-        ALL,
+        (*ALL, "OAUTHBEARER"),
         nonce=lambda: f"server{next(numbers):020}",
         reauthenticate_ms=reauthenticate_ms,
         receive_bytes_max=receive_bytes_max,

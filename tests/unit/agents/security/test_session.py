@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.security.session import REFUSED, CheckPassword, Reply
+from agents.security.session import REFUSED, CheckPassword, CheckToken, Reply
 from security.sasl import plain
 from security.sasl.scram_client import ScramClient
 from tests.fixtures.chance import examples
@@ -25,7 +25,12 @@ from tests.unit.agents.security.session_client import (
 from wire.api import encode_request
 from wire.error_codes import ErrorCode
 from wire.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
-from wire.messages.sasl import SaslAuthenticateRequest, SaslHandshakeRequest, SaslHandshakeResponse
+from wire.messages.sasl import (
+    SaslAuthenticateRequest,
+    SaslAuthenticateResponse,
+    SaslHandshakeRequest,
+    SaslHandshakeResponse,
+)
 
 VERSIONS = ApiVersionsRequest(client_software_name="kcat", client_software_version="1.7")
 
@@ -67,6 +72,23 @@ def test_a_bare_token_of_plain_is_answered_by_an_empty_one_and_a_bad_one_by_the_
         shake(ours, "PLAIN", version=0)
         step = settled(ours, ours.receive(memoryview(plain.write("ann", password)), 0), 0)
         assert (list(step.parts), bool(step.ends), step.is_refusal) == (parts, not parts, not parts)
+
+
+def test_a_refused_token_is_answered_as_a_wrong_password_is() -> None:
+    for version in (0, 1, 2):
+        ours = session()
+        shake(ours, "OAUTHBEARER", version=1)
+        step = ours.receive(frame(SaslAuthenticateRequest(auth_bytes=b"n,,\x01auth=Bearer x.y.z\x01\x01"), version), 0)
+        assert isinstance(step, CheckToken)
+        refused = ours.refused_token("the token has expired")
+        answer = answer_in(refused, SaslAuthenticateResponse, version)
+        assert (answer.error_code, answer.error_message) == (ErrorCode.SASL_AUTHENTICATION_FAILED, REFUSED)
+        assert (answer.auth_bytes, refused.ends, refused.is_refusal) == (b"", "the token has expired", True)
+    bare = session()
+    shake(bare, "OAUTHBEARER", version=0)
+    assert isinstance(bare.receive(memoryview(b"n,,\x01auth=Bearer x.y.z\x01\x01"), 0), CheckToken)
+    refused = bare.refused_token("the token has expired")
+    assert (list(refused.parts), refused.ends) == ([], "the token has expired")
 
 
 def test_versions_may_be_asked_for_first_and_again_after_a_version_that_is_not_ours() -> None:
@@ -127,11 +149,11 @@ def test_a_token_before_the_handshake_ends_the_connection() -> None:
 
 
 def test_an_unknown_mechanism_is_answered_with_ours_and_then_the_end() -> None:
-    for mechanism in ("GSSAPI", "OAUTHBEARER", "plain", "", "SCRAM-SHA-1"):
+    for mechanism in ("GSSAPI", "DIGEST-MD5", "plain", "", "SCRAM-SHA-1"):
         ours = session()
         step = ours.receive(frame(SaslHandshakeRequest(mechanism=mechanism), 1), 0)
         answer = answer_in(step, SaslHandshakeResponse, 1)
-        assert (answer.error_code, answer.mechanisms) == (ErrorCode.UNSUPPORTED_SASL_MECHANISM, list(ALL))
+        assert (answer.error_code, answer.mechanisms) == (ErrorCode.UNSUPPORTED_SASL_MECHANISM, [*ALL, "OAUTHBEARER"])
         assert isinstance(step, Reply) and step.ends
         assert not ours.is_complete
 

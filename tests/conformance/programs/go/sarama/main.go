@@ -115,9 +115,15 @@ func secured(ask asked) (*sarama.Config, error) {
 		made.Net.SASL.SCRAMClientGeneratorFunc = func() sarama.SCRAMClient { return &proof{hash: scram.SHA256} }
 	case "SCRAM-SHA-512":
 		made.Net.SASL.SCRAMClientGeneratorFunc = func() sarama.SCRAMClient { return &proof{hash: scram.SHA512} }
+	case "OAUTHBEARER":
+		made.Net.SASL.TokenProvider = bearer(login["token"])
 	}
 	return made, nil
 }
+
+type bearer string
+
+func (one bearer) Token() (*sarama.AccessToken, error) { return &sarama.AccessToken{Token: string(one)}, nil }
 
 // SCRAM for sarama, which leaves it to a library of the application's choice.
 type proof struct {
