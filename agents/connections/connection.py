@@ -22,6 +22,7 @@ from typing import Any, cast
 
 from agents.answers import HeldAnswer, Slot, end_trace
 from agents.connections.owner import ConnectionOwner
+from agents.connections.protocol_errors import reason_of
 from agents.connections.sending import COPIED_BYTES, TURN_BYTES, after, next_parts
 from agents.dispatch import API_VERSIONS, HANDLERS, PRODUCE, Answer
 from agents.draining import ASKING_APIS, TELLING_APIS, Talk
@@ -37,20 +38,11 @@ from runtime.errors import SiltstoneError
 from runtime.logging import LOG_CONTEXT, get_logger, log_context
 from runtime.tracing import CURRENT_SPAN
 from wire.api import UnsupportedVersionError, decode_request, encode_response, read_request_header
-from wire.errors import FrameTooLargeError, MalformedFrameError, MalformedMessageError, UnknownApiError
+from wire.errors import MalformedFrameError
 from wire.framing import FrameReader
 from wire.schema import Message, Octets
 
 _log = get_logger(__name__)
-
-_REASONS = (
-    (FrameTooLargeError, "frame_too_large"),
-    (MalformedFrameError, "malformed_frame"),
-    (UnknownApiError, "unknown_api"),
-    (UnsupportedVersionError, "unsupported_version"),
-    (MalformedMessageError, "malformed_message"),
-)
-
 
 REQUESTS_MAX = 1_000
 """Unanswered requests of one connection. Only a client that sends without acknowledgement (acks=0) has so many in
@@ -481,8 +473,7 @@ class Connection(asyncio.BufferedProtocol):
     # ---- ends
 
     def _protocol_error(self, error: SiltstoneError) -> None:
-        reason = next((name for kind, name in _REASONS if isinstance(error, kind)), "other")
-        self._broker.runtime.metrics.protocol_errors_total.labels(reason=reason).inc()
+        self._broker.runtime.metrics.protocol_errors_total.labels(reason=reason_of(error)).inc()
         with log_context(self.client):
             _log.warning("connection closed, protocol error", error=str(error))
         # Complete answers were earned by good requests; send them before the connection is cut.

@@ -40,8 +40,8 @@ BORDERS = (
     Mutant(
         name="an-address-is-taken-unseen-in-sql",
         file="metadata/postgres/log/leases.py",
-        text="            await _check_not_taken(connection, address, row.writer_id, instead_of)\n",
-        replacement="",
+        text="            former_until_ms = await _take_over(connection, address, row.writer_id, instead_of)\n",
+        replacement="            former_until_ms = 0\n",
         tests=(f"{_TAKEN}::test_of_many_that_register_one_address_at_once_one_gets_it", _TWINS),
     ),
     Mutant(
