@@ -61,6 +61,11 @@ class FrameReader:
         """Bytes held for a frame that is not whole yet, its length prefix included."""
         return len(self._start) if self._large is None else self._large_end + _LENGTH.size
 
+    @property
+    def missing_bytes(self) -> int:
+        """Bytes that a large frame still lacks; 0 if none is arriving."""
+        return 0 if self._large is None else self._large_size - self._large_end
+
     def get_buffer(self) -> memoryview:
         """Where the next bytes go; never empty."""
         if self._large is None:

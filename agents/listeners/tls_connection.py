@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections import deque
 
 from cryptography import x509
@@ -21,13 +22,16 @@ from agents.connections.owner import ConnectionOwner
 from agents.connections.sending import after, next_parts
 from agents.listeners.listener_tls import ListenerTls
 from agents.listeners.listening import Listening
-from agents.listeners.tls import AHEAD_BYTES, FEED_BYTES, TlsError, TlsLayer, TlsState
+from agents.listeners.tls import AHEAD_BYTES, FEED_BYTES, RECORD_BYTES, TlsError, TlsLayer, TlsState
 from agents.read.budget import Release
 from runtime.errors import SiltstoneError
 from runtime.logging import get_logger, log_context
 from wire.schema import Octets
 
 _log = get_logger(__name__)
+
+WAKE_BYTES = 64 << 10
+"""Of a large frame that is arriving; fewer bytes are left in the socket."""
 
 
 class TlsConnection(Connection):
@@ -38,6 +42,7 @@ class TlsConnection(Connection):
         self._revocations = current.revocations
         self._layer = TlsLayer(current.context)
         self._was_open = False
+        self._wakes_at = 1
 
     # ---- asyncio's callbacks
 
@@ -90,6 +95,16 @@ class TlsConnection(Connection):
             super().buffer_updated(filled)
         if layer.state is TlsState.PEER_CLOSED:
             self._end("the client said goodbye")
+        elif not self._ended:
+            self._wake_at(max(1, min(self._reader.missing_bytes - RECORD_BYTES, WAKE_BYTES)))
+
+    def _wake_at(self, least_bytes: int) -> None:
+        """Let the kernel wake us once so much has arrived: clients write each record of TLS by itself, and some make
+        one of each Kafka record. All that is missing would be too much: a part of it may lie in a record that we hold,
+        whose end has not come."""
+        if least_bytes != self._wakes_at and self._transport is not None:
+            self._wakes_at = least_bytes
+            self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least_bytes)
 
     def _name_client(self) -> None:
         certificate = self._layer.peer_certificate

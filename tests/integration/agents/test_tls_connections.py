@@ -18,7 +18,8 @@ import pytest
 
 from agents.listeners.listener_tls import ListenerTls
 from agents.listeners.listening import Listening
-from agents.listeners.tls_connection import TlsConnection
+from agents.listeners.tls import RECORD_BYTES
+from agents.listeners.tls_connection import WAKE_BYTES, TlsConnection
 from runtime.clock import SystemClock
 from runtime.metrics import Metrics
 from runtime.tls.certificates import Certificates as Renewed
@@ -29,6 +30,7 @@ from tests.fixtures.agents import RawConnection, RunningAgent, StartAgent, recor
 from tests.fixtures.certificates import Certificates
 from tests.fixtures.log_lines import LogLines
 from tests.fixtures.waiting import until
+from wire.api import encode_request
 from wire.error_codes import ErrorCode
 from wire.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from wire.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
@@ -127,6 +129,34 @@ async def create_topic(raw: RawConnection) -> None:
     topic = CreatableTopic(name="t", num_partitions=1, replication_factor=1)
     answer = await raw.call(CreateTopicsRequest(topics=[topic], timeout_ms=10_000), CreateTopicsResponse, 5)
     assert answer.topics[0].error_code == ErrorCode.NONE
+
+
+async def test_a_large_request_in_small_records_of_tls_wakes_the_agent_a_few_times(
+    port: TlsPort, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    woken: list[int] = []
+    updated = TlsConnection.buffer_updated
+
+    def counted(self: TlsConnection, nbytes: int) -> None:
+        woken.append(nbytes)
+        updated(self, nbytes)
+
+    raw = await port.raw(certificates.client_context())
+    await create_topic(raw)
+    part = PartitionProduceData(index=0, records=build_batch([NewRecord(0, None, random.randbytes(700_000))]))
+    request = ProduceRequest(acks=-1, timeout_ms=20_000, topic_data=[TopicProduceData(name="t", partition_data=[part])])
+    frame = memoryview(b"".join(encode_request(0, 9, 7, "raw", request)))
+    monkeypatch.setattr(TlsConnection, "buffer_updated", counted)
+    # when each record of TLS is written by itself, as librdkafka does
+    for start in range(0, len(frame), 1_000):
+        await raw.send(bytes(frame[start : start + 1_000]))
+        await asyncio.sleep(0)
+    answer = await raw.answer(ProduceResponse, 9)
+    # then
+    assert answer.responses[0].partition_responses[0].error_code == ErrorCode.NONE
+    assert len(woken) <= len(frame) // WAKE_BYTES + RECORD_BYTES // 1_000 + 10
+    # and small requests are heard at once again
+    assert await ask(raw) == ErrorCode.NONE
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
