@@ -145,7 +145,10 @@ class Kcat(Client):
         lines = b"".join(b"%b|%b\n" % (each.key, each.value) for each in records)
         command = ["kcat", "-P", "-b", bootstrap, "-t", topic, "-p", "0", "-K", "|", "-z", codec, *headers]
         command += ["-X", "enable.idempotence=true", "-X", f"client.id={client_id}", *_options(self.login)]
-        done = subprocess.run(command, input=lines, capture_output=True, timeout=TIMEOUT_S)
+        try:
+            done = subprocess.run(command, input=lines, capture_output=True, timeout=TIMEOUT_S)
+        except subprocess.TimeoutExpired as late:
+            raise RuntimeError(f"kcat goes on trying: {(late.stderr or b'').decode()}") from late
         if done.returncode:
             raise RuntimeError(done.stderr.decode())
         return []

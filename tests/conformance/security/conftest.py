@@ -15,10 +15,10 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredAgent]:
     folder = tmp_path_factory.mktemp("secured")
     postgres = Postgres(folder / "postgres")
     processes = Processes(postgres, folder)
-    agent = SecuredAgent(processes, folder)
     try:
+        agent = SecuredAgent(processes, folder)
         yield agent
+        agent.stop()
     finally:
         processes.stop()
-        agent.stop()
         postgres.stop()

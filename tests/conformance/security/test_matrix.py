@@ -43,16 +43,17 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.matrix]
 
 def cells(rows: Sequence[str], *, always_there: bool) -> Sequence[ParameterSet]:
     return [
-        pytest.param(client, row, id=f"{client.name}-{row}".replace(" ", "_"), marks=marks(client))
+        pytest.param(client, row, id=f"{client.name}-{row}".replace(" ", "_"), marks=marks(client, row))
         for client in CLIENTS
         for row in rows
         if client.always_there is always_there
     ]
 
 
-def marks(client: Client) -> Sequence[pytest.MarkDecorator]:
-    # kafka-python tries for 10 s and more after a refusal, and is slow over TLS on a busy machine.
-    return [pytest.mark.soak] if client.is_heavy or client.name == "kafka-python" else []
+def marks(client: Client, row: str) -> Sequence[pytest.MarkDecorator]:
+    # kafka-python tries for 10 s and more after a refusal, kcat for 30 s if its token has expired.
+    is_long = client.name == "kafka-python" or (client.name, row) == ("kcat", "an expired token")
+    return [pytest.mark.soak] if client.is_heavy or is_long else []
 
 
 def each_client(rows: Sequence[str]) -> pytest.MarkDecorator:

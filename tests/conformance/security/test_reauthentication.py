@@ -27,12 +27,12 @@ def forgetful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredAgent
     folder = tmp_path_factory.mktemp("forgetful")
     postgres = Postgres(folder / "postgres")
     processes = Processes(postgres, folder)
-    agent = SecuredAgent(processes, folder, **{"listener.sasl.connections.max.reauth.ms": REAUTHENTICATE_MS})
     try:
+        agent = SecuredAgent(processes, folder, **{"listener.sasl.connections.max.reauth.ms": REAUTHENTICATE_MS})
         yield agent
+        agent.stop()
     finally:
         processes.stop()
-        agent.stop()
         postgres.stop()
 
 

@@ -34,7 +34,9 @@ def renewing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredAgent]
     postgres = Postgres(folder / "postgres")
     processes = Processes(postgres, folder)
     try:
-        yield SecuredAgent(processes, folder)
+        agent = SecuredAgent(processes, folder)
+        yield agent
+        agent.stop()
     finally:
         processes.stop()
         postgres.stop()
