@@ -42,14 +42,14 @@ ANSWERED = (
         " may do everything",
     ),
     (
-        "TLS, SASL, delegation tokens",
+        "SASL at a listener without it, delegation tokens",
         "SaslHandshake, SaslAuthenticate, CreateDelegationToken",
         "answered as by Kafka's PLAINTEXT listener: ILLEGAL_SASL_STATE, DELEGATION_TOKEN_REQUEST_NOT_ALLOWED",
     ),
     (
         "quotas",
         "AlterClientQuotas",
-        "as in Kafka, by each agent; `producer_id_rate` is ours, quotas of replication do not exist",
+        "as in Kafka, and the agents share them; `producer_id_rate` is ours, quotas of replication do not exist",
     ),
     (
         "replicas to move",
@@ -87,7 +87,7 @@ def render_coverage_markdown() -> str:
             "",
             "## Kafka's tools",
             "",
-            f"Exit codes that the tools of Kafka {last_seen().kafka} had when a test ran them beside two agents, and",
+            f"Exit codes that the tools of Kafka {last_seen().kafka} had when a test ran them beside two agents without `acl.mode`, and",
             "words of their output. The test runs them again where the jars are at hand. TOPIC is an empty topic of 2",
             "replicas; SAME and OTHER are files with its present replicas and with others, START has its log start.",
             "",
