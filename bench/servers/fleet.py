@@ -31,7 +31,7 @@ from bench.servers.load_balancer import LoadBalancer, Target
 from bench.servers.s3_server import ROOT, client_environment, free_port, stop
 from bench.servers.started import Started
 from metadata.migrations.migrate import migrate_async
-from runtime.settings.loading import ENVIRONMENT_PREFIX
+from runtime.settings.loading import ENVIRONMENT_PREFIX, environment_name
 from siltstone.embedded.postgres import EmbeddedPostgres
 from siltstone.kafka.client import connected
 
@@ -194,10 +194,12 @@ class Fleet(Started):
         if self._advertise:
             settings["advertised.bootstrap"] = self.bootstrap
         command = [sys.executable, "-P", "-m", "siltstone", "agent", "--lifeline", str(self._lifeline)]
-        command += ["--listen", f"127.0.0.1:{port}", "--metadata", self._metadata_url]
+        command += ["--listen", f"127.0.0.1:{port}"]
         command += ["--object-store", self._store_url]
         command += [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
         environment = {name: v for name, v in client_environment().items() if not name.startswith(ENVIRONMENT_PREFIX)}
+        # Not in the command line, where others could read the password.
+        environment[environment_name("metadata.url")] = self._metadata_url
         log = self.directory / f"agent-{len(self._ports)}.log"
         with log.open("ab") as errors:
             process = subprocess.Popen(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -61,8 +62,9 @@ def read_settings(
 
 
 def _warn_of_passwords(overrides: Mapping[str, str]) -> None:
-    """Overrides come from the command line, which every user of the machine can read while the command runs."""
-    names = [name for name, value in overrides.items() if holds_password(value)]
+    """Every user of the machine can read the command line while the command runs."""
+    shown = "\0".join(sys.orig_argv)  # the environment gives options too, and nobody else can read that
+    names = [name for name, value in overrides.items() if holds_password(value) and value in shown]
     if names:
         variables = " and ".join(map(environment_name, names))
         say(

@@ -4,6 +4,7 @@ a thing, is told so by the client in its own words, and the client does not stor
 from __future__ import annotations
 
 import gc
+import logging
 import re
 import time
 import warnings
@@ -59,6 +60,12 @@ def marks(client: Client, row: str) -> Sequence[pytest.MarkDecorator]:
 def each_client(rows: Sequence[str]) -> pytest.MarkDecorator:
     found = [cells(rows, always_there=there) for there in (True, False)]
     return pytest.mark.parametrize(("client", "row"), [cell for each in found for cell in each])
+
+
+@pytest.fixture(autouse=True)
+def aiokafka_speaks(caplog: pytest.LogCaptureFixture) -> None:
+    """Fixtures of other tests silence it for good."""
+    caplog.set_level(logging.INFO, logger="aiokafka")
 
 
 @pytest.fixture(autouse=True)

@@ -173,9 +173,11 @@ async def test_follow_adds_what_comes_between_its_ticks_and_ends_quietly(lake: L
     await lake.send_json("t", 0, {"id": 0})
     table = ParquetTable((lake.place / "followed").as_uri())
     command = [sys.executable, "-m", "siltstone", *words(lake, "--to", f"parquet:{table.url}", "--value", "json")]
+    command = [word for word in command if word not in ("--metadata", lake.metadata_url)]
+    environ = {**os.environ, "SILTSTONE_METADATA_URL": lake.metadata_url}  # it holds a password
     said, complained = lake.place / "said", lake.place / "complained"
     with said.open("w") as out, complained.open("w") as err:
-        process = subprocess.Popen([*command, "--follow", "--every", "1s"], stdout=out, stderr=err)
+        process = subprocess.Popen([*command, "--follow", "--every", "1s"], stdout=out, stderr=err, env=environ)
     try:
         # when records come, tick by tick, each after the last one was seen in the table
         for number in range(1, 4):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -84,12 +85,15 @@ def test_a_host_is_shown_only_where_it_can_be_no_part_of_a_password() -> None:
     assert place_in("postgresql://u:p@ss/word@db.example/x", port=5432) == "an address that cannot be read"
 
 
-def test_a_password_on_the_command_line_is_warned_of_once_and_one_from_elsewhere_is_not(tmp_path: Path) -> None:
+def test_a_password_on_the_command_line_is_warned_of_once_and_one_from_elsewhere_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     url = "postgresql://user:canary@127.0.0.1:1/db"
     config = tmp_path / "agent.toml"
     config.write_text(f'metadata.url = "{url}"\n')
 
     def warnings(*words: str, **environ: str) -> list[str]:
+        monkeypatch.setattr(sys, "orig_argv", ["siltstone", *words])
         ran = CliRunner().invoke(main, words, env=environ)
         assert "canary" not in ran.output
         return [line for line in ran.stderr.splitlines() if line.startswith("warning: ")]
