@@ -124,6 +124,8 @@ async def test_a_refused_client_has_time_to_read_the_answer_before_the_end_and_i
             await client.metadata([])
         reading = asyncio.ensure_future(raw.is_closed_by_peer())
         if stays_ms:
+            server = agent.running.agent._server
+            assert server is not None and server._admission.unproved == 1, "it has a stranger's place"
             await asyncio.wait([reading], timeout=0.3)
             assert not reading.done()
             reading.cancel()

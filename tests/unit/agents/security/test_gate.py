@@ -10,7 +10,7 @@ import pytest
 from agents.request_context import ANONYMOUS, ClientConnection
 from agents.security import passwords as passwords_module
 from agents.security.freshness import Freshness
-from agents.security.gate import Authentication, Gate, NoTokensError, gates_of
+from agents.security.gate import Authentication, Gate, NoTokensError, gates_of, is_held
 from agents.security.passwords import PasswordChecks
 from agents.security.session import REFUSED, CheckPassword, Reply
 from metadata.contract.errors import MetadataUnavailableError
@@ -22,6 +22,7 @@ from security.sasl import plain
 from security.sasl.scram_client import ScramClient
 from security.scram import ScramCredential, is_password_of
 from tests.unit.agents.security.session_client import ALL, METADATA, SHA_256, Users, answer_in, credential, frame
+from wire.messages.api_versions import ApiVersionsRequest
 from wire.messages.sasl import (
     SaslAuthenticateRequest,
     SaslAuthenticateResponse,
@@ -276,6 +277,30 @@ async def test_while_the_store_is_away_nobody_is_told_that_a_password_is_wrong(c
     await told(gate, SaslHandshakeRequest(mechanism="PLAIN"), 1)
     await send(gate, plain.write("ann", "secret"))
     assert gate.is_open
+
+
+async def test_while_the_store_is_away_requests_wait_and_proofs_go_on(checks: PasswordChecks) -> None:
+    clock, client, never = ManualClock(), ClientConnection(1, "127.0.0.1:5"), NeverHeard()
+    behind = Freshness(lease=never, knowledge=never, catch_up=never.beat, binds=lambda _: True, clock=clock)
+    gate = shared(checks, clock).gate(client, ALL, reauthenticate_ms=60_000)
+
+    def waits(request: bytes | memoryview, by: Gate | None = gate) -> bool:
+        return is_held(memoryview(request), client, by, behind, clock.monotonic_ms())
+
+    handshake, versions = frame(SaslHandshakeRequest(mechanism="PLAIN"), 1), frame(ApiVersionsRequest(), 3)
+    proof = frame(SaslAuthenticateRequest(auth_bytes=plain.write("ann", "secret")), 2)
+    # before the proof: what is no message of it ends the connection at once
+    assert not any(map(waits, (versions, handshake, proof, METADATA)))
+    assert waits(METADATA, None) and waits(handshake, None) and not waits(versions, None)
+    await told(gate, SaslHandshakeRequest(mechanism="PLAIN"), 1)
+    assert not any(map(waits, (handshake, proof, METADATA)))
+    await send(gate, plain.write("ann", "secret"))
+    # after it: but for the next proof
+    assert waits(METADATA) and waits(proof) and not waits(versions) and not waits(handshake)
+    await told(gate, SaslHandshakeRequest(mechanism="PLAIN"), 1)
+    assert not waits(proof)
+    assert not is_held(memoryview(METADATA), client, None, None, 0)
+    await behind.close()
 
 
 async def test_passwords_are_believed_until_what_is_known_is_too_old(checks: PasswordChecks) -> None:
