@@ -21,6 +21,7 @@ from runtime.settings.listeners import ListenerSettings
 from security.sasl import plain
 from security.sasl.scram_client import ScramClient
 from security.scram import ScramCredential, is_password_of
+from tests.fixtures.waiting import until
 from tests.unit.agents.security.session_client import ALL, METADATA, SHA_256, Users, answer_in, credential, frame
 from wire.messages.api_versions import ApiVersionsRequest
 from wire.messages.sasl import (
@@ -243,6 +244,30 @@ class TestPasswords:
         assert not await last and most == 1
         # and the thread is there for the next one
         assert not await checks.is_right(self.claim("guess"), "10.0.0.1")
+        checks.close()
+
+    @pytest.mark.parametrize("leaves_first", [False, True])
+    async def test_a_turn_that_comes_as_its_client_leaves_is_the_next_ones(
+        self, monkeypatch: pytest.MonkeyPatch, *, leaves_first: bool
+    ) -> None:
+        step = threading.Semaphore(0)
+        monkeypatch.setattr(passwords_module, "is_password_of", lambda *_: not step.acquire())
+        checks = PasswordChecks(b"k", threads=1)
+        pass_on = checks._pass_on
+        at_work, leaving, staying = [
+            asyncio.ensure_future(checks.is_right(self.claim("guess"), "10.0.0.1")) for _ in range(3)
+        ]
+
+        def leave() -> None:
+            for act in (leaving.cancel, pass_on) if leaves_first else (pass_on, leaving.cancel):
+                act()
+
+        monkeypatch.setattr(checks, "_pass_on", leave)
+        await until(lambda: checks.waiting == 2)
+        step.release(2)
+        async with asyncio.timeout(60):
+            assert not await at_work and not await staying
+        assert leaving.cancelled()
         checks.close()
 
     def test_the_threads_leave_the_loop_half_of_the_cores(self) -> None:
