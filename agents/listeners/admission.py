@@ -5,6 +5,9 @@ be decoded. Whoever knows of better proof calls `proved` then. Places are scarce
 they have `preauth.timeout.ms`, and there are few places for them: for a newcomer goes the oldest one of the address
 that has most of them. A client that talks at once therefore gets in, however many others are silent; and one that needs
 several round trips to prove itself is not put out by a flood from another address.
+
+While no address has its share of the places, none is greedy, and the oldest of all goes. Otherwise many addresses with
+a few silent connections each would make all clients behind one address put out one another.
 """
 
 from __future__ import annotations
@@ -18,6 +21,10 @@ from typing import Generic, TypeVar
 from agents.listeners.neighbourhood import neighbourhood
 
 C = TypeVar("C", bound=Hashable)
+
+
+SHARES = 10
+"""As many addresses may have a share of the places for the unproved."""
 
 
 class Cause(Enum):
@@ -124,13 +131,15 @@ class Admission(Generic[C]):
         return found
 
     def evict(self, newcomer: str = "") -> C | None:
-        """Strike the oldest unproved connection of who has most of them from the books; None if all have proved
-        themselves. `newcomer`: the neighbourhood of one that comes, and counts too."""
+        """Strike the oldest unproved connection of who has most of them, if that is more than a share, or else of all
+        from the books; None if all have proved themselves. `newcomer`: the neighbourhood of one that comes, and counts
+        too."""
         counts = self._unproved_in.copy()
         counts[newcomer] += 1 if newcomer in counts else 0
         most = max(counts.values(), default=0)
+        nobody_is_greedy = most <= self._limits.unproved_max // SHARES
         for connection in self._unproved:
-            if counts[self._where[connection]] == most:
+            if nobody_is_greedy or counts[self._where[connection]] == most:
                 self.gone(connection)
                 return connection
         return None

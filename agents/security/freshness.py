@@ -96,7 +96,7 @@ class Freshness:
         """No request of the client may begin, and no fetch of it be answered with records."""
         if self.is_fresh(now_ms):
             return False
-        if self._regaining is None:
+        if self._regaining is None or self._regaining.done():  # done: it failed by a mistake of ours
             # In a context of its own: its log lines do not belong to the request that happened to begin it.
             self._regaining = asyncio.create_task(self._regain(), name="freshness", context=Context())
         return not self._is_away or self._binds(client)

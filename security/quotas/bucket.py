@@ -20,6 +20,8 @@ from security.quotas.sharing import demand_after
 
 BURST_S: Final = 10
 """Kafka's `quota.window.num` 11 less the window in progress, of `quota.window.size.seconds` 1."""
+PER_SECOND_MIN: Final = 1e-9
+"""A smaller limit counts as this one: one in thirty years. A part of it could not be told from 0."""
 SHARES_MAX: Final = 10_000
 """Clients choose their ids, so the least recently used share is forgotten above this many."""
 
@@ -28,8 +30,8 @@ class Bucket:
     __slots__ = ("_at_ms", "_limit", "_taken", "_tokens", "_was_short", "demand", "is_active", "number", "part")
 
     def __init__(self, per_second: float, now_ms: float, part: float = 1.0) -> None:
-        self._limit = per_second
-        self._tokens = per_second * part * BURST_S
+        self._limit = max(per_second, PER_SECOND_MIN)
+        self._tokens = self._limit * part * BURST_S
         self._at_ms = now_ms
         self._taken = 0.0
         """Since the last beat."""
@@ -48,8 +50,8 @@ class Bucket:
         A limit that changed counts from now on. `per_second` is the whole limit, above 0.
         """
         self._fill(now_ms)
-        self._limit = per_second
-        ours = per_second * self.part
+        self._limit = max(per_second, PER_SECOND_MIN)
+        ours = self._limit * self.part
         self._tokens = max(-ours * owed_s_max, min(ours * BURST_S, self._tokens) - amount)
         self._taken += amount
         if self._tokens >= 0:
@@ -120,7 +122,10 @@ class Buckets:
                 yield share, bucket
             else:
                 bucket.is_active = False
-                self._active.pop(share, None)
+                # Not another one of that share: this walk takes several turns, and the share may have been forgotten
+                # and come back.
+                if self._active.get(share) is bucket:
+                    del self._active[share]
 
     def divide_evenly(self, agents: int, now_ms: float) -> None:
         """Nothing is known of the demands at other agents."""

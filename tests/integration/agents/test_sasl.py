@@ -16,6 +16,7 @@ import pytest
 
 from agents.security import gate
 from metadata.security.contract import UserChange
+from runtime.errors import UnavailableError
 from runtime.settings.listeners import ListenerSettings
 from security.sasl import plain
 from security.scram import Mechanism, ScramCredential
@@ -124,12 +125,27 @@ async def test_a_refused_client_has_time_to_read_the_answer_before_the_end_and_i
             await client.metadata([])
         reading = asyncio.ensure_future(raw.is_closed_by_peer())
         if stays_ms:
+            server = agent.running.agent._server
+            assert server is not None and server._admission.unproved == 1, "it has a stranger's place"
             await asyncio.wait([reading], timeout=0.3)
             assert not reading.done()
             reading.cancel()
         else:
             assert await reading
         await raw.close()
+
+
+async def test_without_acls_too_nobody_hears_of_a_wrong_password_from_an_agent_that_may_know_an_old_one(
+    agent: SaslAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given an agent whose lease is over, while the store does not answer
+    freshness = agent.running.agent._access.freshness
+    assert freshness is not None
+    monkeypatch.setattr(freshness, "is_fresh", lambda _: False)
+    for mechanism in MECHANISMS:
+        # then the client tries again, here or elsewhere
+        with pytest.raises(UnavailableError, match="closed the connection"):
+            await KafkaClient.connect(agent.address, security=as_ann(mechanism, "new"))
 
 
 async def test_a_client_that_proves_nothing_reaches_no_handler(agent: SaslAgent) -> None:

@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -295,6 +296,34 @@ async def test_a_goodbye_ends_the_connection_and_ours_is_said(port: TlsPort, cer
     port.opened[-1].close("a test")
     # Python raises an error here if the stream is cut without a goodbye
     assert await other.reader.read() == b""
+
+
+async def test_a_request_that_comes_in_one_piece_with_the_goodbye_is_answered(
+    port: TlsPort, certificates: Certificates
+) -> None:
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = certificates.client_context().wrap_bio(incoming, outgoing, server_hostname="localhost")
+    raw = await port.raw()
+
+    async def until_done(step: Callable[[], Any]) -> Any:
+        while True:
+            try:
+                return step()
+            except ssl.SSLWantReadError:
+                await raw.send(outgoing.read())
+                async with asyncio.timeout(60):
+                    came = await raw.reader.read(65_536)
+                assert came
+                incoming.write(came)
+
+    await until_done(client.do_handshake)
+    client.write(b"".join(encode_request(18, 0, 7, "x", ApiVersionsRequest())))
+    with pytest.raises(ssl.SSLWantReadError):
+        client.unwrap()
+    await raw.send(outgoing.read())
+    answer = await until_done(lambda: client.read(65_536))
+    assert answer[4:8] == (7).to_bytes(4, "big")
+    await until(lambda: port.running.metric("connections") == 0)
 
 
 async def test_a_renewed_certificate_is_for_new_connections(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import struct
 from collections.abc import AsyncIterator
 
 import pytest
@@ -12,6 +14,7 @@ from metadata.contract.leases import AgentAddress
 from metadata.migrations.migrate import migrate_async
 from metadata.postgres.connection import connect
 from metadata.postgres.store import PostgresMetadata
+from metadata.security.demands import FORGOTTEN_AFTER_MS, encode_demands
 from security.quotas.values import QuotaEntity
 from tests.fixtures.postgres import AGENT_ROLE, as_role, run_sql
 from tests.fixtures.releases import make_schema
@@ -34,6 +37,41 @@ async def test_agents_that_do_not_report_do_not_share(service: PostgresMetadata,
         update = f"UPDATE agents SET program_schema = {older} WHERE writer_id = {two.writer_id}"
         await run_sql(postgres_url, update)
         assert await service.security.exchange_demands(one, {}) == []
+
+
+async def test_reports_of_agents_that_are_gone_are_deleted_after_a_while(
+    service: PostgresMetadata, postgres_url: str
+) -> None:
+    one, two, three = [
+        await service.agents.register_agent(AgentAddress(host=host, port=1)) for host in ("one", "two", "three")
+    ]
+    for lease in (one, two, three):
+        await service.security.exchange_demands(lease, {1: 1.0})
+    for lease, gone_ms in ((one, 2), (two, 2), (three, 0.5)):
+        gone = f"UPDATE quota_demands SET until_ms = clock_ms() - {gone_ms * FORGOTTEN_AFTER_MS}"
+        await run_sql(postgres_url, f"{gone} WHERE writer_id = {lease.writer_id}")
+    # its own report, however old, takes the place of the one before
+    await service.security.exchange_demands(one, {1: 0.5})
+    line = await connect(postgres_url)
+    kept = await line.fetchval("SELECT string_agg(writer_id::text, ',' ORDER BY writer_id) FROM quota_demands")
+    await line.close()
+    assert kept == f"{one.writer_id},{three.writer_id}"
+
+
+async def test_a_report_that_cannot_be_read_says_nothing_and_the_others_count(
+    service: PostgresMetadata, postgres_url: str
+) -> None:
+    one, two, three = [
+        await service.agents.register_agent(AgentAddress(host=host, port=1)) for host in ("one", "two", "three")
+    ]
+    for lease in (two, three):
+        await service.security.exchange_demands(lease, {1: 0.25})
+    good = encode_demands({7: 0.5})
+    odd = [struct.pack("<qf", 8, demand) for demand in (math.nan, math.inf, -math.inf, -0.5, 1.5)]
+    for report, read in ((good + b"x", {}), (good[:-1], {}), (b"".join([*odd, good]), {7: 0.5})):
+        set_report = f"UPDATE quota_demands SET demands = '\\x{report.hex()}'"
+        await run_sql(postgres_url, f"{set_report} WHERE writer_id = {two.writer_id}")
+        assert await service.security.exchange_demands(one, {}) == [read, {1: 0.25}]
 
 
 async def test_a_cluster_with_quotas_is_migrated_below_its_agents(bare_postgres_url: str) -> None:

@@ -44,6 +44,18 @@ def test_a_flood_puts_out_its_own_and_nobody_else() -> None:
     assert books._unproved_in == {"modest": 1, "greedy": 1, "2001:db8::": 2}
 
 
+def test_clients_behind_one_address_come_in_while_silent_ones_of_many_addresses_fill_all_places() -> None:
+    for greedy, of_each in ((100, 2), (200, 1), (4, 50)):
+        # given silent connections
+        books = admission(unproved=200, most=1_000, within_ms=10_000)
+        for each in range(greedy * of_each):
+            books.arrived(each, f"2001:db8:0:{each % greedy:x}::1", each * 45)
+        # when clients that share an address come, before any of them has proved itself
+        evicted = [books.arrived(each, "192.0.2.1", 9_000 + each).evicted for each in range(1_000, 1_020)]
+        # then the silent ones make room, the oldest first
+        assert evicted == list(range(20)), f"{greedy} silent addresses"
+
+
 def test_a_full_agent_gives_the_place_of_a_silent_one_to_a_newcomer_and_else_refuses() -> None:
     books = admission(most=2, unproved=10)
     books.arrived(1, "h", 0)

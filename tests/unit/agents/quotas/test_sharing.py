@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 import pytest
 
 from agents.quotas.sharing import QuotaSharing
-from agents.quotas.throttle import MUTE_MS_MAX, Throttle
+from agents.quotas.throttle import MUTE_MS_MAX, REQUEST_MUTE_MS_MAX, Throttle
 from metadata.contract.errors import MetadataUnavailableError
 from metadata.contract.leases import BEAT_MS, LEASE_MS, WriterLease
 from runtime.runtime import Runtime
@@ -18,7 +18,8 @@ from security.quotas.precedence import Share
 from security.quotas.sharing import REPORTED_MAX, number_of
 from security.quotas.values import DEFAULT, QuotaEntity, QuotaKey
 from tests.fixtures.waiting import until
-from tests.unit.agents.quotas.test_throttle import FETCH, Known, Quotas, World
+from tests.unit.agents.quotas.test_throttle import FETCH, PRODUCE, Known, Quotas, World
+from wire.messages.produce import ProduceRequest, ProduceResponse
 
 SECRET = bytes(range(32))
 LEASE = WriterLease(writer_id=7, epoch=3)
@@ -90,6 +91,44 @@ async def test_demands_are_told_by_number_in_parts_of_the_limit(make_world: Make
     world.produce(world.client("ann"), 20_000)  # more than it may: it wants all
     await world.beat()
     assert world.others.told[1] == {number(): 1.0, number(client_id="\ud800"): 0.125}
+
+
+async def test_a_first_beat_that_comes_at_once_takes_no_little_use_for_a_high_rate(make_world: MakeWorld) -> None:
+    world = make_world(ANN)
+    world.produce(world.client(), 100)
+    await world.sharing.beat()
+    assert world.others.told == [{number(): 0.1}]  # as if in half a second, and half of it counts
+
+
+async def test_what_is_used_after_a_time_without_quotas_is_not_spread_over_that_time(make_world: MakeWorld) -> None:
+    world = make_world({})
+    world.sharing.start()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    world.clock.advance_ms(3_600_000)
+    world.known.set(ANN)
+    world.produce(world.client(), 100)
+    await until(lambda: world.others.told)
+    assert world.others.told[0] == {number(): 0.1}
+
+
+async def test_a_wait_for_two_quotas_becomes_no_longer_than_each_of_them_may_make_it(make_world: MakeWorld) -> None:
+    # given a client that is far over its share of the loop, and over its bytes at this agent
+    quotas = {QuotaKey.PRODUCER_BYTE_RATE: 1_000.0, QuotaKey.REQUEST_PERCENTAGE: 1.0}
+    world = make_world({QuotaEntity(user="ann"): quotas})
+    world.others.reports = [{}] * 3
+    await world.beat()
+    client = world.client()
+    with world.asking(client, PRODUCE, 9, size=5_000) as context:
+        world.throttle.handle(lambda *_: world.clock.advance_ms(1_000), None, context, ProduceRequest())
+        world.throttle.encode(context, ProduceResponse())
+    assert client.mute.left_ms() == MUTE_MS_MAX - 1_000
+    # when it may have all bytes here
+    world.clock.advance_ms(500)
+    await world.sharing.beat()
+    assert world.part() == 1.0
+    # then it waits for the 2,125 bytes that it owes still, and no longer for the loop, for which nobody waits so long
+    assert client.mute.left_ms() == 2_125 > REQUEST_MUTE_MS_MAX
 
 
 async def test_a_client_that_owes_wants_all_until_it_is_even(make_world: MakeWorld) -> None:

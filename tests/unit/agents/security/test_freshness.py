@@ -141,3 +141,23 @@ async def test_a_lease_and_a_tail_that_get_through_by_themselves_are_noticed(sto
     store.beat_ms = store.heard_ms = store.clock.monotonic_ms()
     await store.until(news=1)
     assert not store.holds(ANN)
+
+
+async def test_a_mistake_of_ours_on_the_way_ends_no_asking_for_ever(store: Store) -> None:
+    def stumble() -> None:
+        raise ValueError("a mistake")
+
+    store.freshness.on_news = stumble
+    store.is_away = True
+    store.clock.advance_ms(RUNS_MS + 1)
+    assert store.holds(ANN)
+    failed = store.freshness._regaining
+    assert failed is not None
+    async with asyncio.timeout(30):
+        await asyncio.wait([failed])
+    assert isinstance(failed.exception(), ValueError)
+    # when the next request comes, the store is asked again
+    store.freshness.on_news, store.is_away = store.tell, False
+    assert store.holds(ANN)
+    await store.until(news=1)
+    assert not store.holds(ANN)

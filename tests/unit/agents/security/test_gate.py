@@ -10,7 +10,7 @@ import pytest
 from agents.request_context import ANONYMOUS, ClientConnection
 from agents.security import passwords as passwords_module
 from agents.security.freshness import Freshness
-from agents.security.gate import Authentication, Gate, NoTokensError, gates_of
+from agents.security.gate import Authentication, Gate, NoTokensError, gates_of, is_held
 from agents.security.passwords import PasswordChecks
 from agents.security.session import REFUSED, CheckPassword, Reply
 from metadata.contract.errors import MetadataUnavailableError
@@ -21,7 +21,9 @@ from runtime.settings.listeners import ListenerSettings
 from security.sasl import plain
 from security.sasl.scram_client import ScramClient
 from security.scram import ScramCredential, is_password_of
+from tests.fixtures.waiting import until
 from tests.unit.agents.security.session_client import ALL, METADATA, SHA_256, Users, answer_in, credential, frame
+from wire.messages.api_versions import ApiVersionsRequest
 from wire.messages.sasl import (
     SaslAuthenticateRequest,
     SaslAuthenticateResponse,
@@ -244,6 +246,30 @@ class TestPasswords:
         assert not await checks.is_right(self.claim("guess"), "10.0.0.1")
         checks.close()
 
+    @pytest.mark.parametrize("leaves_first", [False, True])
+    async def test_a_turn_that_comes_as_its_client_leaves_is_the_next_ones(
+        self, monkeypatch: pytest.MonkeyPatch, *, leaves_first: bool
+    ) -> None:
+        step = threading.Semaphore(0)
+        monkeypatch.setattr(passwords_module, "is_password_of", lambda *_: not step.acquire())
+        checks = PasswordChecks(b"k", threads=1)
+        pass_on = checks._pass_on
+        at_work, leaving, staying = [
+            asyncio.ensure_future(checks.is_right(self.claim("guess"), "10.0.0.1")) for _ in range(3)
+        ]
+
+        def leave() -> None:
+            for act in (leaving.cancel, pass_on) if leaves_first else (pass_on, leaving.cancel):
+                act()
+
+        monkeypatch.setattr(checks, "_pass_on", leave)
+        await until(lambda: checks.waiting == 2)
+        step.release(2)
+        async with asyncio.timeout(60):
+            assert not await at_work and not await staying
+        assert leaving.cancelled()
+        checks.close()
+
     def test_the_threads_leave_the_loop_half_of_the_cores(self) -> None:
         assert [passwords_module.threads_of(cores) for cores in (1, 2, 3, 4, 16, 64)] == [1, 1, 1, 2, 8, 8]
 
@@ -276,6 +302,30 @@ async def test_while_the_store_is_away_nobody_is_told_that_a_password_is_wrong(c
     await told(gate, SaslHandshakeRequest(mechanism="PLAIN"), 1)
     await send(gate, plain.write("ann", "secret"))
     assert gate.is_open
+
+
+async def test_while_the_store_is_away_requests_wait_and_proofs_go_on(checks: PasswordChecks) -> None:
+    clock, client, never = ManualClock(), ClientConnection(1, "127.0.0.1:5"), NeverHeard()
+    behind = Freshness(lease=never, knowledge=never, catch_up=never.beat, binds=lambda _: True, clock=clock)
+    gate = shared(checks, clock).gate(client, ALL, reauthenticate_ms=60_000)
+
+    def waits(request: bytes | memoryview, by: Gate | None = gate) -> bool:
+        return is_held(memoryview(request), client, by, behind, clock.monotonic_ms())
+
+    handshake, versions = frame(SaslHandshakeRequest(mechanism="PLAIN"), 1), frame(ApiVersionsRequest(), 3)
+    proof = frame(SaslAuthenticateRequest(auth_bytes=plain.write("ann", "secret")), 2)
+    # before the proof: what is no message of it ends the connection at once
+    assert not any(map(waits, (versions, handshake, proof, METADATA)))
+    assert waits(METADATA, None) and waits(handshake, None) and not waits(versions, None)
+    await told(gate, SaslHandshakeRequest(mechanism="PLAIN"), 1)
+    assert not any(map(waits, (handshake, proof, METADATA)))
+    await send(gate, plain.write("ann", "secret"))
+    # after it: but for the next proof
+    assert waits(METADATA) and waits(proof) and not waits(versions) and not waits(handshake)
+    await told(gate, SaslHandshakeRequest(mechanism="PLAIN"), 1)
+    assert not waits(proof)
+    assert not is_held(memoryview(METADATA), client, None, None, 0)
+    await behind.close()
 
 
 async def test_passwords_are_believed_until_what_is_known_is_too_old(checks: PasswordChecks) -> None:

@@ -22,6 +22,26 @@ def test_what_is_owed_is_bounded() -> None:
     assert bucket.take(0, 100, BURST_S * 1000) == 0
 
 
+def test_no_limit_is_too_small_to_be_shared_nor_too_large() -> None:
+    for per_second in (5e-324, 1e-300, 1e300, 1.7e308):
+        for part in (1.0, 0.5, 1 / 2_000):
+            for owed_s_max in (BURST_S, float("inf")):
+                bucket = Bucket(per_second, 0, part)
+                waits_ms = [
+                    bucket.take(1, per_second, 0, owed_s_max),
+                    bucket.take(1, per_second, 1_000, owed_s_max),
+                    bucket.wait_ms(1_500),
+                ]
+                # a small one makes wait, a large one never does, and both go on
+                assert all(wait_ms > 0 for wait_ms in waits_ms) == (per_second < 1), (per_second, part, waits_ms)
+                assert all(0 <= wait_ms < float("inf") for wait_ms in waits_ms)
+                bucket.beat(0.5, 2_000)
+                assert bucket.demand == (1.0 if per_second < 1 else 0.0)
+                bucket.divide(0.25, 3_000)
+                bucket.take(0, 10.0, 4_000)
+                assert bucket.take(0, 10.0, 60_000) == 0
+
+
 def test_a_new_limit_counts_from_now_on() -> None:
     bucket = Bucket(100, 0)
     bucket.take(1_000, 100, 0)
@@ -54,3 +74,22 @@ def test_the_least_recently_used_share_is_forgotten() -> None:
     for number in range(SHARES_MAX):
         buckets.take(Limit(Share(client_id=str(number)), 1.0), 1, 0)
     assert buckets.take(first, 0, 0) == 0
+
+
+def test_a_share_that_comes_back_while_demands_are_summed_up_is_summed_up_with_the_next_beat() -> None:
+    # given a share at rest, and a walk that has not come to it yet
+    buckets = Buckets(counts_demand=True)
+    first, ann = Limit(Share(user="first"), 10.0), Limit(Share(user="ann"), 10.0)
+    buckets.take(first, 1, 0)
+    buckets.take(ann, 0, 0)
+    walk = buckets.beat(1.0, 0)
+    assert next(walk)[0] == first.share
+    # when so many others come that it is forgotten, and then it comes back
+    for number in range(SHARES_MAX):
+        buckets.take(Limit(Share(client_id=str(number)), 10.0), 1, 0)
+    buckets.take(ann, 5, 0)
+    assert list(walk) == []
+    # then it counts
+    assert buckets.of(ann.share).demand == 0
+    assert ann.share in dict(buckets.beat(1.0, 0))
+    assert len(buckets._active) <= SHARES_MAX
