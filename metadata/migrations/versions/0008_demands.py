@@ -1,4 +1,6 @@
-"""A table by which agents share quotas, and the leases of processes whose address was taken over.
+"""A table by which agents share quotas.
+
+And a column that keeps the lease of a process whose address was taken over.
 
 Programs of schema 0001 work on with it. Agents of schema 0007 measure each by itself beside newer ones.
 """

@@ -136,7 +136,7 @@ async def test_a_server_with_bad_parameters_is_warned_of_and_the_values_are_name
 
 async def test_a_server_with_the_parameters_of_the_page_is_taken(tmp_path: Path) -> None:
     advised = dict(re.findall(r"SET (\w+) = '?(\w+)'?;", "\n".join(ADVICE)))
-    assert len(advised) == len(ADVICE) == 6
+    assert len(advised) == len(ADVICE) == 7
     with EmbeddedPostgres(tmp_path / "postgres", settings=advised) as server:
         await migrate_async(server.url)
         facts = await probe_postgres(server.url)
