@@ -231,7 +231,10 @@ class Settings:
         10_000, _NETWORK, "A new connection must have sent its first request within this time."
     )
     preauth_connections_max: int = count(
-        200, _NETWORK, "Connections before their proof or first request; above it the oldest of who has most is closed."
+        200,
+        _NETWORK,
+        "Connections before their proof or first request. Above it the oldest is closed: of the address that has most, if"
+        " those are more than a tenth.",
     )
     sasl_server_max_receive_bytes: int = size_bytes(
         65_536, _NETWORK, "The largest message by which a client proves who it is.", minimum=1024, maximum=524_288

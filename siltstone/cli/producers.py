@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import click
 
 from runtime.errors import BadInputError, UnavailableError
+from runtime.passwords import masked
 from runtime.text import size_text
 from siltstone.cli.options.client_config import client_config_option
 from siltstone.cli.options.data_option import data_option, is_typed
@@ -131,9 +132,9 @@ def fetch_page(url: str) -> Mapping[str, Any]:
             error.close()  # it holds the connection
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
         if isinstance(reason, ssl.SSLError):
-            raise failed(url, reason, security) from error
+            raise failed(masked(url), reason, security) from error
         raise UnavailableError(
-            f"{url} does not tell which producers wait: {reason}",
+            f"{masked(url)} does not tell which producers wait: {reason}",
             remedy="name the metrics.listen of an agent, not its Kafka port and not a compactor",
         ) from error
 
