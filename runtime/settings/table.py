@@ -233,8 +233,7 @@ class Settings:
     preauth_connections_max: int = count(
         200,
         _NETWORK,
-        "Connections before their proof or first request. Above it the oldest is closed: of the address that has most, if"
-        " those are more than a tenth.",
+        "Connections before their proof or first request. Above it the oldest goes, of a greedy address first.",
     )
     sasl_server_max_receive_bytes: int = size_bytes(
         65_536, _NETWORK, "The largest message by which a client proves who it is.", minimum=1024, maximum=524_288
