@@ -13,8 +13,8 @@ from agents.broker import Broker
 from agents.groups.checks import check_allowed, check_id, unknown_groups
 from agents.groups.events import GroupState, GroupView
 from agents.groups.held import GroupRefusedError
-from agents.security.rights import GROUP_OPERATIONS
 from agents.yielding import LoopYielder
+from security.acls.operations import GROUP_OPERATIONS
 from security.acls.values import Operation, ResourceType
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode

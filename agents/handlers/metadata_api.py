@@ -27,13 +27,14 @@ from agents.broker import Broker
 from agents.listeners.endpoints import reachable
 from agents.placement import eligible, zone_of
 from agents.request_context import client_listener
-from agents.security.rights import TOPIC_OPERATIONS, Rights
+from agents.security.rights import Rights
 from agents.topics.rules import RequestError, check_name, check_new_name, code_of
 from agents.topics.topic_entries import View, encode_error, encode_partitions, encode_topic
 from metadata.contract.leases import AgentInfo, Endpoint
 from metadata.contract.topics import TooManyPartitionsError, Topic, TopicExistsError
 from runtime.clock import Clock
 from runtime.errors import SiltstoneError
+from security.acls.operations import TOPIC_OPERATIONS
 from security.acls.values import Operation, ResourceType
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode

@@ -11,6 +11,7 @@ meanwhile are made to both.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Set
 from dataclasses import dataclass, field
 from enum import Enum
@@ -26,6 +27,9 @@ from security.acls.values import Acl
 
 BUILD_ON_LOOP_MAX = 5_000
 """ACLs that are put in place within one turn of the event loop, in 30 ms at most."""
+
+_NEXT_USER = re.compile(r"\s*,\s*User:")
+"""Other commas are parts of a certificate's name, such as User:CN=ann,O=Siltstone."""
 
 
 @dataclass(eq=False)
@@ -180,6 +184,11 @@ def super_users_of(text: str) -> frozenset[str]:
     """The setting `super.users`. Raises BadInputError."""
     users = [each.strip() for each in text.split(";") if each.strip()]
     for user in users:
+        if _NEXT_USER.search(user):
+            raise BadInputError(
+                f"super.users: {user!r} names more than one principal",
+                remedy=f"separate principals by ; and not by a comma: {_NEXT_USER.sub(';User:', user)}",
+            )
         kind, _, name = user.partition(":")
         if not (kind and name) or user == ANONYMOUS:
             raise BadInputError(

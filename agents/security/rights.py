@@ -12,37 +12,11 @@ from typing import Final
 
 from agents.security.audit import Audit, Question
 from security.acls.matcher import EVERYTHING, Held, Matcher, operations_mask, permits
+from security.acls.operations import CLUSTER_OPERATIONS
 from security.acls.values import CLUSTER_NAME, Operation, ResourceType
 
 KEPT_MAX = 100
 """Judgements kept for a connection and a type of resource. Kept ones cost a fifth of new ones."""
-TOPIC_OPERATIONS = (
-    Operation.READ,
-    Operation.WRITE,
-    Operation.CREATE,
-    Operation.DELETE,
-    Operation.ALTER,
-    Operation.DESCRIBE,
-    Operation.DESCRIBE_CONFIGS,
-    Operation.ALTER_CONFIGS,
-)
-GROUP_OPERATIONS = (
-    Operation.READ,
-    Operation.DELETE,
-    Operation.DESCRIBE,
-    Operation.DESCRIBE_CONFIGS,
-    Operation.ALTER_CONFIGS,
-)
-CLUSTER_OPERATIONS = (
-    Operation.CREATE,
-    Operation.ALTER,
-    Operation.DESCRIBE,
-    Operation.CLUSTER_ACTION,
-    Operation.DESCRIBE_CONFIGS,
-    Operation.ALTER_CONFIGS,
-    Operation.IDEMPOTENT_WRITE,
-)
-"""The operations that there are on a resource of each type, for the bit fields of Metadata and its like."""
 _CHANGES = tuple(
     each in (Operation.CREATE, Operation.DELETE, Operation.ALTER, Operation.ALTER_CONFIGS) for each in Operation
 )

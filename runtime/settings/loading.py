@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 from runtime.settings.listeners import (
@@ -46,11 +47,19 @@ def environment_name(name: str) -> str:
     return ENVIRONMENT_PREFIX + name.replace(".", "_").upper()
 
 
-def load_settings(path: Path | None, environ: Mapping[str, str], overrides: Mapping[str, str]) -> Settings:
+def load_settings(
+    path: Path | None,
+    environ: Mapping[str, str],
+    overrides: Mapping[str, str],
+    *,
+    fixed: Mapping[str, str] = MappingProxyType({}),
+    fixed_by: str = "",
+) -> Settings:
     """Settings from a TOML file (None: no file), then the environment, then the command line; later ones win.
 
-    `overrides` maps dotted names to text. A removed name is skipped with a warning. Raises SettingsError, which names
-    the place of the bad setting.
+    `overrides` maps dotted names to text. `fixed` are those that the option `fixed_by` sets: another value for one of
+    them is refused. A removed name is skipped with a warning. Raises SettingsError, which names the place of the bad
+    setting.
     """
     table = {name: (declared, default) for name, declared, default in declarations()}
     given: dict[str, tuple[Value | Any, str]] = {}
@@ -70,6 +79,14 @@ def load_settings(path: Path | None, environ: Mapping[str, str], overrides: Mapp
     for name, text in overrides.items():
         if _is_known(name, table, source="the command line"):
             given[name] = text, "the command line"
+    for name, text in fixed.items():
+        value, source = given.get(name, (text, fixed_by))
+        if str(value) != text:
+            raise SettingsError(
+                f"{fixed_by} sets {name}={text}, and {source} says {value}",
+                remedy=f"remove {name} there, or leave out {fixed_by}",
+            )
+        given[name] = text, fixed_by
     values: dict[str, Value] = {}
     of_listeners: dict[str, Value] = {}
     for name, (value, source) in given.items():

@@ -37,7 +37,10 @@ def entity_of(parts: Iterable[tuple[str, str | None]]) -> QuotaEntity:
             _check_name(entity_type, name)
         found[entity_type] = DEFAULT if name is None else name
     if not found:
-        raise QuotaError("the entity is empty", remedy="name a user, a client-id, both, or an ip")
+        raise QuotaError(
+            "the entity is empty",
+            remedy="name a user, a client-id, both, or an ip: --user, --client, --ip, or one of their defaults",
+        )
     if EntityType.IP in found and len(found) > 1:
         raise QuotaError("an ip cannot be combined with a user or a client-id")
     return QuotaEntity(
@@ -70,7 +73,7 @@ def keys_of(entity: QuotaEntity) -> Sequence[QuotaKey]:
 def check_value(key: QuotaKey, value: float) -> None:
     """Raises QuotaError."""
     if not math.isfinite(value) or value <= 0:
-        raise QuotaError(f"{key} must be above 0, not {value}", remedy="remove the quota to lift it")
+        raise QuotaError(f"{key} must be above 0, not {value}", remedy=f"--delete {key} lifts it")
     most = _WHOLE.get(key)
     if most is not None and (not value.is_integer() or value > most):
         raise QuotaError(f"{key} must be a whole number of at most {most}, not {value}")
@@ -87,4 +90,6 @@ def _check_name(entity_type: EntityType, name: str) -> None:
         try:
             ipaddress.ip_address(name)
         except ValueError:
-            raise QuotaError(f"{name!r} is not an IP address") from None
+            raise QuotaError(
+                f"{name!r} is not an IP address", remedy="name one address; networks and names of hosts have no quotas"
+            ) from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -87,9 +87,10 @@ def dev(
     memory:// keeps its data only until the process ends, so it applies to both: if the object store or the metadata is
     memory://, the other one is too. The single agent then also serves the metrics of the compactor.
 
-    With --secure clients come in by SASL_SSL, and ACLs count. DIR/clients/admin.properties (librdkafka, kcat, these
-    commands) and DIR/clients/admin.java.properties have all that a client needs, the password of the super user
-    `admin` among it. Commands with --data DIR find it by themselves. The next start may have --secure or not.
+    With --secure clients come in by SASL_SSL, and ACLs count, unless acl.mode is set to shadow or off.
+    DIR/clients/admin.properties (librdkafka, kcat, these commands) and DIR/clients/admin.java.properties have all that
+    a client needs, the password of the super user `admin` among it. Commands with --data DIR find it by themselves. The
+    next start may have --secure or not.
 
     \b
     Examples:
@@ -110,9 +111,8 @@ def dev(
         "metadata.url": metadata,
         "insecure": "true" if insecure else None,
     }
-    if secure:
-        options |= secure_options(data)
-    settings = read_settings(config, assignments, options)
+    fixed: Mapping[str, str] = secure_options(data) if secure else {}
+    settings = read_settings(config, assignments, options, fixed=fixed, fixed_by="--secure")
     if secure:
         settings = with_super_user(settings)
     names = [zone.strip() for zone in zones.split(",")] if zones else []

@@ -58,13 +58,13 @@ def client_files(data: Path) -> tuple[Path, Path]:
 
 
 def secure_options(data: Path) -> Mapping[str, str]:
-    """The settings by name. The files need not be there yet."""
+    """The settings by name. The files need not be there yet. `acl.mode` is not among them: `auto` means `on` here, and
+    whoever tries `shadow` is let do it."""
     files = certificate_files(data)
     return {
         f"listener.{DEFAULT_LISTENER}.protocol": "SASL_SSL",
         f"listener.{DEFAULT_LISTENER}.tls.cert.file": str(files.server),
         f"listener.{DEFAULT_LISTENER}.tls.key.file": str(files.server_key),
-        "acl.mode": "on",
     }
 
 

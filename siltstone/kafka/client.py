@@ -24,6 +24,7 @@ from runtime.errors import BadInputError, Outcome, SiltstoneError, UnavailableEr
 from siltstone.kafka.addresses import parse_bootstrap, reason_of
 from siltstone.kafka.security import tls
 from siltstone.kafka.security.authenticating import authenticate
+from siltstone.kafka.security.remedies import DENIED, HUNG, no_agent
 from siltstone.kafka.security.values import CLIENT_SECURITY, ClientSecurity
 from wire.api import API_VERSIONS, decode_response, encode_request
 from wire.error_codes import ErrorCode
@@ -68,11 +69,6 @@ _LAST_VERSION_WITH_NAMES: Mapping[int, int] = {0: 12, 1: 12}
 """By API key, the last version that this client uses. From the next one on Produce and Fetch take only ids of topics
 (KIP-516), and this client sends names."""
 _OP_SET, _OP_DELETE = 0, 1
-_HUNG_REMEDY = (
-    "the process accepts connections and does not answer: look at its log and `siltstone doctor`, restart it, or name"
-    " another agent with --bootstrap"
-)
-_NO_AGENT_REMEDY = "start one with `siltstone dev`, or name another with --bootstrap; TLS needs --client-config"
 CONFIG_SOURCES = {1: "topic", 2: "broker", 3: "default broker", 4: "static broker", 5: "default", 6: "logger"}
 
 _REMEDIES: Mapping[str, str] = {
@@ -85,6 +81,7 @@ _REMEDIES: Mapping[str, str] = {
     "POLICY_VIOLATION": "records of a compacted topic go by tombstones or `siltstone erase`; while its cleanup.policy"
     " is compact,delete they can be trimmed as well",
     "OFFSET_OUT_OF_RANGE": "ask for the first and last offset with ListOffsets and start from there",
+    **DENIED,
 }
 _REMEDIES_WHEN_ADDING_PARTITIONS: Mapping[str, str] = {
     "INVALID_PARTITIONS": "partitions can be added, never removed: ask for more than the topic has, within the range",
@@ -129,7 +126,7 @@ class HungAgentError(ConnectionLostError):
     """The agent took the request and did not answer in time."""
 
     def __init__(self, address: str) -> None:
-        super().__init__(f"{address} did not answer in time", remedy=_HUNG_REMEDY)
+        super().__init__(f"{address} did not answer in time", remedy=HUNG)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,7 +233,7 @@ class KafkaClient:
             return client
         raise UnavailableError(
             f"no agent answers at {', '.join(refusals)}",
-            remedy=_HUNG_REMEDY if is_hung else _NO_AGENT_REMEDY,
+            remedy=HUNG if is_hung else no_agent(security),
         )
 
     @property

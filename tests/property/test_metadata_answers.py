@@ -23,7 +23,7 @@ from agents.quotas.throttle import Throttle
 from agents.request_context import ClientConnection, RequestContext
 from agents.security.audit import Audit
 from agents.security.known import KnownSecurity
-from agents.security.rights import CLUSTER_OPERATIONS, TOPIC_OPERATIONS, UNLIMITED, JudgedRights, Rights
+from agents.security.rights import UNLIMITED, JudgedRights, Rights
 from agents.tail.follower import Follower, FollowerCallbacks
 from agents.tail.log_index import LogIndex
 from agents.tail.waiters import ParkedReaders
@@ -38,6 +38,7 @@ from runtime.logging import LOG_CONTEXT
 from runtime.runtime import Runtime
 from runtime.settings.table import Settings
 from security.acls.matcher import Matcher
+from security.acls.operations import CLUSTER_OPERATIONS, TOPIC_OPERATIONS
 from security.acls.values import CLUSTER_NAME, Acl, Operation, PatternType, Permission, ResourceType
 from tests.fixtures.acls import an_acl
 from tests.fixtures.chance import examples

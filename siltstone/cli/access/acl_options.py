@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import wraps
+from itertools import product
 from typing import Any, TypeVar
 
 import click
 
 from runtime.text import printable
+from security.acls.operations import OPERATIONS_ON
 from security.acls.values import (
     CLUSTER_NAME,
     WILDCARD,
@@ -28,6 +31,15 @@ OPERATIONS = {
     each.name.title().replace("_", ""): each for each in Operation if each not in (Operation.UNKNOWN, Operation.ANY)
 }
 """By the names that `kafka-acls` uses: Read, DescribeConfigs."""
+OPERATION_NAMES = {operation: name for name, operation in OPERATIONS.items()}
+RESOURCE_NAMES = {
+    ResourceType.TOPIC: "topic",
+    ResourceType.GROUP: "group",
+    ResourceType.CLUSTER: "cluster",
+    ResourceType.TRANSACTIONAL_ID: "transactional-id",
+    ResourceType.DELEGATION_TOKEN: "delegation-token",
+    ResourceType.USER: "user",
+}
 _LITERAL, _PREFIXED, _MATCH, _ANY = "literal", "prefixed", "match", "any"
 PATTERNS = {
     _LITERAL: PatternType.LITERAL,
@@ -41,6 +53,8 @@ PATTERNS = {
 class AclWords:
     """The options of the command line."""
 
+    principals: Sequence[str] = ()
+    """Of a filter: whether it allows or denies."""
     allow_principals: Sequence[str]
     deny_principals: Sequence[str]
     allow_hosts: Sequence[str]
@@ -51,8 +65,27 @@ class AclWords:
 
     @property
     def is_empty(self) -> bool:
-        named = self.allow_principals, self.deny_principals, self.allow_hosts, self.deny_hosts
+        named = self.principals, self.allow_principals, self.deny_principals, self.allow_hosts, self.deny_hosts
         return not (any(named) or self.operations or self.resources or self.pattern)
+
+
+class _OperationName(click.Choice[str]):
+    """`DescribeConfigs`, and also `describe_configs`, as `rpk` and ACLs in JSON have it."""
+
+    def __init__(self) -> None:
+        super().__init__(list(OPERATIONS), case_sensitive=False)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        joined = str(value).replace("_", "").lower()
+        return super().convert(joined if joined in map(str.lower, OPERATIONS) else value, param, ctx)
+
+
+def filter_options(command: Callable[..., T]) -> Callable[..., T]:
+    """Add the options that name ACLs which are there."""
+    with_principal = click.option(
+        "--principal", "principals", multiple=True, metavar="User:NAME", help="Whom it allows or denies."
+    )
+    return with_principal(acl_options("literal", "prefixed", "match", "any")(command))
 
 
 def acl_options(*patterns: str) -> Callable[[Callable[..., T]], Callable[..., T]]:
@@ -69,7 +102,7 @@ def acl_options(*patterns: str) -> Callable[[Callable[..., T]], Callable[..., T]
             "--operation",
             "operations",
             multiple=True,
-            type=click.Choice(list(OPERATIONS), case_sensitive=False),
+            type=_OperationName(),
             help="Repeatable.",
         )
         @click.option("--topic", "topics", multiple=True, metavar="NAME", help="Repeatable; '*' means every topic.")
@@ -95,11 +128,13 @@ def acl_options(*patterns: str) -> Callable[[Callable[..., T]], Callable[..., T]
             transactional_ids: Sequence[str],
             cluster: bool,
             pattern: str | None,
+            principals: Sequence[str] = (),
             **kwargs: Any,
         ) -> T:
-            for principal in (*allow_principals, *deny_principals):
+            for principal in (*principals, *allow_principals, *deny_principals):
                 check_principal(principal)
             words = AclWords(
+                principals=principals,
                 allow_principals=allow_principals,
                 deny_principals=deny_principals,
                 allow_hosts=allow_hosts,
@@ -144,6 +179,10 @@ def acls_of(words: AclWords, *, producer: bool = False, consumer: bool = False) 
         raise WrongUsageError("a consumer needs a topic and a group", remedy="add --topic NAME and --group NAME")
     if producer and ResourceType.TOPIC not in {kind for kind, _ in words.resources}:
         raise WrongUsageError("a producer needs a topic", remedy="add --topic NAME")
+    for host in (*words.allow_hosts, *words.deny_hosts):
+        _check_host(host)
+    for (kind, _), operation in product(words.resources, words.operations):
+        _check_fits(kind, operation)
     made = [
         Acl(
             resource_type=kind,
@@ -159,6 +198,43 @@ def acls_of(words: AclWords, *, producer: bool = False, consumer: bool = False) 
         for permission, principal, host in _who(words)
     ]
     return list(dict.fromkeys(made))
+
+
+def _check_host(host: str) -> None:
+    if host == WILDCARD:
+        return
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        raise WrongUsageError(
+            f"{host!r} is not an IP address; no client would ever match",
+            remedy="name one address, such as 10.0.0.7, or '*'; networks and names of hosts never match",
+        ) from None
+
+
+def _check_fits(kind: ResourceType, operation: Operation) -> None:
+    fitting = (*OPERATIONS_ON[kind], Operation.ALL)
+    if operation not in fitting:
+        raise WrongUsageError(
+            f"{OPERATION_NAMES[operation]} is no operation on a {RESOURCE_NAMES[kind]}",
+            remedy=f"a {RESOURCE_NAMES[kind]} has {', '.join(OPERATION_NAMES[each] for each in fitting)}",
+        )
+
+
+def doubts_of(acls: Sequence[Acl]) -> list[str]:
+    """What Kafka takes, and what will hardly do what was meant."""
+    doubts = [
+        f"{each.principal} matches no client: agents know principals of type User only"
+        for each in acls
+        if not each.principal.startswith("User:")
+    ]
+    doubts += [
+        f"prefixed '*' matches only a {RESOURCE_NAMES[each.resource_type]} whose name begins with '*'; for every one"
+        " leave out --resource-pattern-type"
+        for each in acls
+        if each.pattern_type is PatternType.PREFIXED and each.resource_name == WILDCARD
+    ]
+    return list(dict.fromkeys(doubts))
 
 
 _PRODUCER = {
@@ -194,7 +270,9 @@ def _who(words: AclWords) -> Iterator[tuple[Permission, str, str]]:
 
 def filters_of(words: AclWords) -> list[AclFilter]:
     """The filters whose matches the words name: each word narrows, and a word that is missing matches everything."""
-    permissions: list[tuple[Permission, str | None, str | None]] = []
+    permissions: list[tuple[Permission, str | None, str | None]] = [
+        (Permission.ANY, who, None) for who in words.principals
+    ]
     for permission, principals, hosts in (
         (Permission.ALLOW, words.allow_principals, words.allow_hosts),
         (Permission.DENY, words.deny_principals, words.deny_hosts),

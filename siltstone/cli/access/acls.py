@@ -8,8 +8,19 @@ from collections.abc import Sequence
 import click
 
 from runtime.text import plural
-from security.acls.values import Acl, Operation, PatternType, Permission, ResourceType
-from siltstone.cli.access.acl_options import OPERATIONS, PATTERNS, AclWords, acl_options, acls_of, exactly, filters_of
+from security.acls.values import Acl, Operation, PatternType, Permission
+from siltstone.cli.access.acl_options import (
+    OPERATION_NAMES,
+    PATTERNS,
+    RESOURCE_NAMES,
+    AclWords,
+    acl_options,
+    acls_of,
+    doubts_of,
+    exactly,
+    filter_options,
+    filters_of,
+)
 from siltstone.cli.groups.asking import confirm
 from siltstone.cli.options.agent_options import agent_options
 from siltstone.cli.options.usage import WrongUsageError
@@ -18,15 +29,6 @@ from siltstone.kafka.client import connected
 from siltstone.terminal.output import json_option, print_json, print_table
 from siltstone.terminal.plain import say
 
-_KINDS = {
-    ResourceType.TOPIC: "topic",
-    ResourceType.GROUP: "group",
-    ResourceType.CLUSTER: "cluster",
-    ResourceType.TRANSACTIONAL_ID: "transactional-id",
-    ResourceType.DELEGATION_TOKEN: "delegation-token",
-    ResourceType.USER: "user",
-}
-_OPERATION_NAMES = {operation: name for name, operation in OPERATIONS.items()}
 _PATTERN_NAMES = {pattern: name for name, pattern in PATTERNS.items()}
 
 
@@ -50,7 +52,7 @@ def acls() -> None:
 
 
 @acls.command("list")
-@acl_options("literal", "prefixed", "match", "any")
+@filter_options
 @agent_options
 @json_option
 def list_acls(words: AclWords, bootstrap: str, as_json: bool) -> None:
@@ -63,7 +65,7 @@ def list_acls(words: AclWords, bootstrap: str, as_json: bool) -> None:
     Examples:
       siltstone acls list
       siltstone acls list --topic orders --resource-pattern-type match
-      siltstone acls list --allow-principal User:ann --json
+      siltstone acls list --principal User:ann --json
     """
     found = asyncio.run(_find(bootstrap, words))
     if as_json:
@@ -82,7 +84,8 @@ def list_acls(words: AclWords, bootstrap: str, as_json: bool) -> None:
 def create(words: AclWords, producer: bool, consumer: bool, bootstrap: str) -> None:
     """Create ACLs: one for each combination of principal, host, operation and resource.
 
-    An ACL that exists already is left as it is. The agents judge by the new ones when this command ends.
+    A host is one IP address, or '*'. An ACL that exists already is left as it is. The agents judge by the new ones when
+    this command ends.
 
     \b
     Examples:
@@ -94,6 +97,8 @@ def create(words: AclWords, producer: bool, consumer: bool, bootstrap: str) -> N
           --deny-host 10.0.0.7 --operation All --topic '*'
     """
     made = acls_of(words, producer=producer, consumer=consumer)
+    for doubt in doubts_of(made):
+        say(f"warning: {doubt}", err=True)
 
     async def work() -> None:
         async with connected(bootstrap) as client:
@@ -105,7 +110,7 @@ def create(words: AclWords, producer: bool, consumer: bool, bootstrap: str) -> N
 
 
 @acls.command()
-@acl_options("literal", "prefixed", "match", "any")
+@filter_options
 @click.option("--yes", is_flag=True, help="Delete without asking.")
 @agent_options
 def delete(words: AclWords, yes: bool, bootstrap: str) -> None:
@@ -153,7 +158,7 @@ def _print(found: Sequence[Acl]) -> None:
                 each.host,
                 "yes" if each.permission is Permission.ALLOW else "no",
                 _name(each.operation),
-                _KINDS.get(each.resource_type, str(each.resource_type)),
+                RESOURCE_NAMES.get(each.resource_type, str(each.resource_type)),
                 each.resource_name,
                 _pattern(each.pattern_type),
             ]
@@ -168,14 +173,14 @@ def _json(acl: Acl) -> dict[str, str]:
         "host": acl.host,
         "permission": acl.permission.name.lower(),
         "operation": _name(acl.operation),
-        "resource_type": _KINDS.get(acl.resource_type, str(acl.resource_type)),
+        "resource_type": RESOURCE_NAMES.get(acl.resource_type, str(acl.resource_type)),
         "resource_name": acl.resource_name,
         "pattern_type": _pattern(acl.pattern_type),
     }
 
 
 def _name(operation: Operation) -> str:
-    return _OPERATION_NAMES.get(operation, operation.name)
+    return OPERATION_NAMES.get(operation, operation.name)
 
 
 def _pattern(pattern: PatternType) -> str:

@@ -12,6 +12,7 @@ import click
 from security.quotas.checks import check_value, entity_of, key_of, keys_of
 from security.quotas.filters import Component, EntityType, MatchType, part_of
 from security.quotas.values import DEFAULT, QuotaEntity
+from siltstone.cli.access.user_words import check_is_no_principal
 from siltstone.cli.options.agent_options import agent_options
 from siltstone.cli.options.usage import WrongUsageError, as_usage
 from siltstone.kafka.access import quotas as calls
@@ -89,14 +90,7 @@ def list_quotas(named: Named, strict: bool, bootstrap: str, as_json: bool) -> No
       siltstone quotas list --user ann
       siltstone quotas list --user ann --strict --json
     """
-    components = [
-        Component(
-            entity_type=EntityType(kind),
-            match_type=MatchType.DEFAULT if name is None else MatchType.EXACT,
-            name=name or "",
-        )
-        for kind, name in named
-    ]
+    components = _components(named)
     if strict and not components:
         raise WrongUsageError("--strict needs an entity", remedy="add --user, --client or --ip")
 
@@ -138,14 +132,35 @@ def alter(named: Named, added: Sequence[str], deleted: Sequence[str], dry_run: b
     with as_usage():
         entity = entity_of(named)
         changes = _changes(entity, added, deleted)
+    if added and isinstance(entity.user, str):
+        check_is_no_principal(entity.user)
 
-    async def work() -> None:
+    async def work() -> list[str]:
+        """What is to be deleted, and is not there."""
         async with connected(bootstrap) as client:
+            there: set[str] = set()
+            if deleted:
+                there.update(*(await calls.describe_quotas(client, _components(named), strict=True)).values())
             await calls.alter_quotas(client, entity, changes, validate_only=dry_run)
+        return [key for key, value in changes.items() if value is None and key not in there]
 
-    asyncio.run(work())
-    done = "would be changed" if dry_run else "changed"
-    say(f"{done}: {_text(entity)}")
+    missing = asyncio.run(work())
+    if missing:
+        say(f"not set: {', '.join(missing)} of {_text(entity)}")
+    if len(missing) < len(changes):
+        done = "would be changed" if dry_run else "changed"
+        say(f"{done}: {_text(entity)}")
+
+
+def _components(named: Named) -> list[Component]:
+    return [
+        Component(
+            entity_type=EntityType(kind),
+            match_type=MatchType.DEFAULT if name is None else MatchType.EXACT,
+            name=name or "",
+        )
+        for kind, name in named
+    ]
 
 
 def _changes(entity: QuotaEntity, added: Sequence[str], deleted: Sequence[str]) -> dict[str, float | None]:

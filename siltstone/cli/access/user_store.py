@@ -16,6 +16,8 @@ from typing import Any, Protocol, TypeVar
 import click
 
 from metadata.security.contract import SecurityMetadata, UserChange
+from runtime.errors import BadInputError
+from runtime.passwords import place_in
 from security.scram import Mechanism, credential_of, salted_password
 from siltstone.cli.options.agent_options import bootstrap_of, bootstrap_option
 from siltstone.cli.options.data_option import data_option, is_typed
@@ -26,6 +28,7 @@ from siltstone.kafka.access import users as calls
 from siltstone.kafka.client import ConnectionLostError, KafkaClient, connected
 from siltstone.kafka.security.authenticating import LoginError
 from siltstone.kafka.security.values import CLIENT_SECURITY
+from siltstone.terminal.plain import say
 from wire.messages.scram_credentials import ScramCredentialUpsertion
 
 T = TypeVar("T")
@@ -42,7 +45,13 @@ class NewPassword:
 
 
 class UserStore(Protocol):
-    async def known(self) -> Known: ...
+    async def known(self, doing: str) -> Known:
+        """`doing`: what for, in an error."""
+        ...
+
+    def came_in_by(self, name: str, mechanisms: Sequence[Mechanism]) -> bool:
+        """Whether this command proved itself by one of them."""
+        ...
 
     async def set_passwords(self, name: str, passwords: Sequence[NewPassword]) -> None: ...
 
@@ -67,7 +76,8 @@ def way_options(command: Callable[..., T]) -> Callable[..., T]:
     @click.option(
         "--direct",
         is_flag=True,
-        help="Go to Postgres (SILTSTONE_METADATA_URL, --config or --data) instead of an agent: for the first user.",
+        help="Go to Postgres instead of an agent: for the first user. It is that of --data, or metadata.url of"
+        " SILTSTONE_METADATA_URL or --config, or without these that of ./siltstone-data.",
     )
     @click.option(
         "--config",
@@ -105,7 +115,17 @@ async def opened_security(data: Path | None, config: Path | None) -> AsyncGenera
         data = None
     settings = read_settings(config, ())
     if data is None and not settings.metadata_url:
+        if config is not None:
+            raise BadInputError(
+                f"{config} sets no metadata.url, nor does SILTSTONE_METADATA_URL; nothing was done",
+                remedy="write metadata.url into the file, or name a directory of `siltstone dev` with --data instead",
+            )
         data = default_data()
+    # On stderr: it is no part of what was asked for.
+    if data is not None:
+        say(f"users of the Postgres in {data}", err=True)
+    elif settings.metadata_url:
+        say(f"users of the Postgres at {place_in(settings.metadata_url)}", err=True)
     if data is None:
         async with opened_metadata(settings.metadata_url) as metadata:
             yield metadata.security
@@ -119,8 +139,11 @@ class _ByAgent:
     def __init__(self, client: KafkaClient) -> None:
         self._client = client
 
-    async def known(self) -> Known:
-        return await calls.describe_users(self._client)
+    async def known(self, doing: str) -> Known:
+        return await calls.describe_users(self._client, doing=doing)
+
+    def came_in_by(self, name: str, mechanisms: Sequence[Mechanism]) -> bool:
+        return any(self._is_own(name, each) for each in mechanisms)
 
     async def set_passwords(self, name: str, passwords: Sequence[NewPassword]) -> None:
         # One request for each: like Kafka, an agent refuses one that names a user twice.
@@ -167,7 +190,10 @@ class _InPostgres:
     def __init__(self, metadata: SecurityMetadata) -> None:
         self._metadata = metadata
 
-    async def known(self) -> Known:
+    def came_in_by(self, name: str, mechanisms: Sequence[Mechanism]) -> bool:
+        return False
+
+    async def known(self, doing: str) -> Known:
         users = (await self._metadata.security()).users
         return {name: {each: found.iterations for each, found in user.items()} for name, user in users.items()}
 

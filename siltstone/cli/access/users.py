@@ -24,8 +24,10 @@ from security.scram import (
 from siltstone.cli.access.passwords import password_option, read_password
 from siltstone.cli.access.user_file import MECHANISMS, Users, changes_of, lines_of, read_text, write_new
 from siltstone.cli.access.user_store import NewPassword, UserStore, Way, opened_security, opened_users, way_options
+from siltstone.cli.access.user_words import check_is_no_principal
 from siltstone.cli.groups.asking import confirm
 from siltstone.cli.options.data_option import data_option
+from siltstone.kafka.access.users import LISTING
 from siltstone.terminal.output import json_option, print_json, print_table
 from siltstone.terminal.plain import say
 
@@ -104,11 +106,12 @@ def create(name: str, password_file: Path | None, mechanisms: Sequence[str], ite
       siltstone users create admin --direct --config agent.toml
     """
     check_name(name)
+    check_is_no_principal(name)
     password = read_password(password_file, name)
 
     async def work() -> None:
         async with opened_users(way) as store:
-            if name in await store.known():
+            if name in await store.known(f"create user {name!r}"):
                 raise UserExistsError(
                     f"there is a user {name!r} already; nothing was changed",
                     remedy=f"`siltstone users set-password {name}` gives it a new password",
@@ -136,7 +139,7 @@ def set_password(name: str, password_file: Path | None, mechanisms: Sequence[str
 
     async def work() -> None:
         async with opened_users(way) as store:
-            await _check_exists(store, name)
+            await _check_exists(store, name, f"change the password of {name!r}")
             await _set(store, name, password, mechanisms, iterations)
 
     asyncio.run(work())
@@ -171,7 +174,7 @@ def list_users(way: Way, as_json: bool) -> None:
 
     async def work() -> list[tuple[str, dict[str, int]]]:
         async with opened_users(way) as store:
-            known = await store.known()
+            known = await store.known(LISTING)
         return [(name, {each.sasl_name: known[name][each] for each in sorted(known[name])}) for name in sorted(known)]
 
     found = asyncio.run(work())
@@ -200,20 +203,26 @@ def delete(name: str, mechanisms: Sequence[str], yes: bool, way: Way) -> None:
 
     async def work() -> None:
         async with opened_users(way) as store:
-            there = await _check_exists(store, name)
+            there = await _check_exists(store, name, f"delete user {name!r}")
             wanted = [MECHANISMS[each] for each in mechanisms] or there
             missing = [each.sasl_name for each in wanted if each not in there]
             if missing:
                 raise NoSuchUserError(f"user {name!r} has no {', '.join(missing)}; nothing was changed")
             await store.remove(name, wanted)
+            if store.came_in_by(name, wanted):
+                say(
+                    "warning: you deleted what you came in with yourself; the way back is `siltstone users create"
+                    f" {name} --direct`",
+                    err=True,
+                )
 
     asyncio.run(work())
     say(f"deleted user {name}" if not mechanisms else f"deleted {', '.join(mechanisms)} of user {name}")
 
 
-async def _check_exists(store: UserStore, name: str) -> list[Mechanism]:
+async def _check_exists(store: UserStore, name: str, doing: str) -> list[Mechanism]:
     """The mechanisms of the user. Raises NoSuchUserError."""
-    known = await store.known()
+    known = await store.known(doing)
     if name not in known:
         raise NoSuchUserError(
             f"there is no user {name!r}; nothing was changed", remedy="`siltstone users list` shows the users"

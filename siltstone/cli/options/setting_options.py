@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import click
@@ -39,9 +40,16 @@ def setting_options(command: Command) -> Command:
 
 
 def read_settings(
-    config: Path | None, assignments: Sequence[str], options: Mapping[str, str | None] | None = None
+    config: Path | None,
+    assignments: Sequence[str],
+    options: Mapping[str, str | None] | None = None,
+    *,
+    fixed: Mapping[str, str] = MappingProxyType({}),
+    fixed_by: str = "",
 ) -> Settings:
     """Settings from the file, the environment, `--set` and `options`; the later source wins. Also sets up logging.
+
+    `fixed` are those that the option `fixed_by` sets, and nothing else may set otherwise.
 
     Raises SettingsError, BadInputError.
     """
@@ -56,7 +64,7 @@ def read_settings(
         overrides[name.strip()] = value.strip()
     overrides |= {name: value for name, value in (options or {}).items() if value is not None}
     _warn_of_passwords(overrides)
-    settings = load_settings(config, os.environ, overrides)
+    settings = load_settings(config, os.environ, overrides, fixed=fixed, fixed_by=fixed_by)
     configure(settings.log_level, settings.log_format, burst_lines=settings.log_burst_lines)
     return settings
 

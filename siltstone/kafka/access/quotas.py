@@ -12,10 +12,9 @@ from siltstone.kafka.client import KafkaClient, KafkaError
 from wire.messages import alter_client_quotas, describe_client_quotas
 
 Quotas = Mapping[QuotaEntity, Mapping[str, float]]
-REMEDIES: Mapping[str, str] = {
-    "CLUSTER_AUTHORIZATION_FAILED": "run this as a super user (setting super.users), or as a user that has"
-    " AlterConfigs on the cluster",
-}
+_SUPER_USER = "run this as a super user (setting super.users), or as a user that has"
+_LISTING_REMEDIES: Mapping[str, str] = {"CLUSTER_AUTHORIZATION_FAILED": f"{_SUPER_USER} DescribeConfigs on the cluster"}
+REMEDIES: Mapping[str, str] = {"CLUSTER_AUTHORIZATION_FAILED": f"{_SUPER_USER} AlterConfigs on the cluster"}
 
 
 async def describe_quotas(client: KafkaClient, components: Sequence[Component], *, strict: bool) -> Quotas:
@@ -31,7 +30,7 @@ async def describe_quotas(client: KafkaClient, components: Sequence[Component], 
     )
     answer = await client.call(request, describe_client_quotas.DescribeClientQuotasResponse)
     if answer.error_code:
-        raise KafkaError(answer.error_code, "list quotas", answer.error_message, remedies=REMEDIES)
+        raise KafkaError(answer.error_code, "list quotas", answer.error_message, remedies=_LISTING_REMEDIES)
     return {
         entity_of((part.entity_type, part.entity_name) for part in entry.entity): {
             each.key: each.value for each in entry.values

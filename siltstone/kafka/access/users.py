@@ -17,23 +17,28 @@ from wire.messages.scram_credentials import (
     UserName,
 )
 
+_SUPER_USER = "run this as a super user (setting super.users), or as a user that has"
+LISTING = "list users"
+_LISTING_REMEDIES: Mapping[str, str] = {"CLUSTER_AUTHORIZATION_FAILED": f"{_SUPER_USER} Describe on the cluster"}
 REMEDIES: Mapping[str, str] = {
-    "CLUSTER_AUTHORIZATION_FAILED": "run this as a super user (setting super.users), or as a user that has Alter on"
-    " the cluster",
+    # Alter implies Describe, by which the commands look first.
+    "CLUSTER_AUTHORIZATION_FAILED": f"{_SUPER_USER} Alter on the cluster",
     "RESOURCE_NOT_FOUND": "`siltstone users list` shows the users",
 }
 
 
 async def describe_users(
-    client: KafkaClient, names: Sequence[str] | None = None
+    client: KafkaClient, names: Sequence[str] | None = None, *, doing: str = LISTING
 ) -> Mapping[str, Mapping[Mechanism, int]]:
-    """By user, the iterations of each credential; `names` None: all users. Raises KafkaError."""
+    """By user, the iterations of each credential; `names` None: all users. `doing`: what for, in an error. Raises
+    KafkaError."""
+    remedies = _LISTING_REMEDIES if doing == LISTING else REMEDIES
     request = DescribeUserScramCredentialsRequest(
         users=None if names is None else [UserName(name=name) for name in names]
     )
     answer = await client.call(request, DescribeUserScramCredentialsResponse)
     if answer.error_code:
-        raise KafkaError(answer.error_code, "list users", answer.error_message, remedies=REMEDIES)
+        raise KafkaError(answer.error_code, doing, answer.error_message, remedies=remedies)
     found: dict[str, Mapping[Mechanism, int]] = {}
     for result in answer.results:
         if result.error_code:

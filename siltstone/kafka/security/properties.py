@@ -1,8 +1,8 @@
 """Read `client.properties`: the names of Java's clients and those of librdkafka, so that one file serves all tools.
 
 A line is NAME=VALUE, or a comment (`#`, `!`). Under Java's names backslashes escape and continue a line, as in Java;
-under librdkafka's a value stands as it is. A name that does not count here is refused: a misspelt one would leave a
-connection unprotected.
+under librdkafka's a value stands as it is. A few names that protect nothing are skipped. Any other is
+refused: a misspelt one would leave a connection unprotected.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from runtime.text import printable
 from siltstone.kafka.security.values import MECHANISMS, PROTOCOLS, ClientConfigError, ClientSecurity
 
 _BOTH: Final = frozenset({"security.protocol", "ssl.endpoint.identification.algorithm", "ssl.key.password"})
@@ -38,6 +39,9 @@ _LIBRDKAFKA: Final = frozenset(
     }
 )
 NAMES: Final = _BOTH | _JAVA | _LIBRDKAFKA
+_OF_OTHER_CLIENTS: Final = frozenset({"bootstrap.servers", "client.id", "request.timeout.ms"})
+"""Protect nothing, and are in many files that Kafka's tools share. Skipped."""
+_STORE_PASSWORD: Final = re.compile(r"ssl\.(truststore|keystore)\.password")
 _SECRETS: Final = ("sasl.jaas.config", "sasl.password", "ssl.key.password")
 BYTES_MAX: Final = 65_536
 
@@ -196,14 +200,26 @@ def _one_of(values: Mapping[str, str], name: str, choices: tuple[str, ...], sour
     given = values.get(name, default).upper()
     if given and given not in choices:
         raise ClientConfigError(
-            f"{source}: {name} is none that this client has", remedy=f"set it to one of {', '.join(choices)}"
+            f"{source}: {name}={_short(values[name])} is not known", remedy=f"set it to one of {', '.join(choices)}"
         )
     return given
+
+
+def _short(value: str) -> str:
+    """Cut: whatever stands there, an error is one line."""
+    return printable(value[:60], keep="")
 
 
 def _values(text: str, source: str) -> dict[str, str]:
     values: dict[str, str] = {}
     for number, name, value in _lines(text):
+        if name in _OF_OTHER_CLIENTS:
+            continue
+        if store := _STORE_PASSWORD.fullmatch(name):
+            raise ClientConfigError(
+                f"{source}, line {number}: {name} is for Java's key stores, which are not read",
+                remedy=f"convert the store to PEM, set ssl.{store[1]}.type=PEM, and remove the line",
+            )
         if name not in NAMES:
             near = difflib.get_close_matches(name, sorted(NAMES), n=1)
             raise ClientConfigError(

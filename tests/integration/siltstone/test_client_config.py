@@ -23,7 +23,7 @@ from siltstone.cli import main
 from siltstone.kafka.client import KafkaClient, connected
 from siltstone.kafka.retrying import RetryingClient
 from siltstone.kafka.security.authenticating import LoginError
-from siltstone.kafka.security.tls import TlsFailedError
+from siltstone.kafka.security.tls import TlsFailedError, failed
 from siltstone.kafka.security.values import CLIENT_SECURITY, ClientConfigError, ClientSecurity
 from tests.fixtures.certificates import PASSPHRASE, Certificates
 from tests.unit.agents.security.session_client import Users, credential
@@ -162,8 +162,33 @@ async def test_a_certificate_of_ours_is_shown_and_its_lack_is_told(
                 async with connected(address, security=replace(secure, certificate_file=cert, key_file=key)) as client:
                     await client.metadata([])
             # In version 1.2 the standard library's server just closes.
-            with pytest.raises((TlsFailedError, UnavailableError), match=r"certificate required|closed"):
+            with pytest.raises((TlsFailedError, UnavailableError), match=r"names none: .*certificate required|closed"):
                 await KafkaClient.connect(address, security=secure)
+
+
+def test_an_agent_that_does_not_trust_our_certificate_is_told_apart(secure: ClientSecurity) -> None:
+    error = ssl.SSLError(1, "told below")
+    error.reason = "TLSV1_ALERT_UNKNOWN_CA"
+    shown = replace(secure, certificate_file=Path("ann.pem"), key_file=Path("ann.key"))
+    assert "does not take our certificate" in failed("agent:1", error, shown).message
+    error.reason = "TLSV13_ALERT_CERTIFICATE_REQUIRED"
+    assert "wants a certificate, and client.properties names none" in failed("agent:1", error, secure).message
+    error.reason = "WRONG_VERSION_NUMBER"
+    assert "no TLS with agent:1" in failed("agent:1", error, secure).message
+
+
+async def test_a_login_that_is_missing_is_a_guess_when_nothing_is_said(
+    tls: Callable[..., ssl.SSLContext], secure: ClientSecurity
+) -> None:
+    async def close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    async with await asyncio.start_server(close, "127.0.0.1", 0, ssl=tls()) as server:
+        address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        with pytest.raises(UnavailableError) as caught:
+            await KafkaClient.connect(address, security=replace(secure, protocol="SSL"))
+    assert "security.protocol=SSL of client.properties" in caught.value.remedy
+    assert "may want SASL: security.protocol=SASL_SSL" in caught.value.remedy
 
 
 async def test_files_that_are_of_no_use_are_named(
@@ -176,8 +201,13 @@ async def test_files_that_are_of_no_use_are_named(
     for security, named in (
         (replace(secure, ca_file=tmp_path / "none.pem"), "none.pem: No such file"),
         (replace(secure, ca_file=certificates.client.key), "client.key: is of no use"),
-        (replace(secure, certificate_file=cert, key_file=locked), "ann.cert: is of no use"),
-        (replace(secure, certificate_file=cert, key_file=certificates.client.key), "ann.cert: is of no use"),
+        (replace(secure, certificate_file=cert, key_file=locked), "locked.key: is of no use"),
+        (replace(secure, certificate_file=cert, key_file=tmp_path / "none.key"), "none.key: No such file"),
+        (replace(secure, certificate_file=locked, key_file=locked), "locked.key: is of no use"),
+        (
+            replace(secure, certificate_file=cert, key_file=certificates.client.key),
+            "client.key does not belong to .*ann.cert",
+        ),
     ):
         with pytest.raises(ClientConfigError, match=named):
             await KafkaClient.connect("127.0.0.1:1", security=security)

@@ -52,17 +52,21 @@ async def test_quotas_are_set_listed_and_lifted(run: Run, agent: RunningAgent) -
     dry = await run("alter", "--user", "ann", "--delete", "producer_byte_rate", "--dry-run")
     assert "would be changed" in dry.output and known.quotas[QuotaEntity(user="ann")] == ann
     await run("alter", "--user", "ann", "--delete", "producer_byte_rate", "--delete", "request_percentage")
+    again = await run("alter", "--user", "ann", "--delete", "producer_byte_rate")
+    assert again.stdout == "not set: producer_byte_rate of user ann\n"
     assert QuotaEntity(user="ann") not in known.quotas
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["alter", "--add", "producer_byte_rate=1"], "the entity is empty"),
+        (["alter", "--add", "producer_byte_rate=1"], "--user, --client, --ip"),
+        (["alter", "--user", "User:ann", "--add", "producer_byte_rate=1"], "the name is 'ann'"),
+        (["alter", "--ip", "10.0.0.0/8", "--add", "connection_creation_rate=1"], "name one address"),
         (["alter", "--user", "ann"], "nothing to change"),
         (["alter", "--user", "ann", "--user-defaults", "--add", "producer_byte_rate=1"], "either --user or"),
         (["alter", "--user", "ann", "--add", "producer_byte_rate"], "is not KEY=NUMBER"),
-        (["alter", "--user", "ann", "--add", "producer_byte_rate=-1"], "above 0"),
+        (["alter", "--user", "ann", "--add", "producer_byte_rate=0"], "--delete producer_byte_rate lifts it"),
         (["alter", "--user", "ann", "--add", "connection_creation_rate=1"], "cannot be set for a user"),
         (["alter", "--ip", "10.0.0.1", "--user", "ann", "--add", "producer_byte_rate=1"], "cannot be combined"),
         (["list", "--strict"], "--strict needs an entity"),

@@ -134,7 +134,11 @@ def test_users_come_and_go(secure: Dev) -> None:
     as_ann = *data, "--client-config", str(client_file(secure, "ann", PASSWORD))
     assert "hers" not in done("topics", "list", *as_ann)
     denied = run("users", "list", *as_ann)
-    assert denied.exit_code == 1 and "super.users" in denied.stderr
+    assert denied.exit_code == 1 and "super.users" in denied.stderr and "has Describe on" in denied.stderr
+    denied = run("users", "create", "eve", *as_ann, stdin=PASSWORD)
+    assert "error: create user 'eve': CLUSTER_AUTH" in denied.stderr and "has Alter on" in denied.stderr
+    denied = run("consume", "hers", "--until-end", *as_ann)
+    assert denied.exit_code == 1 and "`siltstone acls create --allow-principal User:NAME --consumer" in denied.stderr
     done("acls", "create", "--allow-principal", "User:ann", "--producer", "--topic", "hers", *data)
     done("produce", "hers", *as_ann, stdin="v\n")
     described = run("topics", "describe", "hers", "--bootstrap", secure.bootstrap, *as_ann[2:])
@@ -168,7 +172,8 @@ def test_a_user_may_change_and_delete_itself(secure: Dev) -> None:
         as_dora.write_text(as_dora.read_text().replace("SCRAM-SHA-512", mechanism))
         place = "--bootstrap", secure.bootstrap, "--client-config", str(as_dora)
         done("users", "set-password", "dora", *place, stdin=PASSWORD)
-    done("users", "delete", "dora", "--yes", *place)
+    deleted = run("users", "delete", "dora", "--yes", *place)
+    assert deleted.exit_code == 0 and "`siltstone users create dora --direct`" in deleted.stderr
     assert "dora" not in done("users", "list", *data)
 
 

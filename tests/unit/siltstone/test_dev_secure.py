@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from metadata.memory.store import MemoryMetadata
 from metadata.security.contract import UserChange
@@ -14,7 +15,9 @@ from runtime.errors import BadInputError
 from runtime.settings.listeners import ListenerSettings
 from runtime.settings.loading import load_settings
 from runtime.settings.table import Settings
+from runtime.settings.values import SettingsError
 from security.scram import Mechanism, credential_of, is_password_of
+from siltstone.cli import main
 from siltstone.embedded.secure import (
     Admin,
     OtherAdminError,
@@ -40,7 +43,25 @@ def test_the_default_listener_encrypts_and_authenticates_and_acls_count(tmp_path
     settings = settings_of(tmp_path, listen="127.0.0.1:9999")
     (listener,) = settings.listeners
     assert (listener.name, listener.encrypts, listener.authenticates) == ("default", True, True)
-    assert (settings.acl_mode, settings.super_users) == ("on", "User:admin")
+    assert (settings.acl_mode, settings.super_users) == ("auto", "User:admin")
+    assert settings_of(tmp_path, **{"acl.mode": "shadow"}).acl_mode == "shadow"
+
+
+def test_what_secure_sets_is_not_overridden_in_silence(tmp_path: Path) -> None:
+    fixed = secure_options(tmp_path)
+    config = tmp_path / "agent.toml"
+    config.write_text('[listener.default]\nprotocol = "PLAINTEXT"\n')
+    with pytest.raises(SettingsError, match=r"--secure sets listener\.default\.protocol=SASL_SSL, and .* says PLAIN"):
+        load_settings(config, {}, {}, fixed=fixed, fixed_by="--secure")
+    config.write_text('[listener.default]\nprotocol = "SASL_SSL"\n')
+    assert load_settings(config, {}, {}, fixed=fixed, fixed_by="--secure") == load_settings(None, {}, fixed)
+
+
+def test_dev_starts_nothing_when_the_user_and_secure_disagree(tmp_path: Path) -> None:
+    words = "dev", "--secure", "--data", str(tmp_path / "data"), "--set", "listener.default.protocol=PLAINTEXT"
+    ran = CliRunner().invoke(main, words)
+    assert ran.exit_code == 1 and "the command line says PLAINTEXT" in ran.stderr and "leave out --secure" in ran.stderr
+    assert not (tmp_path / "data").exists()
 
 
 def test_other_super_users_and_listeners_stay(tmp_path: Path) -> None:

@@ -11,9 +11,10 @@ import pytest
 from agents.request_context import ClientConnection
 from agents.security import authorizer as authorizers
 from agents.security.authorizer import AclMode, Authorizer, NoAcls, mode_of, super_users_of
-from agents.security.rights import CLUSTER_OPERATIONS, KEPT_MAX, TOPIC_OPERATIONS, UNLIMITED, JudgedRights
+from agents.security.rights import KEPT_MAX, UNLIMITED, JudgedRights
 from runtime.errors import BadInputError
 from runtime.logging import configure
+from security.acls.operations import CLUSTER_OPERATIONS, TOPIC_OPERATIONS
 from security.acls.values import CLUSTER_NAME, Acl, Operation, Permission, ResourceType
 from tests.fixtures.acls import an_acl
 
@@ -173,6 +174,8 @@ def test_the_settings_in_words() -> None:
     for wrong in ("ann", "User:", ":ann", "User:ANONYMOUS"):
         with pytest.raises(BadInputError):
             super_users_of(wrong)
+    with pytest.raises(BadInputError, match=r"separate principals by ; .*: User:CN=b,O=c;User:ops"):
+        super_users_of("User:CN=b,O=c, User:ops")
 
 
 def _audit_lines(capfd: pytest.CaptureFixture[str]) -> list[dict[str, object]]:

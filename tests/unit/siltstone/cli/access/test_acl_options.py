@@ -12,15 +12,25 @@ import pytest
 from click.testing import CliRunner
 
 from security.acls.values import Acl, AclFilter, Operation, PatternType, Permission, ResourceType
-from siltstone.cli.access.acl_options import AclWords, acl_options, acls_of, exactly, filters_of
+from siltstone.cli.access.acl_options import (
+    AclWords,
+    acl_options,
+    acls_of,
+    doubts_of,
+    exactly,
+    filter_options,
+    filters_of,
+)
 from siltstone.cli.options.usage import WrongUsageError
 
+EVERY_PATTERN = acl_options("literal", "prefixed", "match", "any")
 
-def words(*arguments: str) -> AclWords:
+
+def words(*arguments: str, options: Any = EVERY_PATTERN) -> AclWords:
     found: list[AclWords] = []
 
     @click.command()
-    @acl_options("literal", "prefixed", "match", "any")
+    @options
     def command(words: AclWords) -> None:
         found.append(words)
 
@@ -50,7 +60,7 @@ def test_each_combination_is_an_acl() -> None:
     found = acls_of(
         words(
             *("--allow-principal", "User:ann", "--allow-host", "10.0.0.1", "--allow-host", "10.0.0.2"),
-            *("--deny-principal", "User:bob", "--operation", "Read", "--operation", "describeconfigs"),
+            *("--deny-principal", "User:bob", "--operation", "Read", "--operation", "describe_configs"),
             *("--topic", "a", "--topic", "b", "--resource-pattern-type", "prefixed"),
         )
     )
@@ -111,6 +121,22 @@ def test_a_consumer_and_a_producer_get_what_they_need() -> None:
             ["--allow-principal", "User:a", "--operation", "Alter", "--cluster", "--resource-pattern-type", "prefixed"],
             "the cluster has no prefix",
         ),
+        (
+            ["--deny-principal", "User:a", "--deny-host", "10.0.0.0/8", "--operation", "All", "--topic", "t"],
+            "'10.0.0.0/8' is not an IP address",
+        ),
+        (
+            ["--allow-principal", "User:a", "--allow-host", "localhost", "--operation", "All", "--topic", "t"],
+            "'localhost' is not an IP address",
+        ),
+        (
+            ["--allow-principal", "User:a", "--operation", "ClusterAction", "--topic", "t"],
+            "ClusterAction is no operation on a topic",
+        ),
+        (
+            ["--allow-principal", "User:a", "--operation", "Write", "--topic", "t", "--group", "g"],
+            "Write is no operation on a group",
+        ),
     ],
 )
 def test_wrong_words_are_refused(arguments: Sequence[str], said: str) -> None:
@@ -123,6 +149,26 @@ def test_a_consumer_without_a_group_and_a_producer_without_a_topic_are_refused()
         acls_of(words("--allow-principal", "User:a", "--topic", "t"), consumer=True)
     with pytest.raises(WrongUsageError, match="a producer needs a topic"):
         acls_of(words("--allow-principal", "User:a", "--group", "g"), producer=True)
+
+
+def test_what_will_hardly_match_is_doubted() -> None:
+    read = "--operation", "Read"
+    assert doubts_of(acls_of(words("--allow-principal", "User:a", "--allow-host", "::1", *read, "--topic", "*"))) == []
+    doubts = doubts_of(
+        acls_of(
+            words(
+                *("--allow-principal", "Group:devs", *read, "--topic", "*", "--topic", "t"),
+                *("--resource-pattern-type", "prefixed"),
+            )
+        )
+    )
+    assert [each.partition(":")[0] for each in doubts[:1]] == ["Group"] and "whose name begins with '*'" in doubts[1]
+    assert len(doubts) == 2
+
+
+def test_a_principal_names_what_allows_it_and_what_denies_it() -> None:
+    found = words("--principal", "User:ann", options=filter_options)
+    assert not found.is_empty and filters_of(found) == [AclFilter(principal="User:ann")]
 
 
 def test_words_narrow_a_filter() -> None:
@@ -147,7 +193,7 @@ def test_an_acl_s_own_filter_matches_nothing_else() -> None:
     made = acls_of(
         words(
             *("--allow-principal", "User:ann", "--deny-principal", "User:ann", "--allow-host", "10.0.0.1"),
-            *("--operation", "Read", "--operation", "Write", "--topic", "t", "--topic", "*", "--group", "t"),
+            *("--operation", "Read", "--operation", "Delete", "--topic", "t", "--topic", "*", "--group", "t"),
         )
     )
     for each in made:

@@ -62,6 +62,22 @@ def test_a_name_that_cannot_be_one_is_refused() -> None:
         assert "a user's name has 1 to 1,024 bytes" in run("create", name, *NOBODY, stdin=b"hunter2").stderr
 
 
+def test_a_principal_is_no_name() -> None:
+    ran = run("create", "User:bob", *NOBODY, stdin=b"hunter2")
+    assert ran.exit_code == 2 and "the name is 'bob'; User: belongs to ACLs" in ran.stderr
+
+
+def test_a_config_without_metadata_leads_to_no_other_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "siltstone-data" / "postgres").mkdir(parents=True)
+    config = tmp_path / "agent.toml"
+    config.touch()
+    for words in (("list", "--direct"), ("export", "users.jsonl")):
+        ran = run(*words, "--config", str(config))
+        assert ran.exit_code == 1 and f"{config} sets no metadata.url" in ran.stderr
+    assert "users of the Postgres in siltstone-data" in run("list", "--direct").stderr
+
+
 def test_options_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
     config = tmp_path / "agent.toml"
     config.touch()

@@ -69,6 +69,11 @@ def test_backslashes_stand_for_themselves_under_librdkafkas_names_alone(tmp_path
     assert read(tmp_path, "\n".join(java)).password == "pA"
 
 
+def test_names_that_protect_nothing_are_skipped(tmp_path: Path) -> None:
+    more = "bootstrap.servers=127.0.0.1:9092\nclient.id=app\nrequest.timeout.ms=1000\n"
+    assert read(tmp_path, more + LIBRDKAFKA) == read(tmp_path, LIBRDKAFKA)
+
+
 def test_a_jaas_line_is_read_as_java_reads_it(tmp_path: Path) -> None:
     start = "security.protocol=SASL_PLAINTEXT\nsasl.mechanism=SCRAM-SHA-256\nsasl.jaas.config="
     for options, password in (
@@ -98,10 +103,11 @@ def test_what_cannot_be_meant_is_refused_and_no_error_shows_a_secret(tmp_path: P
     for text, said in (
         ("sasl.pasword=hunter2", "did you mean sasl.password?"),
         ("acks=all", "these count"),
-        ("security.protocol=TLS", "security.protocol is none that"),
+        ("security.protocol=TLS", "security.protocol=TLS is not known"),
         ("sasl.username=ann\nsasl.password=hunter2", "sasl.username is set, but security.protocol is PLAINTEXT"),
         ("security.protocol=SASL_PLAINTEXT\nssl.ca.location=x", "ssl.ca.location is set"),
-        (sasl.replace("PLAIN\n", "GSSAPI\n"), "SCRAM-SHA-512"),
+        (sasl.replace("PLAIN\n", "SCRAM-SHA512\n"), "sasl.mechanism=SCRAM-SHA512 is not known"),
+        (sasl + "ssl.truststore.password=hunter2", "convert the store to PEM, set ssl.truststore.type=PEM"),
         (sasl.replace("sasl.mechanism=PLAIN\n", ""), "sasl.mechanism is missing"),
         (sasl.replace("sasl.username=ann\n", ""), "no user name and password"),
         (sasl + "ssl.truststore.location=x.jks", "PEM"),

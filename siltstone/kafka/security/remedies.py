@@ -1,0 +1,36 @@
+"""What to do about an agent that refuses a request, or lets nobody in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from siltstone.kafka.security.values import ClientSecurity
+
+_ALLOW: Final = "`siltstone acls create --allow-principal User:NAME "
+_WHICH: Final = "the agent's audit log names the missing right (`denied`)"
+DENIED: Final[Mapping[str, str]] = {
+    "TOPIC_AUTHORIZATION_FAILED": f"{_ALLOW}--consumer --topic TOPIC --group GROUP` gives what a consumer needs,"
+    f" `--producer --topic TOPIC` what a producer needs; {_WHICH}",
+    "GROUP_AUTHORIZATION_FAILED": f"{_ALLOW}--consumer --topic TOPIC --group GROUP` gives what a consumer needs;"
+    f" {_WHICH}",
+    "CLUSTER_AUTHORIZATION_FAILED": f"{_ALLOW}--operation OPERATION --cluster` gives rights; {_WHICH}",
+    "TRANSACTIONAL_ID_AUTHORIZATION_FAILED": f"{_ALLOW}--producer --topic TOPIC --transactional-id ID` gives what a"
+    f" producer needs; {_WHICH}",
+}
+"""By the name of the error."""
+HUNG: Final = (
+    "the process accepts connections and does not answer: look at its log and `siltstone doctor`, restart it, or name"
+    " another agent with --bootstrap"
+)
+
+
+def no_agent(security: ClientSecurity) -> str:
+    """Nothing answers at the addresses, or it closes the connection before it says a word."""
+    if not security.source:
+        return "start one with `siltstone dev`, or name another with --bootstrap; TLS needs --client-config"
+    sasl = "; the listener may want SASL: security.protocol=SASL_SSL" if security.protocol == "SSL" else ""
+    return (
+        "start one, or name another with --bootstrap; if it runs, its log says why: compare"
+        f" security.protocol={security.protocol} of {security.source} with the listener's{sasl}"
+    )
