@@ -101,6 +101,7 @@ async def test_shadow_allows_and_tells_what_it_would_refuse(capfd: pytest.Captur
     rights = judge.rights_of(client())
     assert rights.allows(READ, TOPIC, "t") and rights.sees(READ, TOPIC, "t") and rights.allows_any(WRITE, TOPIC)
     assert rights.mask(TOPIC_OPERATIONS, TOPIC, "t") == UNLIMITED.mask(TOPIC_OPERATIONS, TOPIC, "t")
+    assert not rights.holds(DESCRIBE, TOPIC, "t"), "another right may be enough, so this one is told as it is"
     judge.audit.close()
     told = _audit_lines(capfd)
     assert [(line["event"], line["operation"]) for line in told[:2]] == [
