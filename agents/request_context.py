@@ -131,6 +131,12 @@ def client_host() -> str:
     return "" if request is None else request.client.host
 
 
+def client_principal() -> str:
+    """Who asks, for the audit log; "" outside of a request."""
+    request = current_request()
+    return "" if request is None else request.client.principal
+
+
 def client_listener() -> str:
     """The name of the listener by which the client came."""
     request = current_request()

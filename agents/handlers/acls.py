@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from agents.broker import Broker
+from agents.request_context import client_principal
 from agents.security.audit import TOLD_MAX
 from agents.security.refusals import cluster_refusal
 from agents.topics.rules import RequestError, code_of
@@ -189,9 +190,11 @@ def _known(kind: type[_Word], number: int) -> _Word:
 
 
 def _tell(what: str, acls: Sequence[Acl]) -> None:
+    by = client_principal()
     for acl in acls[:TOLD_MAX]:
         _audit.info(
             what,
+            by=by,
             resource_type=acl.resource_type.name,
             pattern_type=acl.pattern_type.name,
             resource=acl.resource_name,
@@ -201,4 +204,4 @@ def _tell(what: str, acls: Sequence[Acl]) -> None:
             permission=acl.permission.name,
         )
     if len(acls) > TOLD_MAX:
-        _audit.info(f"{what}: more than are told one by one", more=len(acls) - TOLD_MAX)
+        _audit.info(f"{what}: more than are told one by one", by=by, more=len(acls) - TOLD_MAX)

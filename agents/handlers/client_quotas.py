@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from agents.broker import Broker
+from agents.request_context import client_principal
 from agents.security.audit import TOLD_MAX
 from agents.security.refusals import cluster_refusal
 from agents.topics.rules import RequestError, code_of
@@ -112,7 +113,7 @@ async def alter(broker: Broker, header: RequestHeader, request: AlterClientQuota
         if changes and not request.validate_only:
             change_id = await broker.metadata.security.alter_quotas(changes)
             for entity, values in list(changes.items())[:TOLD_MAX]:
-                _audit.info("quotas altered", entity=repr(entity), changes=dict(values), of=len(changes))
+                _audit.info("quotas altered", by=client_principal(), **_facts(entity, values), of=len(changes))
             await broker.taken_in_everywhere(change_id)
     except SiltstoneError as error:
         for entry in good if entries else (entries := [_refused(asked) for asked in request.entries]):
@@ -132,6 +133,14 @@ def _change(asked: AskedEntryData) -> tuple[QuotaEntity, Mapping[str, float | No
             check_value(key, op.value)
         values[key] = None if op.remove else op.value
     return entity, values
+
+
+def _facts(entity: QuotaEntity, values: Mapping[str, float | None]) -> Mapping[str, str]:
+    """For the audit log. The entity is one fact: `client_id` in a line is that of the client that asks."""
+    parts = [(kind.replace("-", "_"), part_of(entity, kind)) for kind in EntityType]
+    named = (f"{kind}={'<default>' if name is DEFAULT else name}" for kind, name in parts if name is not None)
+    changes = {str(key): "removed" if value is None else f"{value:.15g}" for key, value in sorted(values.items())}
+    return {"entity": " ".join(named), **changes}
 
 
 def _same(asked: AskedEntryData) -> list[AlteredEntityData]:

@@ -47,7 +47,7 @@ async def handle(broker: Broker, header: RequestHeader, request: CreateTopicsReq
         await broker.follower.catch_up()
     except SiltstoneError as error:
         return CreateTopicsResponse(topics=_all_failed(request, error))
-    of_cluster = broker.rights().sees_cluster(Operation.CREATE)
+    of_cluster = broker.rights().holds_cluster(Operation.CREATE)
     named = Counter(topic.name for topic in request.topics)
     results: list[CreatableTopicResult] = []
     told: set[str] = set()

@@ -71,7 +71,7 @@ async def _delete(broker: Broker, header: RequestHeader, wanted: DeleteTopicStat
 def _check_allowed(broker: Broker, operation: Operation, name: str, shown: str | None = "") -> None:
     """Raises RequestError. `shown`: the name that the client may hear, "" for `name` itself."""
     rights = broker.rights()
-    if not rights.sees_cluster(Operation.DELETE):
+    if not rights.holds_cluster(Operation.DELETE):
         try:
             check_right(rights, operation, ResourceType.TOPIC, name)
         except RequestError as refused:

@@ -22,7 +22,7 @@ async def handle(broker: Broker, header: RequestHeader, request: InitProducerIdR
         error = ErrorCode.UNSUPPORTED_VERSION if request.transactional_id else ErrorCode.INVALID_REQUEST
         return InitProducerIdResponse(error_code=error, producer_epoch=-1)
     # Who may write to any topic may do so as an idempotent producer (KIP-679).
-    if not rights.sees_cluster(Operation.IDEMPOTENT_WRITE) and not rights.allows_any(
+    if not rights.holds_cluster(Operation.IDEMPOTENT_WRITE) and not rights.allows_any(
         Operation.WRITE, ResourceType.TOPIC
     ):
         return InitProducerIdResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED, producer_epoch=-1)

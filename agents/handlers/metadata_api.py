@@ -370,7 +370,7 @@ async def _look_again(
         if each.name is not None and not broker.topic_cache.topic(each.name) and _may_look(rights, each)
     }
     allowed = missing
-    if not rights.sees_cluster(Operation.CREATE):
+    if not rights.holds_cluster(Operation.CREATE):
         allowed = rights.allowed_names(Operation.CREATE, ResourceType.TOPIC, missing)
     try:
         async with asyncio.timeout(CREATE_MS_MAX / 1000):

@@ -35,7 +35,7 @@ async def handle(
     names = {topic.topic for topic in request.topics}
     rights = broker.rights()
     allowed = names
-    if not rights.sees_cluster(Operation.CLUSTER_ACTION):  # a broker's right, which Kafka takes here too
+    if not rights.holds_cluster(Operation.CLUSTER_ACTION):  # a broker's right, which Kafka takes here too
         allowed = rights.allowed_names(Operation.DESCRIBE, ResourceType.TOPIC, names)
     topics = [topic for topic in request.topics if topic.topic in allowed]
     seen = await look_for(broker, ((topic.topic, part.partition) for topic in topics for part in topic.partitions))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agents.broker import Broker
-from agents.request_context import current_request
+from agents.request_context import client_principal, current_request
 from agents.security import credentials
 from agents.security.audit import TOLD_MAX
 from agents.security.refusals import cluster_refusal
@@ -50,7 +50,13 @@ async def alter(
         change_id = await broker.metadata.security.alter_users(changes)
         for change in changes[:TOLD_MAX]:
             what = "user's credential removed" if change.credential is None else "user's credential set"
-            _audit.info(what, user=change.name, mechanism=change.mechanism.sasl_name, of=len(changes))
+            _audit.info(
+                what,
+                by=client_principal(),
+                user=change.name,
+                mechanism=change.mechanism.sasl_name,
+                of=len(changes),
+            )
         await broker.taken_in_everywhere(change_id)
 
     asking = current_request()

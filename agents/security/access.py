@@ -12,14 +12,18 @@ from agents.request_context import ClientConnection
 from agents.security.authorizer import Authorizer, mode_of, super_users_of
 from agents.security.freshness import Freshness, RunningLease
 from agents.security.gate import Authentication, Gate, NoTokensError, TokenJudge, gates_of
+from agents.security.in_force import notices_of
 from agents.security.known import KnownSecurity
 from agents.security.passwords import PasswordChecks
 from agents.security.session import OAUTHBEARER
 from metadata.contract.leases import WriterLease
 from metadata.security.contract import SecurityMetadata
+from runtime.logging import get_logger
 from runtime.runtime import Runtime
 from runtime.settings.listeners import listeners_of
 from runtime.settings.table import Settings
+
+_log = get_logger(__name__)
 
 
 class OpenJudge(Protocol):
@@ -38,9 +42,11 @@ class Access:
         self._token_judges_open: Sequence[OpenJudge] = ()
         self._listeners = listeners_of(settings)
         self.known = KnownSecurity(metadata=metadata, lease=lease, runtime=runtime)
+        self._mode = mode_of(settings.acl_mode, authenticates=any(each.authenticates for each in self._listeners))
+        self._super_users = super_users_of(settings.super_users)
         self.authorizer = Authorizer(
-            mode_of(settings.acl_mode, authenticates=any(each.authenticates for each in self._listeners)),
-            super_users=super_users_of(settings.super_users),
+            self._mode,
+            super_users=self._super_users,
             known=self.known,
             allow_everyone=settings.allow_everyone_if_no_acl_found,
         )
@@ -76,6 +82,8 @@ class Access:
 
     async def start(self) -> None:
         """Once everything is loaded."""
+        for notice in notices_of(self._mode, self._settings.acl_mode, self._super_users, self._listeners):
+            (_log.warning if notice.is_warning else _log.info)(notice.text)
         await self.authorizer.start()
         self._sharing.start()
 

@@ -32,8 +32,12 @@ class Rights:
         return True
 
     def sees(self, operation: Operation, resource_type: ResourceType, name: str) -> bool:
-        """As `allows`, where a denial is no refusal: what is not allowed is left out of a list, or another right may
-        be enough."""
+        """As `allows`, where a denial is no refusal: what is not allowed is left out of a list."""
+        return True
+
+    def holds(self, operation: Operation, resource_type: ResourceType, name: str) -> bool:
+        """As `allows`, where another right may be enough: to be followed by the question for that one, which tells of
+        a denial. So it is answered by the ACLs in mode shadow too."""
         return True
 
     def allows_any(self, operation: Operation, resource_type: ResourceType) -> bool:
@@ -53,6 +57,9 @@ class Rights:
 
     def sees_cluster(self, operation: Operation) -> bool:
         return self.sees(operation, ResourceType.CLUSTER, CLUSTER_NAME)
+
+    def holds_cluster(self, operation: Operation) -> bool:
+        return self.holds(operation, ResourceType.CLUSTER, CLUSTER_NAME)
 
     def cluster_mask(self) -> int:
         """0 for a client that may not describe the cluster, as in Kafka."""
@@ -104,7 +111,10 @@ class JudgedRights(Rights):
         return self._refuse(operation, resource_type, name)
 
     def sees(self, operation: Operation, resource_type: ResourceType, name: str) -> bool:
-        return self._shadow or permits(self._held(resource_type, name), operation)
+        return self._shadow or self.holds(operation, resource_type, name)
+
+    def holds(self, operation: Operation, resource_type: ResourceType, name: str) -> bool:
+        return permits(self._held(resource_type, name), operation)
 
     def allows_any(self, operation: Operation, resource_type: ResourceType) -> bool:
         if self._everything or self._matcher.allows_any(self._principal, self._host, resource_type, operation):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 
 import pytest
 
 from agents.request_context import ANONYMOUS
+from runtime.logging import configure
 from security.acls.values import CLUSTER_NAME, Acl, Operation, PatternType, Permission, ResourceType
-from tests.fixtures.acls import an_acl
+from tests.fixtures.acls import an_acl, everything_to
 from tests.fixtures.agents import Dial, RawConnection, RunningAgent, StartAgent
 from wire.error_codes import ErrorCode
 from wire.messages.acls import (
@@ -22,7 +24,19 @@ from wire.messages.acls import (
     DescribeAclsRequest,
     DescribeAclsResponse,
 )
+from wire.messages.alter_client_quotas import (
+    AlterClientQuotasRequest,
+    AlterClientQuotasResponse,
+    EntityData,
+    EntryData,
+    OpData,
+)
 from wire.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
+from wire.messages.scram_credentials import (
+    AlterUserScramCredentialsRequest,
+    AlterUserScramCredentialsResponse,
+    ScramCredentialUpsertion,
+)
 
 ALTER_CLUSTER = an_acl(
     resource_type=ResourceType.CLUSTER, resource_name=CLUSTER_NAME, principal=ANONYMOUS, operation=Operation.ALTER
@@ -164,3 +178,62 @@ async def test_an_address_is_kept_in_one_way_of_writing(served: Served) -> None:
     assert await served.may_describe("t") == [True] * 3
     assert await served.delete(a_filter(host_filter="::ffff:7f00:1")) == [(0, ["t"])]
     assert await served.may_describe("t") == [False] * 3
+
+
+async def test_the_audit_log_tells_who_changed_what(
+    start_agent: StartAgent, dial: Dial, capfd: pytest.CaptureFixture[str]
+) -> None:
+    running = await start_agent(acl_mode="on")
+    running.agent.authorizer.change(added=list(everything_to(ANONYMOUS)))
+    raw = await dial.raw(running.address)
+    configure("info", "json")
+    for name, operation in (("carol", Operation.READ), ("dave", Operation.WRITE)):
+        acl = an_acl(resource_name="t", principal=f"User:{name}", operation=operation)
+        assert await Served([running], [raw]).create(acl) == [0]
+    assert await Served([running], [raw]).delete(everything_of("User:carol")) == [(0, ["t"])]
+    quotas = AlterClientQuotasRequest(
+        entries=[
+            EntryData(
+                entity=[
+                    EntityData(entity_type="user", entity_name="carol"),
+                    EntityData(entity_type="client-id", entity_name=None),
+                ],
+                ops=[
+                    OpData(key="producer_byte_rate", value=1024.0, remove=False),
+                    OpData(key="request_percentage", value=0.0, remove=True),
+                ],
+            )
+        ]
+    )
+    assert not (await raw.call(quotas, AlterClientQuotasResponse, 1)).entries[0].error_code
+    upsertion = ScramCredentialUpsertion(
+        name="carol", mechanism=1, iterations=4096, salt=b"s" * 16, salted_password=b"p" * 32
+    )
+    users = AlterUserScramCredentialsRequest(upsertions=[upsertion])
+    assert not (await raw.call(users, AlterUserScramCredentialsResponse, 0)).results[0].error_code
+    told = [json.loads(line) for line in capfd.readouterr().err.splitlines() if line.startswith("{")]
+    changes = [line for line in told if "by" in line]
+    assert {line["by"] for line in changes} == {ANONYMOUS}
+    assert [line["event"] for line in changes] == [
+        "ACL created",
+        "ACL created",
+        "ACL deleted",
+        "quotas altered",
+        "user's credential set",
+    ]
+    assert changes[2]["principal"] == "User:carol"
+    altered = {"producer_byte_rate": "1024", "request_percentage": "removed"}
+    assert changes[3].items() >= {"entity": "user=carol client_id=<default>", **altered}.items()
+    assert changes[4]["user"] == "carol"
+
+
+def everything_of(principal: str) -> DeleteAclsFilter:
+    return DeleteAclsFilter(
+        resource_type_filter=ResourceType.ANY,
+        pattern_type_filter=PatternType.ANY,
+        resource_name_filter=None,
+        principal_filter=principal,
+        host_filter=None,
+        operation=Operation.ANY,
+        permission_type=Permission.ANY,
+    )

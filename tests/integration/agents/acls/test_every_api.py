@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, cast
@@ -11,6 +12,7 @@ import pytest
 
 from agents.dispatch import HANDLERS, NOTHING
 from agents.request_context import ANONYMOUS
+from agents.security.audit import Audit, Question
 from agents.security.rights import JudgedRights
 from security.acls.values import Operation, ResourceType
 from tests.fixtures.acls import everything_to
@@ -31,6 +33,14 @@ BY_ID_SINCE = {0: 13, 1: 13, 3: 12, 20: 6}
 ALTER_CONFIGS = {33, 44}
 OMITS = {16, 60}
 """Nothing is refused: what the client may not see is left out."""
+GOES_ON: Mapping[int, set[tuple[ResourceType, Operation]]] = {
+    3: {(ResourceType.TOPIC, Operation.CREATE)},
+    8: {(ResourceType.TOPIC, Operation.READ)},
+    9: {(ResourceType.TOPIC, Operation.DESCRIBE)},
+    20: {(ResourceType.TOPIC, Operation.DELETE)},
+}
+"""What is asked after the question that ends a request, or a part of it, with `acl.mode=on`. Shadow does not end there,
+and tells of these too."""
 METADATA, DELETE_TOPICS, INIT_PRODUCER_ID, DESCRIBE_CONFIGS, DESCRIBE_LOG_DIRS, DESCRIBE_CLUSTER = 3, 20, 22, 32, 35, 60
 
 
@@ -99,7 +109,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
 
         monkeypatch.setattr(JudgedRights, name, ask)
 
-    for name in ("allows", "sees", "allows_any"):
+    for name in ("allows", "sees", "holds", "allows_any"):
         recorded(name)
     return seen
 
@@ -186,19 +196,65 @@ async def test_a_refusal_does_not_tell_whether_there_is_such_a_topic(
             assert there == not_there, APIS[key].name
 
 
-async def test_off_asks_nothing_and_shadow_refuses_nothing(
-    start_agent: StartAgent, dial: Dial, asked: Asked, capsys: pytest.CaptureFixture[str]
+async def test_off_asks_nothing(start_agent: StartAgent, dial: Dial, asked: Asked) -> None:
+    running = await start_agent(acl_mode="off")
+    topic = await running.metadata.agents.create_topic("t", partitions=2, configs={})
+    served = Served(running, await dial.raw(running.address), topic.topic_id)
+    for key, version in APIS_WITH_NEEDS:
+        if key in (29, 30, 31):
+            continue
+        answer = await ask(served, key, version)
+        assert not REFUSALS & set(codes_in(answer)), (APIS[key].name, version, answer)
+    assert not asked.pairs
+
+
+@dataclass
+class Denials:
+    """What the audit log hears while an API is asked, by the word it would use."""
+
+    heard: list[tuple[str, Question]] = field(default_factory=list[tuple[str, Question]])
+
+    def take(self, word: str) -> Counter[tuple[ResourceType, str, Operation]]:
+        """Each question with the times that it was asked. All of them had this word."""
+        heard, self.heard = self.heard, []
+        assert {said for said, _ in heard} <= {word}
+        return Counter((question.resource_type, question.name, question.operation) for _, question in heard)
+
+
+@pytest.fixture
+def denials(monkeypatch: pytest.MonkeyPatch) -> Denials:
+    denials = Denials()
+    real = Audit._tell  # pyright: ignore[reportPrivateUsage]
+
+    def tell(self: Audit, verdict: str, question: Question) -> None:
+        denials.heard.append((verdict, question))
+        real(self, verdict, question)
+
+    monkeypatch.setattr(Audit, "_tell", tell)
+    return denials
+
+
+async def test_shadow_tells_each_denial_that_on_gives_and_refuses_nothing(
+    start_agent: StartAgent, dial: Dial, denials: Denials
 ) -> None:
-    for mode in ("off", "shadow"):
+    told: dict[str, dict[tuple[int, int], Counter[tuple[ResourceType, str, Operation]]]] = {"on": {}, "shadow": {}}
+    for mode, word in (("on", "denied"), ("shadow", "would be denied")):
         running = await start_agent(acl_mode=mode)
-        topic = await running.metadata.agents.create_topic("t", partitions=2, configs={})
-        served = Served(running, await dial.raw(running.address), topic.topic_id)
-        for key, version in APIS_WITH_NEEDS:
-            if key in (29, 30, 31):
-                continue
-            answer = await ask(served, key, version)
-            assert not REFUSALS & set(codes_in(answer)), (APIS[key].name, version, answer)
-        assert bool(asked.pairs) == (mode == "shadow")
+        raw = await dial.raw(running.address)
+        # What changes ACLs comes last: it would change the answers to the others.
+        for key, version in sorted(APIS_WITH_NEEDS, key=lambda item: item[0] in (30, 31)):
+            topics = {each.name: each for each in (await running.metadata.agents.snapshot()).topics}
+            topic = topics.get("t")  # shadow lets the request before this one delete it
+            if topic is None:
+                topic = await running.metadata.agents.create_topic("t", partitions=2, configs={})
+            answer = await ask(Served(running, raw, topic.topic_id), key, version)
+            told[mode][key, version] = denials.take(word)
+            assert mode == "on" or not REFUSALS & set(codes_in(answer)), (APIS[key].name, version, answer)
+    for (key, version), denied in told["on"].items():
+        would_be, name = told["shadow"][key, version], (APIS[key].name, version)
+        assert not denied - would_be, name
+        assert {(kind, operation) for kind, _, operation in would_be - denied} <= GOES_ON.get(key, set()), name
+        assert set((would_be - denied).values()) <= {1}, name
 
 
 def test_every_handler_says_what_it_needs() -> None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import pytest
 
 from agents.request_context import ClientConnection
 from agents.security import authorizer as authorizers
 from agents.security.authorizer import AclMode, Authorizer, NoAcls, mode_of, super_users_of
+from agents.security.in_force import notices_of
 from agents.security.rights import KEPT_MAX, UNLIMITED, JudgedRights
 from runtime.errors import BadInputError
 from runtime.logging import configure
+from runtime.settings.listeners import ListenerSettings
 from security.acls.operations import CLUSTER_OPERATIONS, TOPIC_OPERATIONS
 from security.acls.values import CLUSTER_NAME, Acl, Operation, Permission, ResourceType
 from tests.fixtures.acls import an_acl
@@ -102,6 +104,7 @@ async def test_shadow_allows_and_tells_what_it_would_refuse(capfd: pytest.Captur
     rights = judge.rights_of(client())
     assert rights.allows(READ, TOPIC, "t") and rights.sees(READ, TOPIC, "t") and rights.allows_any(WRITE, TOPIC)
     assert rights.mask(TOPIC_OPERATIONS, TOPIC, "t") == UNLIMITED.mask(TOPIC_OPERATIONS, TOPIC, "t")
+    assert not rights.holds(DESCRIBE, TOPIC, "t"), "another right may be enough, so this one is told as it is"
     judge.audit.close()
     told = _audit_lines(capfd)
     assert [(line["event"], line["operation"]) for line in told[:2]] == [
@@ -181,3 +184,33 @@ def test_the_settings_in_words() -> None:
 def _audit_lines(capfd: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
     lines = [json.loads(line) for line in capfd.readouterr().err.splitlines() if line.startswith("{")]
     return [line for line in lines if line.get("module") == "siltstone.audit"]
+
+
+PLAIN, SECURE = ListenerSettings(name="default"), ListenerSettings(name="secure", protocol="SASL_SSL")
+
+
+@pytest.mark.parametrize(
+    ("setting", "super_users", "listeners", "told"),
+    [
+        ("auto", (), (PLAIN,), ["ACLs are not enforced, because acl.mode=auto and no listener authenticates"]),
+        ("off", (), (PLAIN, SECURE), ["ACLs are not enforced, because acl.mode=off"]),
+        ("shadow", (), (PLAIN,), ["ACLs are judged but not enforced, because acl.mode=shadow"]),
+        (
+            "auto",
+            (),
+            (PLAIN, SECURE),
+            [
+                "ACLs are enforced, because acl.mode=auto and listener secure authenticates",
+                "WARN nobody may create ACLs but whom an ACL allows it: super.users is empty",
+                "WARN clients of listener default are User:ANONYMOUS unless they prove who they are",
+            ],
+        ),
+        ("on", ("User:root",), (SECURE,), ["ACLs are enforced, because acl.mode=on"]),
+    ],
+)
+def test_the_mode_in_force_is_told_with_its_reason_and_what_is_odd_about_it(
+    setting: str, super_users: Sequence[str], listeners: Sequence[ListenerSettings], told: Sequence[str]
+) -> None:
+    mode = mode_of(setting, authenticates=any(each.authenticates for each in listeners))
+    notices = notices_of(mode, setting, super_users, listeners)
+    assert ["WARN " * each.is_warning + each.text for each in notices] == told

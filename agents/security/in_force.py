@@ -1,0 +1,56 @@
+"""What an operator should know about the mode of ACLs when an agent starts. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from agents.request_context import ANONYMOUS
+from agents.security.authorizer import AclMode
+
+
+class AuthenticatingListener(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def authenticates(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    text: str
+    is_warning: bool = False
+
+
+def notices_of(
+    mode: AclMode, setting: str, super_users: Collection[str], listeners: Sequence[AuthenticatingListener]
+) -> Iterator[Notice]:
+    """`setting`: the value of `acl.mode` that led to the mode."""
+    yield Notice(f"{_WORDS[mode]}, because {_reason(setting, listeners)}")
+    if mode is not AclMode.ON:
+        return
+    if not super_users:
+        yield Notice("nobody may create ACLs but whom an ACL allows it: super.users is empty", is_warning=True)
+    strangers = [each.name for each in listeners if not each.authenticates]
+    if strangers:
+        names = f"listener{'s' if len(strangers) > 1 else ''} {', '.join(strangers)}"
+        yield Notice(f"clients of {names} are {ANONYMOUS} unless they prove who they are", is_warning=True)
+
+
+_WORDS = {
+    AclMode.OFF: "ACLs are not enforced",
+    AclMode.SHADOW: "ACLs are judged but not enforced",
+    AclMode.ON: "ACLs are enforced",
+}
+
+
+def _reason(setting: str, listeners: Sequence[AuthenticatingListener]) -> str:
+    if setting != "auto":
+        return f"acl.mode={setting}"
+    proving = [each.name for each in listeners if each.authenticates]
+    if not proving:
+        return "acl.mode=auto and no listener authenticates"
+    verb = "listeners {} authenticate" if len(proving) > 1 else "listener {} authenticates"
+    return "acl.mode=auto and " + verb.format(", ".join(proving))
