@@ -204,7 +204,8 @@ class Parts:
                 return MetadataResponseTopic(error_code=refused, name=wanted.name)
             bad = wanted.name == BAD_NAME
             error = ErrorCode.INVALID_TOPIC_EXCEPTION if bad else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            return MetadataResponseTopic(error_code=error, name=wanted.name)
+            operations = self._operations(wanted.name, asks)
+            return MetadataResponseTopic(error_code=error, name=wanted.name, topic_authorized_operations=operations)
         return described(topic, agents, named, self._operations(topic.name, asks), nobody)
 
 
