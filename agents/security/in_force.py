@@ -28,6 +28,8 @@ def notices_of(
     mode: AclMode, setting: str, super_users: Collection[str], listeners: Sequence[AuthenticatingListener]
 ) -> Iterator[Notice]:
     """`setting`: the value of `acl.mode` that led to the mode."""
+    if mode is AclMode.OFF and setting == "auto":
+        return  # nobody expects them
     yield Notice(f"{_WORDS[mode]}, because {_reason(setting, listeners)}")
     if mode is not AclMode.ON:
         return
@@ -50,7 +52,5 @@ def _reason(setting: str, listeners: Sequence[AuthenticatingListener]) -> str:
     if setting != "auto":
         return f"acl.mode={setting}"
     proving = [each.name for each in listeners if each.authenticates]
-    if not proving:
-        return "acl.mode=auto and no listener authenticates"
     verb = "listeners {} authenticate" if len(proving) > 1 else "listener {} authenticates"
     return "acl.mode=auto and " + verb.format(", ".join(proving))

@@ -192,7 +192,7 @@ PLAIN, SECURE = ListenerSettings(name="default"), ListenerSettings(name="secure"
 @pytest.mark.parametrize(
     ("setting", "super_users", "listeners", "told"),
     [
-        ("auto", (), (PLAIN,), ["ACLs are not enforced, because acl.mode=auto and no listener authenticates"]),
+        ("auto", (), (PLAIN,), []),
         ("off", (), (PLAIN, SECURE), ["ACLs are not enforced, because acl.mode=off"]),
         ("shadow", (), (PLAIN,), ["ACLs are judged but not enforced, because acl.mode=shadow"]),
         (
