@@ -94,6 +94,8 @@ class MemoryAgents:
         writer = self.database.writers.get(lease.writer_id)
         if writer is not None and writer.epoch == lease.epoch:
             writer.lease_until_ms = None
+            if writer.former_until_ms <= self._clock.wall_ms():
+                writer.former_until_ms = 0
 
     async def live_agents(self) -> Sequence[AgentInfo]:
         now_ms = self._clock.wall_ms()

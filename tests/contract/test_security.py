@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from metadata.contract.leases import ALIVE_MS, LEASE_MS, AgentAddress, Endpoint
+from metadata.contract.leases import ALIVE_MS, LEASE_MS, AgentAddress, Endpoint, WriterFencedError
 from metadata.contract.store import MetadataStore
 from metadata.contract.tail import Change, ChangeKind, Cursor
 from metadata.security import details
@@ -357,6 +357,8 @@ async def test_a_process_whose_address_was_taken_is_behind_until_its_lease_would
     assert await behind() == [cut_off.writer_id]
     await service.agents.unregister_agent(heir)
     assert await service.agents.live_agents() == [] and await behind() == [cut_off.writer_id]
+    with pytest.raises(WriterFencedError):
+        await service.agents.heartbeat(heir)
     heir = await service.agents.register_agent(here)
     await service.security.report_seen(heir, change_id)
     await world.set_clock(NOW_MS + LEASE_MS - 1)

@@ -39,6 +39,7 @@ AGENTS_QUERY = (
     .order_by(AGENTS.c.writer_id)
 )
 """The columns that `agent_info` needs, for all agents."""
+NOBODYS_EPOCH = -1
 _ENDPOINTS_SINCE = 7
 """The schema of the first programs that write `endpoints`."""
 
@@ -101,9 +102,9 @@ class AgentLeases:
     async def unregister_agent(self, lease: WriterLease) -> None:
         async def work(connection: AsyncConnection) -> None:
             mine = (AGENTS.c.writer_id == lease.writer_id, AGENTS.c.epoch == lease.epoch)
-            # The row stays while another process may act that was here before.
+            # The row stays, as nobody's, while another process may act that was here before.
             ends = sa.update(AGENTS).where(*mine, AGENTS.c.former_until_ms > sa.text("clock_ms()"))
-            if not (await connection.execute(ends.values(lease_until_ms=0))).rowcount:
+            if not (await connection.execute(ends.values(epoch=NOBODYS_EPOCH, lease_until_ms=0))).rowcount:
                 await connection.execute(sa.delete(AGENTS).where(*mine))
 
         await self._database.write(work)
