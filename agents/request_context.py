@@ -132,7 +132,7 @@ def client_host() -> str:
 
 
 def client_principal() -> str:
-    """Who asks, for the audit log; "" outside of a request."""
+    """The principal that asks, for the audit log; "" outside of a request."""
     request = current_request()
     return "" if request is None else request.client.principal
 

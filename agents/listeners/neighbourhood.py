@@ -1,11 +1,11 @@
-"""Whom an address belongs to, as far as shares and turns go. Pure."""
+"""The network that an address counts for, in shares and turns. Pure."""
 
 from __future__ import annotations
 
 from ipaddress import IPv6Address
 
 _NETWORK_BITS = 64
-"""Of an IPv6 address: whoever has one address has all of its network."""
+"""The prefix of an IPv6 network: the owner of one address has the whole network."""
 
 
 def neighbourhood(host: str) -> str:

@@ -31,7 +31,7 @@ from wire.schema import Octets
 _log = get_logger(__name__)
 
 WAKE_BYTES = 64 << 10
-"""Of a large frame that is arriving; fewer bytes are left in the socket."""
+"""The bytes of a large frame that wake us; fewer are left in the socket."""
 
 
 class TlsConnection(Connection):

@@ -26,13 +26,13 @@ from security.quotas.sharing import busiest, number_of, part_of
 _log = get_logger(__name__)
 
 SHARES_PER_TURN = 500
-"""Of the event loop: some milliseconds."""
+"""The shares of one turn of the event loop: some milliseconds."""
 ELAPSED_S_MIN = 0.5
 """A first beat may come as soon as a quota is set: a rate over less than this says nothing."""
 
 
 class Demands(Protocol):
-    """Of `metadata.security.contract.SecurityMetadata`."""
+    """The part of `metadata.security.contract.SecurityMetadata` that sharing needs."""
 
     async def exchange_demands(
         self, lease: WriterLease, demands: Mapping[int, float]

@@ -1,4 +1,4 @@
-"""Whether what this agent knows of users and ACLs is what the cluster goes by. If not, requests wait.
+"""Lets requests wait while this agent may know less of users and ACLs than the cluster goes by.
 
 A change of users or ACLs is answered when every agent with a running lease has taken it in; changes do not wait for the
 dead. So an agent may judge by what it knows as long as its lease runs, provided that it has read the store since the
@@ -57,7 +57,7 @@ class RunningLease(Protocol):
 
 
 class Knowledge(Protocol):
-    """What this agent knows of users and ACLs (`agents/security/known.py`)."""
+    """This agent's knowledge of users and ACLs (`agents/security/known.py`)."""
 
     @property
     def heard_ms(self) -> float:

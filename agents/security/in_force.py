@@ -1,4 +1,4 @@
-"""What an operator should know about the mode of ACLs when an agent starts. Pure."""
+"""Notices for the operator about the mode of ACLs, when an agent starts. Pure."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Turns(Generic[Work]):
         return work
 
     def drop(self, who: str, work: Work) -> None:
-        """Whoever asked does not wait any more."""
+        """The asker does not wait any more."""
         line = self._waiting.get(who)
         if line is not None and work in line:
             line.remove(work)

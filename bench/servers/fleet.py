@@ -96,7 +96,7 @@ class Fleet(Started):
         self._advertise = advertise
         self._silent = silent
         self._ports: set[int] = set()
-        """Of all agents that there ever were: none is given again."""
+        """The ports of all agents that there ever were: none is given again."""
         self._lifeline = -1
         self._metadata_url = self._store_url = ""
         self.balancer = LoadBalancer()

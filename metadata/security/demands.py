@@ -21,7 +21,7 @@ def encode_demands(demands: Mapping[int, float]) -> bytes:
 
 
 def decode_demands(report: bytes) -> Mapping[int, float]:
-    """What cannot be read says nothing: one bad report must not end the sharing at all other agents."""
+    """A report that cannot be read says nothing: one bad report must not end the sharing at all other agents."""
     if len(report) % _ENTRY.size:
         return {}
     return {number: demand for number, demand in _ENTRY.iter_unpack(report) if 0 <= demand <= 1}

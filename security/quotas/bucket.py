@@ -38,7 +38,7 @@ class Bucket:
         self._was_short = False
         """Somebody had to wait since the last beat."""
         self.part = part
-        """Of the limit: what the other agents leave to this one."""
+        """The part of the limit that the other agents leave to this one."""
         self.demand = 0.0
         self.is_active = False
         self.number: int | None = None
@@ -92,7 +92,7 @@ class Buckets:
         self._active: dict[Share, Bucket] = {}
         """Those with a demand, or of which something was taken since the last beat."""
         self.part = 1.0
-        """Of the limit, for a share of which the other agents have said nothing yet."""
+        """The part of the limit of a share of which the other agents have said nothing yet."""
 
     def take(self, limit: Limit, amount: float, now_ms: float) -> float:
         """As `Bucket.take`, for the share that the limit names."""

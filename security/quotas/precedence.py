@@ -1,4 +1,4 @@
-"""Which quota binds a request: Kafka's order of eight levels (KIP-13, KIP-546, `DefaultQuotaCallback`).
+"""Finds the quota that binds a request: Kafka's order of eight levels (KIP-13, KIP-546, `DefaultQuotaCallback`).
 
 From the narrowest: a user with a client id; a user with the default client; a user; the default user with a client id,
 with the default client, alone; a client id; the default client. The first level that sets the key wins.

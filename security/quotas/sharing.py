@@ -59,7 +59,7 @@ def part_of(own: float, others: Sequence[float], agents: int) -> float:
 
 
 def _level(demands: Sequence[float]) -> float:
-    """What each of the large demands may have when the smaller ones are met; the smallest comes first, and together
+    """The part of each large demand when the smaller ones are met; the smallest comes first, and together
     they are above 1."""
     left = 1.0
     for number, demand in enumerate(demands):
@@ -78,8 +78,8 @@ def busiest(demands: Mapping[int, float]) -> Mapping[int, float]:
 
 
 def number_of(key: QuotaKey, share: Share, secret: bytes) -> int:
-    """What reports call a share, in 64 bits with a sign. Names of clients leave no agent. The secret is the cluster's:
-    nobody can choose an id that has the number of another one."""
+    """The number of a share in reports, 64 bits with a sign. Names of clients leave no agent. The secret is the
+    cluster's: nobody can choose an id that has the number of another one."""
     said = hashlib.blake2b(key=secret, digest_size=8)
     for text in (key.value, share.user, share.client_id, share.ip):
         octets = text.encode("utf-8", "surrogatepass")

@@ -168,7 +168,7 @@ def _said(*words: str) -> str:
 
 
 def _versions() -> tuple[str, str]:
-    """Of kcat and of librdkafka."""
+    """The versions of kcat and of librdkafka."""
     found = re.search(r"Version (\S+) .*librdkafka (\d+\.\d+\.\d+)", _said("-V"))
     assert found is not None
     return found[1], found[2]

@@ -1,4 +1,4 @@
-"""What clients ask of each agent: one suite for both metadata stores."""
+"""Clients' demands at each agent: one suite for both metadata stores."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ class Client(ABC):
     """A process that talks to any of the agents."""
 
     principal = ""
-    """Who it is to the agents, without any proof. Empty: nobody that they know."""
+    """Its principal at the agents, without any proof. Empty: nobody that they know."""
     versions_known: Mapping[int, Sequence[int]] = VERSIONS
     timeout_ms: float = TIMEOUT_MS
 

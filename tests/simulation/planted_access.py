@@ -35,7 +35,7 @@ def judges_a_parked_fetch_once() -> Iterator[None]:
 
 @contextmanager
 def keeps_rights_over_a_change() -> Iterator[None]:
-    """What a connection may do is found out once."""
+    """The rights of a connection are found out once."""
 
     def by(self: Any, matcher: object, principal: str) -> bool:
         return self._matcher is matcher and self._principal == principal

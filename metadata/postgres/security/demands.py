@@ -1,4 +1,4 @@
-"""What clients ask of each agent, by which agents share quotas: one statement reports it and reads the others' reports.
+"""Agents share quotas by their clients' demands: one statement reports them and reads the others' reports.
 
 It locks rows of `quota_demands` alone, and each agent writes its own. Postgres flushes nothing to disk for it, because
 the table is unlogged.

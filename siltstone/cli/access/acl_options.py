@@ -54,7 +54,7 @@ class AclWords:
     """The options of the command line."""
 
     principals: Sequence[str] = ()
-    """Of a filter: whether it allows or denies."""
+    """The permission of a filter: allow or deny."""
     allow_principals: Sequence[str]
     deny_principals: Sequence[str]
     allow_hosts: Sequence[str]
@@ -222,7 +222,7 @@ def _check_fits(kind: ResourceType, operation: Operation) -> None:
 
 
 def doubts_of(acls: Sequence[Acl]) -> list[str]:
-    """What Kafka takes, and what will hardly do what was meant."""
+    """Warnings of ACLs that Kafka takes, and that will hardly do what the user meant."""
     doubts = [
         f"{each.principal} matches no client: agents know principals of type User only"
         for each in acls

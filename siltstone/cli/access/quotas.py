@@ -136,7 +136,7 @@ def alter(named: Named, added: Sequence[str], deleted: Sequence[str], dry_run: b
         check_is_no_principal(entity.user)
 
     async def work() -> list[str]:
-        """What is to be deleted, and is not there."""
+        """The keys that are to be deleted, and are not there."""
         async with connected(bootstrap) as client:
             there: set[str] = set()
             if deleted:

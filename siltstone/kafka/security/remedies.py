@@ -1,4 +1,4 @@
-"""What to do about an agent that refuses a request, or lets nobody in."""
+"""Remedies for a request that an agent refuses, and for an agent that lets nobody in."""
 
 from __future__ import annotations
 

@@ -6,19 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.conformance.security.secured import SecuredAgent
-from tests.fixtures.faults import Postgres, Processes
+from tests.conformance.security.secured import SecuredAgent, secured_agent
 
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredAgent]:
-    folder = tmp_path_factory.mktemp("secured")
-    postgres = Postgres(folder / "postgres")
-    processes = Processes(postgres, folder)
-    try:
-        agent = SecuredAgent(processes, folder)
+    with secured_agent(tmp_path_factory.mktemp("secured")) as agent:
         yield agent
-        agent.stop()
-    finally:
-        processes.stop()
-        postgres.stop()

@@ -10,7 +10,8 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from security.scram import SALT_BYTES, Mechanism, credential_of
 from siltstone.kafka.client import connected
 from tests.conformance.security.logins import Login
 from tests.fixtures.certificates import IdentityFiles, make_certificates
-from tests.fixtures.faults import AgentProcess, Processes, in_thread
+from tests.fixtures.faults import AgentProcess, Postgres, Processes, in_thread
 from tests.fixtures.s3 import free_port
 from tests.fixtures.token_issuer import AUDIENCE, ISSUER, TokenIssuer
 
@@ -108,7 +109,7 @@ class SecuredAgent:
         return Way(self._address("sasl"), login)
 
     def stop(self) -> None:
-        """What is no process."""
+        """Stop the issuer of tokens; its processes are stopped by their maker."""
         self.issuer.stop()
 
     def topic(self, prefix: str = "t") -> str:
@@ -205,3 +206,17 @@ def _allow(
         operation=operation,
         permission=Permission.ALLOW,
     )
+
+
+@contextmanager
+def secured_agent(folder: Path, **settings: object) -> Generator[SecuredAgent]:
+    """An agent on a Postgres of its own."""
+    postgres = Postgres(folder / "postgres")
+    processes = Processes(postgres, folder)
+    try:
+        agent = SecuredAgent(processes, folder, **settings)
+        yield agent
+        agent.stop()
+    finally:
+        processes.stop()
+        postgres.stop()

@@ -14,8 +14,7 @@ from tests.conformance.clients import CLIENTS
 from tests.conformance.contract import Live, Reading
 from tests.conformance.programs import Java
 from tests.conformance.security.logins import of_librdkafka
-from tests.conformance.security.secured import SecuredAgent
-from tests.fixtures.faults import Postgres, Processes
+from tests.conformance.security.secured import SecuredAgent, secured_agent
 
 REAUTHENTICATE_MS = 2_000
 WRITE_S = 10
@@ -24,16 +23,10 @@ TIMEOUT_S = 60
 
 @pytest.fixture(scope="module")
 def forgetful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredAgent]:
-    folder = tmp_path_factory.mktemp("forgetful")
-    postgres = Postgres(folder / "postgres")
-    processes = Processes(postgres, folder)
-    try:
-        agent = SecuredAgent(processes, folder, **{"listener.sasl.connections.max.reauth.ms": REAUTHENTICATE_MS})
+    with secured_agent(
+        tmp_path_factory.mktemp("forgetful"), **{"listener.sasl.connections.max.reauth.ms": REAUTHENTICATE_MS}
+    ) as agent:
         yield agent
-        agent.stop()
-    finally:
-        processes.stop()
-        postgres.stop()
 
 
 @pytest.mark.timeout(300)

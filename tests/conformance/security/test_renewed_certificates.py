@@ -19,8 +19,7 @@ from tests.conformance.clients import CLIENTS
 from tests.conformance.contract import Client, Live, Reading
 from tests.conformance.programs import Java, Program
 from tests.conformance.security.logins import of_librdkafka
-from tests.conformance.security.secured import SecuredAgent, Way
-from tests.fixtures.faults import Postgres, Processes
+from tests.conformance.security.secured import SecuredAgent, Way, secured_agent
 from tests.fixtures.waiting import wait_until
 
 WRITE_S = 45
@@ -30,16 +29,8 @@ TIMEOUT_S = 60
 
 @pytest.fixture(scope="module")
 def renewing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredAgent]:
-    folder = tmp_path_factory.mktemp("renewing")
-    postgres = Postgres(folder / "postgres")
-    processes = Processes(postgres, folder)
-    try:
-        agent = SecuredAgent(processes, folder)
+    with secured_agent(tmp_path_factory.mktemp("renewing")) as agent:
         yield agent
-        agent.stop()
-    finally:
-        processes.stop()
-        postgres.stop()
 
 
 @cache

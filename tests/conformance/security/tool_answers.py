@@ -1,4 +1,4 @@
-"""What Kafka's command-line tools say to who may do a thing, to who may not, and to who has a wrong password.
+"""The words of Kafka's command-line tools: to a user with the right, to one without it, and to a wrong password.
 
 The exit codes are the tools' own choice: several end with 0 after a refusal that they print. They run in this order,
 on one topic and one group.

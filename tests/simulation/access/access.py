@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 SHARE = 0.2
-"""Of the runs."""
+"""The share of runs with ACLs."""
 
 
 def _stream(seed: int) -> random.Random:

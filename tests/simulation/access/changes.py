@@ -128,7 +128,7 @@ class AccessAdmin(Producer):
     async def _until_answered(
         self, request: CreateAclsRequest | DeleteAclsRequest, asked: tuple[str, Acl | AclFilter], said: str
     ) -> None:
-        """What an error says of a change is that it may be made: the same request again is none."""
+        """A change that ended in an error may be made all the same: the request is sent again until it is answered."""
         while True:
             line = await self.dial()
             sent_ms = self.world.loop.now_ms

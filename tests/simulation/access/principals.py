@@ -1,4 +1,4 @@
-"""Who clients are to agents that ask for it, and what the rights that come and go are about."""
+"""The principals of clients, and the resources of the rights that come and go."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SUPER_USER: Final = "User:admin"
 PRODUCER: Final = "User:producer"
 READER: Final = "User:reader"
 SETTINGS: Final[Mapping[str, str]] = {"acl_mode": "on", "super_users": SUPER_USER}
-"""Of agents that ask."""
+"""The settings of agents that ask for principals."""
 TOPIC, GROUP = "steady", "steadfast"
 RESOURCES = (
     (Operation.READ, ResourceType.TOPIC, TOPIC),
@@ -19,4 +19,4 @@ RESOURCES = (
     (Operation.WRITE, ResourceType.TOPIC, TOPIC),
     (Operation.READ, ResourceType.GROUP, GROUP),
 )
-"""What guests may or may not do. One prefix fits topic and group."""
+"""The rights of guests that come and go. One prefix fits topic and group."""

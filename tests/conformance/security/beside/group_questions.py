@@ -1,4 +1,4 @@
-"""What is asked about groups."""
+"""Questions about groups."""
 
 from __future__ import annotations
 

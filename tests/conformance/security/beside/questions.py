@@ -1,4 +1,4 @@
-"""What is asked about topics and the cluster: for each API and version, requests that differ in what they name."""
+"""Questions about topics and the cluster: for each API and version, requests that differ in what they name."""
 
 from __future__ import annotations
 

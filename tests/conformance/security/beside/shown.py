@@ -1,4 +1,4 @@
-"""What an answer shows, without what may differ between two servers: a value for each path into the answer.
+"""The contents of an answer, without those that may differ between two servers: a value for each path into the answer.
 
 Kept are error codes, names and ids, partitions, operation masks, ACLs, and which elements are there. Of other numbers
 the sign is kept (-1 stands for "you are not told"), of other texts and bytes whether there are any. An id reads as

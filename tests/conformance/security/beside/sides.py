@@ -39,7 +39,7 @@ DOOMED_TOPICS = ("doomed", "t-doomed")
 GROUPS = ("g1", "g2")
 DOOMED_GROUPS = ("g-doomed",)
 _GROUP, _TRANSACTION = 0, 1
-"""What FindCoordinator finds."""
+"""The answer of FindCoordinator."""
 WAIT_S_MAX = 60.0
 POLL_S = 0.01
 Response = TypeVar("Response", bound=Message)

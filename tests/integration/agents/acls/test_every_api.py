@@ -39,7 +39,7 @@ GOES_ON: Mapping[int, set[tuple[ResourceType, Operation]]] = {
     9: {(ResourceType.TOPIC, Operation.DESCRIBE)},
     20: {(ResourceType.TOPIC, Operation.DELETE)},
 }
-"""What is asked after the question that ends a request, or a part of it, with `acl.mode=on`. Shadow does not end there,
+"""Questions that follow the one that ends a request, or a part of it, with `acl.mode=on`. Shadow does not end there,
 and tells of these too."""
 METADATA, DELETE_TOPICS, INIT_PRODUCER_ID, DESCRIBE_CONFIGS, DESCRIBE_LOG_DIRS, DESCRIBE_CLUSTER = 3, 20, 22, 32, 35, 60
 
@@ -210,7 +210,7 @@ async def test_off_asks_nothing(start_agent: StartAgent, dial: Dial, asked: Aske
 
 @dataclass
 class Denials:
-    """What the audit log hears while an API is asked, by the word it would use."""
+    """The questions that the audit log hears while an API is asked, by the word it would use."""
 
     heard: list[tuple[str, Question]] = field(default_factory=list[tuple[str, Question]])
 

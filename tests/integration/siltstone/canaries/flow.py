@@ -1,4 +1,4 @@
-"""What people and clients do with secrets, right and wrong."""
+"""People and clients use secrets, right and wrong."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def check_files(world: World) -> None:
 
 
 def check_environments(world: World) -> None:
-    """What a process is given stands where its documentation says. (Only its owner can read it.)"""
+    """The environment of a process holds only what its documentation says. (Only its owner can read it.)"""
     held = {
         name: found
         for pid in descendants(world.dev.process.pid)

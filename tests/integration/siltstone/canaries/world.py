@@ -37,7 +37,7 @@ class World:
     """The address of the listener with PLAIN and OAUTHBEARER."""
     canaries: Canaries = field(default_factory=Canaries)
     said: list[bytes] = field(default_factory=list)
-    """What commands have printed, and the tracebacks that they would have shown."""
+    """All that commands have printed, and the tracebacks that they would have shown."""
 
     @property
     def url(self) -> str:

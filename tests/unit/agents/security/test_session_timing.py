@@ -130,7 +130,7 @@ def unchanged(proof: bytes) -> bytes:
 
 
 def comparisons(guesser: Guesser, tries: int, password_tries: int) -> dict[str, tuple[Difference, int]]:
-    """What is compared: the difference, and the bound."""
+    """The comparisons: the difference, and the bound."""
     known, unknown, found = guesser.known, guesser.unknown, dict[str, tuple[Difference, int]]()
     for each in Mechanism:
         first = guesser.compare(guesser.first(known, each), guesser.first(unknown, each), tries)

@@ -24,7 +24,7 @@ SECRET = bytes(range(32))
 
 
 def parts(*demands: float, agents: int | None = None) -> list[float]:
-    """What each agent takes when all know the same."""
+    """The part of each agent when all know the same."""
     return [part_of(own, [*demands[:at], *demands[at + 1 :]], agents or len(demands)) for at, own in enumerate(demands)]
 
 
