@@ -1,6 +1,6 @@
 """TLS for one connection, without I/O: ciphertext in, plaintext out, and back.
 
-    feed(ciphertext) ─► read_into(room) ─► plaintext      the caller feeds at most FEED_BYTES and then reads until 0
+    feed(ciphertext) ─► read_into(room) ─► plaintext      `feed` takes a part; read all before the rest
     wrap(parts) ─► ciphertext                             records of 16 KiB; parts under 4 KiB share one
     take_outgoing() ─► ciphertext                         what TLS itself wants to say: handshake, alerts, key updates
 
@@ -10,6 +10,9 @@ What a peer can make us hold is bounded before it has proved anything, and after
 - After it, at most SILENT_BYTES_MAX may come without a byte of plaintext: key updates, empty records, alerts.
 - Ciphertext is fed by FEED_BYTES. OpenSSL's buffers in memory never shrink, and so stay as small as that.
 
+Python's `ssl` says by an exception that OpenSSL holds no whole record, which costs as much as decrypting one. So
+`feed` cuts the ciphertext where records of TLS end, and `read_into` asks only for those whose end has come.
+
 There is no early data, no renegotiation and no session ticket (`runtime/tls/contexts.py`). A stream that ends without
 TLS's own goodbye may have been cut by somebody in between. Kafka's frames carry their length, so a cut shows there.
 """
@@ -17,6 +20,7 @@ TLS's own goodbye may have been cut by somebody in between. Kafka's frames carry
 from __future__ import annotations
 
 import ssl
+import struct
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import Enum
@@ -26,9 +30,13 @@ from runtime.errors import SiltstoneError
 from wire.framing import FRAME_BYTES_MAX, HTTP_STARTS
 from wire.schema import Octets
 
-FEED_BYTES = 16 << 10
 RECORD_BYTES = 16 << 10
 """The most plaintext that a record of TLS holds."""
+FEED_BYTES = RECORD_BYTES + 2048 + 5
+"""The most ciphertext of a record, by RFC 5246, 6.2.3, and its header. RFC 8446 allows less."""
+_HEADER_BYTES = 5
+_LENGTH_AT = 3
+_Length = struct.Struct(">H")
 JOINED_BYTES = 4 << 10
 """Parts below this size are copied together: a record costs more than copying them."""
 AHEAD_BYTES = 64 << 10
@@ -97,7 +105,17 @@ _UNENCRYPTED = "set security.protocol at the client to SSL or SASL_SSL"
 class TlsLayer:
     """The server's side of one connection."""
 
-    __slots__ = ("_fed_bytes", "_incoming", "_object", "_outgoing", "_start", "state", "was_cut")
+    __slots__ = (
+        "_fed_bytes",
+        "_header",
+        "_incoming",
+        "_missing_bytes",
+        "_object",
+        "_outgoing",
+        "_start",
+        "state",
+        "was_cut",
+    )
 
     def __init__(self, context: ssl.SSLContext) -> None:
         self._incoming = ssl.MemoryBIO()
@@ -106,21 +124,27 @@ class TlsLayer:
         self._fed_bytes = 0
         """Since the connection began, and once it is open: since its last plaintext."""
         self._start = b""
+        self._header = b""
+        """The start of a record that was cut within its header."""
+        self._missing_bytes = 0
+        """The end of a record that was cut behind its header."""
         self.state = TlsState.HANDSHAKE
         self.was_cut = False
         """The stream ended without TLS's goodbye."""
 
     # ---- from the peer
 
-    def feed(self, ciphertext: Octets) -> None:
-        """At most FEED_BYTES; read until there is no more before the next. Takes the handshake as far as it goes.
+    def feed(self, ciphertext: memoryview) -> int:
+        """Take whole records, or a part of one, at most FEED_BYTES; returns the bytes taken: some, if any are there.
 
-        Raises TlsError; the connection is over then.
+        Takes the handshake as far as it goes. Read all that it made before the next. Raises TlsError; the
+        connection is over then.
         """
-        assert len(ciphertext) <= FEED_BYTES
         if self.state in (TlsState.PEER_CLOSED, TlsState.CLOSED, TlsState.FAILED):
-            return  # what comes after the end means nothing
-        self._fed_bytes += len(ciphertext)
+            return len(ciphertext)  # what comes after the end means nothing
+        taken = self._cut(ciphertext[:FEED_BYTES])
+        ciphertext = ciphertext[:taken]
+        self._fed_bytes += taken
         self._incoming.write(ciphertext)
         if self.state is TlsState.HANDSHAKE:
             if len(self._start) < _START_BYTES:
@@ -128,6 +152,7 @@ class TlsLayer:
             self._shake_hands()
         elif self._fed_bytes > SILENT_BYTES_MAX + FEED_BYTES:
             raise self._failed(TlsError(f"the client sent {self._fed_bytes} bytes of TLS that carry no data"))
+        return taken
 
     def feed_end(self) -> None:
         """The peer's stream has ended. Never raises: there is nobody left to tell."""
@@ -136,17 +161,18 @@ class TlsLayer:
             self.state = TlsState.PEER_CLOSED
 
     def read_into(self, room: memoryview) -> int:
-        """Fill `room` with plaintext as far as it goes; returns the bytes, 0 if more ciphertext is needed.
+        """Fill `room` with plaintext as far as it goes; returns the bytes. Fewer than `room` has: feed more ciphertext.
 
         Raises TlsError.
         """
-        if self.state is not TlsState.OPEN:
+        if self.state is not TlsState.OPEN or self._missing_bytes or self._header:
             return 0
         # Once for each record of TLS, and librdkafka makes one of each Kafka record: no step more than it needs.
         read: Callable[[int, Any], Any] = self._object.read
-        filled, room_bytes = 0, len(room)
+        incoming, filled, room_bytes = self._incoming, 0, len(room)
         try:
-            while filled < room_bytes:
+            # A record of which only a part found room is not in `incoming` any more.
+            while filled < room_bytes and (incoming.pending or self._object.pending()):
                 taken = read(room_bytes - filled, room[filled:])
                 if not taken:
                     self.state = TlsState.PEER_CLOSED
@@ -218,6 +244,40 @@ class TlsLayer:
         return cipher[0] if cipher else ""
 
     # ---- inner
+
+    def _cut(self, arrived: memoryview) -> int:
+        """The bytes of the whole records at the start, or of what is there of the first."""
+        arrived_bytes = len(arrived)
+        if self._missing_bytes:
+            taken = min(self._missing_bytes, arrived_bytes)
+            self._missing_bytes -= taken
+            return taken
+        if self._header:
+            taken = min(_HEADER_BYTES - len(self._header), arrived_bytes)
+            self._header += arrived[:taken]
+            if len(self._header) == _HEADER_BYTES:
+                self._begin(int(_Length.unpack_from(self._header, _LENGTH_AT)[0]))
+            return taken
+        length_at: Callable[[memoryview, int], tuple[int]] = _Length.unpack_from
+        begins = ends = 0
+        while ends <= arrived_bytes - _HEADER_BYTES:
+            begins = ends
+            ends += _HEADER_BYTES + length_at(arrived, begins + _LENGTH_AT)[0]
+        if ends <= arrived_bytes and ends:
+            return ends
+        if begins:
+            return begins
+        if arrived_bytes < _HEADER_BYTES:
+            self._header = bytes(arrived)
+        else:
+            self._begin(ends - arrived_bytes)
+        return arrived_bytes
+
+    def _begin(self, missing_bytes: int) -> None:
+        """A record whose header has come, and this much of it has not."""
+        self._header = b""
+        # OpenSSL is to refuse a record that is too long at once, by its header.
+        self._missing_bytes = missing_bytes if missing_bytes <= FEED_BYTES else 0
 
     def _shake_hands(self) -> None:
         try:

@@ -1,9 +1,10 @@
 """A client connection whose bytes pass through TLS.
 
 It differs from a plain one in what lies between the socket and the frames, and nowhere else: ciphertext lands in a
-buffer that the connections of a listener share, and is decrypted by FEED_BYTES into the buffer that the frame reader
-offers. Answers are encrypted AHEAD_BYTES at a time, and only as fast as the socket takes them: ciphertext cannot go
-back in line. Order is kept as on a plain connection: past the transport only while the transport holds nothing.
+buffer that the connections of a listener share, and is decrypted, a few records at a time, into the buffer that the
+frame reader offers. Answers are encrypted AHEAD_BYTES at a time, and only as fast as the socket takes them: ciphertext
+cannot go back in line. Order is kept as on a plain connection: past the transport only while the transport holds
+nothing.
 
 A peer is somebody once its handshake is over. Then its certificate is held against the revocation list, and named.
 """
@@ -22,7 +23,7 @@ from agents.connections.owner import ConnectionOwner
 from agents.connections.sending import after, next_parts
 from agents.listeners.listener_tls import ListenerTls
 from agents.listeners.listening import Listening
-from agents.listeners.tls import AHEAD_BYTES, FEED_BYTES, RECORD_BYTES, TlsError, TlsLayer, TlsState
+from agents.listeners.tls import AHEAD_BYTES, RECORD_BYTES, TlsError, TlsLayer, TlsState
 from agents.read.budget import Release
 from runtime.errors import SiltstoneError
 from runtime.logging import get_logger, log_context
@@ -78,18 +79,17 @@ class TlsConnection(Connection):
         """Frames are looked for once for all that arrived, or as often as their buffer is full."""
         layer = self._layer
         room, filled = super().get_buffer(-1), 0
-        for start in range(0, len(arrived), FEED_BYTES):
-            layer.feed(arrived[start : start + FEED_BYTES])
+        while arrived:
+            arrived = arrived[layer.feed(arrived) :]
             if layer.state is TlsState.OPEN and not self._was_open:
                 self._was_open = True
                 self._name_client()
-            while read := layer.read_into(room[filled:]):
-                filled += read
-                if filled == len(room):
-                    super().buffer_updated(filled)
-                    if self._ended:
-                        return
-                    room, filled = super().get_buffer(-1), 0
+            # Fewer bytes than there is room for are all that could be had.
+            while (filled := filled + layer.read_into(room[filled:])) == len(room):
+                super().buffer_updated(filled)
+                if self._ended:
+                    return
+                room, filled = super().get_buffer(-1), 0
         self._say()
         if filled:
             super().buffer_updated(filled)

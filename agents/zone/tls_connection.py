@@ -40,13 +40,14 @@ class TlsZoneConnection(ZoneConnection):
 
     def _feed(self, ciphertext: memoryview) -> None:
         layer = self._layer
-        layer.feed(ciphertext)
-        if layer.state is TlsState.OPEN and not self._was_open:
-            must_be_an_agent(layer.peer_certificate, self._names)
-            self._was_open = True
-            self._owner.proved(self)
-        while self._is_open and (read := layer.read_into(super().get_buffer(-1))):
-            self._took(read)
+        while ciphertext and self._is_open:
+            ciphertext = ciphertext[layer.feed(ciphertext) :]
+            if layer.state is TlsState.OPEN and not self._was_open:
+                must_be_an_agent(layer.peer_certificate, self._names)
+                self._was_open = True
+                self._owner.proved(self)
+            while self._is_open and (read := layer.read_into(super().get_buffer(-1))):
+                self._took(read)
         self._say()
         if layer.state is TlsState.PEER_CLOSED:
             self.end()

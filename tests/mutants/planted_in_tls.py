@@ -31,8 +31,8 @@ TLS = (
     Mutant(
         name="a-handshake-counts-as-proof-before-it-is-over",
         file="agents/zone/tls_connection.py",
-        text="        layer.feed(ciphertext)\n",
-        replacement="        layer.feed(ciphertext)\n        self._owner.proved(self)\n",
+        text="        while ciphertext and self._is_open:\n",
+        replacement="        self._owner.proved(self)\n        while ciphertext and self._is_open:\n",
         tests=(f"{_ZONE}::test_an_agent_is_served_among_any_number_of_sockets_that_prove_nothing",),
     ),
     Mutant(

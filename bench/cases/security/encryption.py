@@ -10,6 +10,7 @@ from bench.cases.security.secured import CACHED_BYTES, TLS_RECORD_BYTES, Secured
 from bench.loads.clients import create_topic, run_consume, run_produce
 from bench.loads.jobs import ConsumeJob, ProduceJob
 from bench.loads.load import COMPLAINT_LINES, LIBRDKAFKA, TOOL, progress
+from bench.loads.raw_produce import produce_at
 from bench.registry import Size
 from bench.servers.kafka import find_jars, producer_perf
 from bench.table import Cell, Column, Table
@@ -20,6 +21,10 @@ ROUNDS = {Size.SMALL: 2, Size.FULL: 6}
 PRODUCE_S = {Size.SMALL: 4.0, Size.FULL: 15.0}
 PRODUCE_MB_PER_S = 20.0
 """Offered by both: at another rate a file holds more, and a MB costs less."""
+TOOL_MB_PER_S = 8.0
+"""Kafka's tool reaches it with TLS, too."""
+FULL_MB_PER_S = 60.0
+FULL = "a socket"
 READ_BYTES = {Size.SMALL: 256 << 20, Size.FULL: 1 << 30}
 PLAIN, TLS = "without", "with TLS"
 COLUMNS = (
@@ -55,9 +60,9 @@ class _Sum:
 
 
 def produce(stack: SecuredStack, size: Size) -> Iterator[Table]:
-    """A table for librdkafka, and one for Kafka's own tool where that is at hand."""
+    """A table for each kind of client; Kafka's own tool where that is at hand."""
     jars = find_jars()
-    records_per_s = int(PRODUCE_MB_PER_S * 1e6) // RECORD_BYTES
+    records_per_s = int(TOOL_MB_PER_S * 1e6) // RECORD_BYTES
 
     def librdkafka(topic: str, listener: str) -> _Once:
         result = run_produce(
@@ -87,9 +92,25 @@ def produce(stack: SecuredStack, size: Size) -> Iterator[Table]:
         megabytes = result.records * RECORD_BYTES / 1e6
         return _Once(megabytes, result.mb_per_s, result.cpu_s * 1000 / megabytes)
 
-    kinds: list[tuple[str, Callable[[str, str], _Once]]] = [(LIBRDKAFKA, librdkafka)]
-    kinds += [] if jars is None else [(TOOL, tool)]
-    for client, load in kinds:
+    def socket(topic: str, listener: str) -> _Once:
+        sent = produce_at(
+            stack.plain if listener == PLAIN else stack.address("tls"),
+            topic,
+            partitions=PARTITIONS,
+            record_bytes=RECORD_BYTES,
+            rate_mb_per_s=FULL_MB_PER_S,
+            seconds=PRODUCE_S[size],
+            context=None if listener == PLAIN else stack.context(),
+        )
+        return _Once(sent.value_bytes / 1e6, sent.value_bytes / 1e6 / sent.seconds, 0.0)
+
+    kinds: list[tuple[str, float, str, Callable[[str, str], _Once]]] = [
+        (FULL, FULL_MB_PER_S, "Requests of 1 MB that were made before: records of TLS are full.", socket),
+        (LIBRDKAFKA, PRODUCE_MB_PER_S, "Without compression it makes records of TLS as small as Kafka's.", librdkafka),
+    ]
+    if jars is not None:
+        kinds.append((TOOL, TOOL_MB_PER_S, "Its records of TLS are full, but the agent sleeps between them.", tool))
+    for client, rate, note, load in kinds:
 
         def once(number: int, listener: str, load: Callable[[str, str], _Once] = load, client: str = client) -> _Once:
             topic = f"written-{client.split()[-1]}-{number}-{'plain' if listener == PLAIN else 'tls'}"
@@ -98,8 +119,7 @@ def produce(stack: SecuredStack, size: Size) -> Iterator[Table]:
 
         yield _table(
             f"Producing with TLS, {client}",
-            f"Records of {RECORD_BYTES} B at {PRODUCE_MB_PER_S:.0f} MB/s to {PARTITIONS} partitions of the local store."
-            " Without compression librdkafka makes records of TLS as small as Kafka's; other clients fill theirs.",
+            f"Records of {RECORD_BYTES} B at {rate:.0f} MB/s to {PARTITIONS} partitions of the local store. {note}",
             _rounds(stack, "producing", size, once),
             stack.openssl_ms_per_mb(decrypt=True),
         )
@@ -175,7 +195,7 @@ def _table(title: str, note: str, sums: tuple[_Sum, _Sum], alone: float) -> Tabl
                 total.per_mb - without.per_mb if is_tls else None,
                 alone if is_tls else None,
                 sum(total.rates) / len(total.rates),
-                total.client_ms / total.megabytes,
+                total.client_ms / total.megabytes if total.client_ms else None,
             ]
         )
     return Table(

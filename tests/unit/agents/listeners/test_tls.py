@@ -7,6 +7,7 @@ import ssl
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -65,9 +66,11 @@ def fed(layer: TlsLayer, ciphertext: bytes, sizes: Iterator[int] | None = None, 
     plaintext = b""
     room = memoryview(bytearray(room_bytes))
     for piece in pieces_of(ciphertext, sizes or always(FEED_BYTES)):
-        layer.feed(piece)
-        while count := layer.read_into(room):
-            plaintext += bytes(room[:count])
+        left = memoryview(piece)
+        while left:
+            left = left[layer.feed(left) :]
+            while count := layer.read_into(room):
+                plaintext += bytes(room[:count])
     return plaintext
 
 
@@ -265,6 +268,36 @@ def test_a_handshake_is_bounded(context: ssl.SSLContext, certificates: Certifica
     layer = TlsLayer(context)
     layer.feed(MemoryClient(certificates.client_context()).take())
     failure(layer, b"\x14\x03\x03\x00\x01\x01" * HANDSHAKE_BYTES_MAX)
+
+
+def test_a_record_that_is_too_long_is_refused_by_its_header(
+    context: ssl.SSLContext, certificates: Certificates
+) -> None:
+    """However the header arrives: else a client could let us hold 64 KiB of each record."""
+    for sizes in (always(FEED_BYTES), always(1), always(3)):
+        layer, _ = opened(context, certificates.client_context())
+        with pytest.raises(TlsError, match="too long"):
+            fed(layer, b"\x17\x03\x03\xff\xff" + bytes(10), sizes)
+
+
+def test_only_records_whose_end_has_come_are_asked_for(context: ssl.SSLContext, certificates: Certificates) -> None:
+    """Python's `ssl` answers for a part of one by an exception, which costs as much as decrypting it."""
+    layer, client = opened(context, certificates.client_context())
+    wanted: list[int] = []
+
+    class Asked(ssl.SSLObject):
+        def read(self, len: int = 1024, buffer: bytearray | None = None) -> Any:
+            try:
+                return super().read(len, buffer)
+            except ssl.SSLWantReadError:
+                wanted.append(len)
+                raise
+
+    layer._object.__class__ = Asked  # pyright: ignore[reportPrivateUsage]
+    sent = bytes(100_000)
+    for sizes in (always(10_000), always(FEED_BYTES), always(7)):
+        assert fed(layer, client.send(sent), sizes) == sent
+    assert not wanted
 
 
 def forger(context: ssl.SSLContext, certificates: Certificates, path: Path) -> tuple[TlsLayer, MemoryClient, Forger]:
