@@ -16,7 +16,7 @@ from __future__ import annotations
 import io
 import logging
 import sys
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, Final, Protocol, TextIO, cast
@@ -30,6 +30,8 @@ from runtime.text import printable
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 BURST_LINES = 100
+AUDIT_LOG: Final = "siltstone.audit"
+"""The logger of refusals and of changes of users, ACLs and quotas (`agents/security/audit.py`)."""
 LEFT_OUT = "lines left out"
 
 
@@ -133,6 +135,16 @@ def tell_left_out(*, all_of_them: bool = False) -> None:
             get_logger(module).warning(LEFT_OUT, of=event, left_out=lines)
 
 
+@contextmanager
+def left_out_lines_counted(count: Callable[[str], None]) -> Generator[None]:
+    """While the block runs, `count` is called with the module of each line that is left out."""
+    _counting.append(count)
+    try:
+        yield
+    finally:
+        _counting.remove(count)
+
+
 class _Shown:
     __slots__ = ("bursts", "clock", "level")
 
@@ -141,6 +153,7 @@ class _Shown:
 
 
 _shown = _Shown(logging.WARNING, Bursts(BURST_LINES), SystemClock())
+_counting: list[Callable[[str], None]] = []
 
 
 def _leave_out_bursts(_: Any, method: str, line: structlog.typing.EventDict) -> structlog.typing.EventDict:
@@ -148,8 +161,11 @@ def _leave_out_bursts(_: Any, method: str, line: structlog.typing.EventDict) -> 
     # The line that tells of left-out lines must not be left out itself.
     if method == "debug" or line["event"] == LEFT_OUT:
         return line
-    left_out = _shown.bursts.admit((line.get("module", ""), line["event"]), _shown.clock.monotonic_ms())
+    module = line.get("module", "")
+    left_out = _shown.bursts.admit((module, line["event"]), _shown.clock.monotonic_ms())
     if left_out is None:
+        for count in _counting:
+            count(module)
         raise structlog.DropEvent
     if left_out:
         line["left_out"] = left_out

@@ -19,7 +19,7 @@ from agents.security.refusals import cluster_refusal
 from agents.topics.rules import RequestError, code_of
 from agents.yielding import LoopYielder, chunks_with_yields
 from runtime.errors import SiltstoneError
-from runtime.logging import get_logger
+from runtime.logging import AUDIT_LOG, get_logger
 from security.acls.checks import InvalidAclError, checked_acl, checked_filter
 from security.acls.values import Acl, AclFilter, Operation, PatternType, Permission, ResourceType
 from wire.api import RequestHeader
@@ -45,7 +45,7 @@ NO_AUTHORIZER = "No Authorizer is configured."
 CHANGED_MAX = 10_000
 """ACLs and filters of one request, as in Kafka (`MAX_RECORDS_PER_USER_OP`)."""
 
-_audit = get_logger("siltstone.audit")
+_audit = get_logger(AUDIT_LOG)
 
 
 async def describe(broker: Broker, header: RequestHeader, request: DescribeAclsRequest) -> DescribeAclsResponse:

@@ -11,7 +11,7 @@ from agents.security.refusals import cluster_refusal
 from agents.topics.rules import RequestError, code_of
 from agents.yielding import LoopYielder
 from runtime.errors import BadInputError, SiltstoneError
-from runtime.logging import get_logger
+from runtime.logging import AUDIT_LOG, get_logger
 from security.acls.values import Operation
 from security.quotas.checks import QuotaError, check_value, entity_of, entity_type_of, key_of
 from security.quotas.filters import Component, EntityType, MatchType, matches, part_of
@@ -34,7 +34,7 @@ from wire.messages.describe_client_quotas import (
     ValueData,
 )
 
-_audit = get_logger("siltstone.audit")
+_audit = get_logger(AUDIT_LOG)
 
 
 async def describe(

@@ -16,7 +16,7 @@ from agents.topics.rules import code_of
 from agents.yielding import LoopYielder
 from metadata.security.contract import UserChange
 from runtime.errors import SiltstoneError
-from runtime.logging import get_logger
+from runtime.logging import AUDIT_LOG, get_logger
 from runtime.settings.listeners import listeners_of
 from security.acls.values import Operation
 from wire.api import RequestHeader
@@ -28,7 +28,7 @@ from wire.messages.scram_credentials import (
     DescribeUserScramCredentialsResponse,
 )
 
-_audit = get_logger("siltstone.audit")
+_audit = get_logger(AUDIT_LOG)
 
 
 async def describe(

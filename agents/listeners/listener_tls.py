@@ -9,6 +9,7 @@ from pathlib import Path
 from ssl import TLSVersion
 
 from runtime.errors import SiltstoneError
+from runtime.metrics.security import CERTIFICATE
 from runtime.runtime import Runtime
 from runtime.settings.listeners import ListenerSettings
 from runtime.settings.values import SettingsError
@@ -40,6 +41,8 @@ class TlsOfListeners:
                 continue
             certificates = Certificates(_tls_settings(listener), runtime.clock, runtime.metrics)
             self._certificates.append(certificates)
+            if listener.tls_client_auth != "none":
+                runtime.metrics.security.expect_mechanism(CERTIFICATE)
             self._of[listener.name] = ListenerTls(certificates.current, _principal_rules(listener).principal)
         self._keeping: asyncio.Task[None] | None = None
         self._reloads: set[asyncio.Task[None]] = set()

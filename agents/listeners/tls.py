@@ -75,6 +75,10 @@ class TlsError(SiltstoneError):
         self.fault = fault
 
 
+class ClientCertificateError(TlsError):
+    """The client's certificate is not good, or missing: it has not proved who it is."""
+
+
 _REFUSED_CERTIFICATE = "give the client the CA file of this listener's certificate"
 _OUR_FAULTS = {
     "ALERT_UNKNOWN_CA": ("the client does not trust our certificate", _REFUSED_CERTIFICATE),
@@ -87,11 +91,8 @@ _OUR_FAULTS = {
     "ALERT_CERTIFICATE_UNKNOWN": ("the client does not accept our certificate", _REFUSED_CERTIFICATE),
 }
 """By the end of OpenSSL's name for the alert that the peer sent."""
+_NO_CERTIFICATE = "PEER_DID_NOT_RETURN_A_CERTIFICATE"
 _PEER_FAULTS = {
-    "PEER_DID_NOT_RETURN_A_CERTIFICATE": (
-        "the client shows no certificate, and this listener needs one",
-        "give the client a certificate (ssl.keystore.location, ssl.certificate.location)",
-    ),
     "NO_SHARED_CIPHER": ("no cipher in common with the client", ""),
     "UNSUPPORTED_PROTOCOL": ("the client's versions of TLS are too old", "let it speak TLS 1.2 or 1.3"),
     "VERSION_TOO_LOW": ("the client's versions of TLS are too old", "let it speak TLS 1.2 or 1.3"),
@@ -313,11 +314,16 @@ class TlsLayer:
         if self.state is TlsState.HANDSHAKE and (unencrypted := _not_tls(self._start)):
             return TlsError(unencrypted, remedy=_UNENCRYPTED)
         if isinstance(error, ssl.SSLCertVerificationError):
-            return TlsError(
+            return ClientCertificateError(
                 f"the client's certificate is refused: {error.verify_message}",
                 remedy="its issuer must be in the CA file of this listener, and its time must not be over",
             )
         reason = error.reason or str(error)
+        if reason.endswith(_NO_CERTIFICATE):
+            return ClientCertificateError(
+                "the client shows no certificate, and this listener needs one",
+                remedy="give the client a certificate (ssl.keystore.location, ssl.certificate.location)",
+            )
         for end, (message, remedy) in _OUR_FAULTS.items():
             if reason.endswith(end):
                 return TlsError(message, fault=Fault.OURS, remedy=remedy)

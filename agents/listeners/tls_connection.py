@@ -23,10 +23,12 @@ from agents.connections.owner import ConnectionOwner
 from agents.connections.sending import after, next_parts
 from agents.listeners.listener_tls import ListenerTls
 from agents.listeners.listening import Listening
-from agents.listeners.tls import AHEAD_BYTES, RECORD_BYTES, TlsError, TlsLayer, TlsState
+from agents.listeners.tls import AHEAD_BYTES, RECORD_BYTES, ClientCertificateError, TlsError, TlsLayer, TlsState
 from agents.read.budget import Release
+from agents.security.session import Cause
 from runtime.errors import SiltstoneError
 from runtime.logging import get_logger, log_context
+from runtime.metrics.security import CERTIFICATE
 from wire.schema import Octets
 
 _log = get_logger(__name__)
@@ -115,12 +117,13 @@ class TlsConnection(Connection):
             name = self._listener_tls.principal_of(certificate)
             is_revoked = self._revocations.include(parsed)
         except SiltstoneError as error:
-            raise TlsError(error.message, remedy=error.remedy) from error
+            raise ClientCertificateError(error.message, remedy=error.remedy) from error
         except ValueError as error:  # OpenSSL reads more kinds of certificates than cryptography does
-            raise TlsError(f"the client's certificate cannot be read: {error}") from error
+            raise ClientCertificateError(f"the client's certificate cannot be read: {error}") from error
         if is_revoked:
-            raise TlsError(f"the client's certificate was revoked: {name}")
+            raise ClientCertificateError(f"the client's certificate was revoked: {name}")
         self.client.principal = name
+        self._broker.runtime.metrics.security.authentications_total.labels(mechanism=CERTIFICATE).inc()
 
     def _say(self) -> None:
         """Send the bytes that TLS sends by itself."""
@@ -143,7 +146,11 @@ class TlsConnection(Connection):
                 return
 
     def _fail(self, error: TlsError) -> None:
-        self._broker.runtime.metrics.protocol_errors_total.labels(reason="tls").inc()
+        metrics = self._broker.runtime.metrics
+        metrics.protocol_errors_total.labels(reason="tls").inc()
+        if isinstance(error, ClientCertificateError):
+            refused = metrics.security.authentications_refused_total
+            refused.labels(mechanism=CERTIFICATE, reason=Cause.CREDENTIALS.value).inc()
         with log_context(self.client):
             _log.warning("connection closed, TLS failed", error=str(error), fault=error.fault.value)
         self._say()  # the alert

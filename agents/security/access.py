@@ -9,6 +9,7 @@ from typing import Protocol
 from agents.quotas.sharing import QuotaSharing
 from agents.quotas.throttle import Throttle
 from agents.request_context import ClientConnection
+from agents.security.audit import Audit
 from agents.security.authorizer import Authorizer, mode_of, super_users_of
 from agents.security.freshness import Freshness, RunningLease
 from agents.security.gate import Authentication, Gate, NoTokensError, TokenJudge, gates_of
@@ -49,6 +50,7 @@ class Access:
             super_users=self._super_users,
             known=self.known,
             allow_everyone=settings.allow_everyone_if_no_acl_found,
+            audit=Audit(runtime.metrics.security),
         )
         self.freshness: Freshness | None = None
         """None: nobody is judged by anything in the store."""

@@ -3,6 +3,7 @@
 
 A denial is told at once. The same one again, of the same principal, host, operation and resource, is counted, and told
 with its count (`times`) after WINDOW_MS. Above KINDS_MAX different ones in a window, the rest are counted together.
+Metrics count every denial.
 """
 
 from __future__ import annotations
@@ -10,9 +11,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from contextvars import Context
+from enum import Enum, auto
 from typing import NamedTuple
 
-from runtime.logging import get_logger, shows_debug
+from prometheus_client import Counter
+
+from runtime.logging import AUDIT_LOG, get_logger, shows_debug
+from runtime.metrics.declared import Declarations
+from runtime.metrics.security import SecurityMetrics
 from security.acls.values import Operation, ResourceType
 
 WINDOW_MS = 10_000.0
@@ -22,7 +28,9 @@ TOLD_MAX = 50
 NAME_CHARACTERS = 200
 """A name in a line is cut here: a client may ask about any text."""
 
-_log = get_logger("siltstone.audit")
+_DENIED, _WOULD_BE_DENIED = "denied", "would be denied"
+_MODES = {_DENIED: "on", _WOULD_BE_DENIED: "shadow"}
+_log = get_logger(AUDIT_LOG)
 
 
 class Question(NamedTuple):
@@ -44,6 +52,16 @@ class Question(NamedTuple):
         }
 
 
+class Told(Enum):
+    """How the audit log tells of a denial."""
+
+    NOW = auto()
+    LATER = auto()
+    """With the number of its repeats."""
+    AMONG_OTHERS = auto()
+    """In a number, without its principal and resource."""
+
+
 class Repeats:
     """Counts what comes again within a window. Pure."""
 
@@ -56,17 +74,16 @@ class Repeats:
     def is_empty(self) -> bool:
         return not self._times and not self._others
 
-    def is_first(self, verdict: str, question: Question) -> bool:
-        """False: it is counted, here or among the others."""
+    def take_in(self, verdict: str, question: Question) -> Told:
         times = self._times.get((verdict, question))
         if times is not None:
             self._times[verdict, question] = times + 1
-        elif len(self._times) < self._kinds_max:
+            return Told.LATER
+        if len(self._times) < self._kinds_max:
             self._times[verdict, question] = 0
-            return True
-        else:
-            self._others += 1
-        return False
+            return Told.NOW
+        self._others += 1
+        return Told.AMONG_OTHERS
 
     def take(self) -> tuple[Mapping[tuple[str, Question], int], int]:
         """The counts of this window, and of the others; a new window begins."""
@@ -77,7 +94,10 @@ class Repeats:
 
 
 class Audit:
-    def __init__(self, window_ms: float = WINDOW_MS) -> None:
+    def __init__(self, metrics: SecurityMetrics | None = None, *, window_ms: float = WINDOW_MS) -> None:
+        self._metrics = metrics or SecurityMetrics(Declarations())
+        self._counters: dict[tuple[str, ResourceType, Operation], Counter] = {}
+        self._dropped = self._metrics.audit_events_dropped_total.labels(reason="kinds")
         self._window_ms = window_ms
         self._repeats = Repeats()
         self._timer: asyncio.TimerHandle | None = None
@@ -85,11 +105,11 @@ class Audit:
         """Whether what is allowed is told too."""
 
     def denied(self, question: Question) -> None:
-        self._tell("denied", question)
+        self._tell(_DENIED, question)
 
     def would_be_denied(self, question: Question) -> None:
         """In mode shadow."""
-        self._tell("would be denied", question)
+        self._tell(_WOULD_BE_DENIED, question)
 
     def changes(self, question: Question) -> None:
         """A change of topics, configs or ACLs is allowed."""
@@ -105,12 +125,28 @@ class Audit:
         self._window_over()
 
     def _tell(self, verdict: str, question: Question) -> None:
-        if self._repeats.is_first(verdict, question):
-            _log.info(verdict, **question.facts())
+        self._counter(verdict, question).inc()
+        match self._repeats.take_in(verdict, question):
+            case Told.NOW:
+                _log.info(verdict, **question.facts())
+            case Told.AMONG_OTHERS:
+                self._dropped.inc()
+            case Told.LATER:
+                pass
         if self._timer is None:
             # In a context of its own, or the line would carry the facts of one request.
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(self._window_ms / 1000, self._window_over, context=Context())
+
+    def _counter(self, verdict: str, question: Question) -> Counter:
+        """Kept: a request may be about 100,000 resources."""
+        key = verdict, question.resource_type, question.operation
+        counter = self._counters.get(key)
+        if counter is None:
+            counter = self._counters[key] = self._metrics.acl_denials_total.labels(
+                resource_type=question.resource_type.name, operation=question.operation.name, mode=_MODES[verdict]
+            )
+        return counter
 
     def _window_over(self) -> None:
         self._timer = None

@@ -6,6 +6,7 @@ late. A refusal leaves at a fixed time after the message that it answers, so the
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,7 +16,16 @@ from typing import Protocol
 from agents.request_context import ClientConnection
 from agents.security.freshness import Freshness
 from agents.security.passwords import PasswordChecks
-from agents.security.session import API_VERSIONS, OAUTHBEARER, CheckPassword, CheckToken, KnownUsers, Reply, Session
+from agents.security.session import (
+    API_VERSIONS,
+    OAUTHBEARER,
+    Cause,
+    CheckPassword,
+    CheckToken,
+    KnownUsers,
+    Reply,
+    Session,
+)
 from runtime.errors import BadInputError
 from runtime.logging import get_logger, log_context
 from runtime.runtime import Runtime
@@ -128,14 +138,21 @@ class Gate:
         except Exception:
             with log_context(self._client):
                 _log.exception("a proof could not be judged")
-            return Reply((), "internal error")
+            step = Reply((), "internal error", Cause.ERROR)
+            self._count_refused(step)
+            return step
         if step.is_refusal:
             late_ms = received_ms + self._shared.refused_after_ms - self._clock.monotonic_ms()
-            await self._clock.sleep_ms(max(0.0, late_ms))
+            try:
+                await self._clock.sleep_ms(max(0.0, late_ms))
+            except asyncio.CancelledError:
+                # The client has left. Whoever guesses may: a right password is answered sooner.
+                self._answered(step)
+                raise
             if self._shared.freshness is not None and self._shared.freshness.is_behind:
                 # The user may be new, or have a new password. An error would stop the client for good; now it tries
                 # again, here or elsewhere.
-                step = Reply((), step.ends)
+                step = Reply((), step.ends, Cause.STORE_AWAY)
         return self._answered(step)
 
     async def _judged(self, step: CheckToken) -> Reply:
@@ -148,12 +165,14 @@ class Gate:
         session, client = self._session, self._client
         client.software = session.software or client.software
         if session.is_complete:
+            self._shared.runtime.metrics.security.authentications_total.labels(mechanism=session.mechanism).inc()
             client.has_password = session.has_password
             if client.principal != f"User:{session.user}":
                 client.principal = f"User:{session.user}"
                 with log_context(client):
                     _log.debug("client authenticated", user=session.user, mechanism=session.mechanism)
         elif reply.ends:
+            self._count_refused(reply)
             with log_context(client):
                 _log.info(
                     "client not authenticated",
@@ -162,6 +181,10 @@ class Gate:
                     mechanism=session.mechanism,
                 )
         return reply
+
+    def _count_refused(self, reply: Reply) -> None:
+        refused = self._shared.runtime.metrics.security.authentications_refused_total
+        refused.labels(mechanism=self._session.mechanism or "none", reason=reply.cause.value).inc()
 
 
 def is_held(
@@ -199,6 +222,8 @@ def gates_of(
                 f"listener {each.name} has the mechanism {OAUTHBEARER}, and nobody judges its tokens",
                 remedy=f"remove it from listener.{each.name}.sasl.mechanisms",
             )
+    for mechanism in {mechanism for each in listeners if each.has_sasl for mechanism in each.mechanisms}:
+        authentication.runtime.metrics.security.expect_mechanism(mechanism)
     return {
         each.name: partial(
             authentication.gate, mechanisms=each.mechanisms, reauthenticate_ms=each.connections_max_reauth_ms

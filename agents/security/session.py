@@ -70,12 +70,26 @@ class KnownUsers(Protocol):
         ...
 
 
+class Cause(Enum):
+    """Why a client did not come in, in kinds that a metric may show to others: none tells whether a user exists."""
+
+    CREDENTIALS = "credentials"
+    MECHANISM = "mechanism"
+    PROTOCOL = "protocol"
+    CHANGED = "changed"
+    EXPIRED = "expired"
+    STORE_AWAY = "store_away"
+    ERROR = "error"
+
+
 @dataclass(frozen=True, slots=True)
 class Reply:
     """Send these parts, which may be none. `ends`: then close the connection; the reason is for the log."""
 
     parts: Sequence[Octets] = ()
     ends: str = ""
+    cause: Cause = Cause.PROTOCOL
+    """Where it ends."""
     is_refusal: bool = False
     """A proof was refused: answer late, so that guessing is slow."""
 
@@ -198,7 +212,7 @@ class Session:
                     self._began_again_ms = now_ms
                     return self._begin(frame)
                 case _State.COMPLETE:
-                    return self._end("the proof has expired, and the client has not proved itself again")
+                    return self._end("the proof has expired, and the client has not proved itself again", Cause.EXPIRED)
                 case _State.CHECKING | _State.FAILED:
                     return self._end("a request out of turn")
         except AuthenticationFailedError as error:
@@ -260,7 +274,8 @@ class Session:
         if asked not in ours:
             answer = SaslHandshakeResponse(error_code=ErrorCode.UNSUPPORTED_SASL_MECHANISM, mechanisms=ours)
             self._state = _State.FAILED
-            return Reply(encode_response(header, answer), "a SASL mechanism that the listener does not have")
+            reason = "a SASL mechanism that the listener does not have"
+            return Reply(encode_response(header, answer), reason, Cause.MECHANISM)
         self._is_bare = header.api_version == 0
         self._scram, self._claim = None, None
         self._state = _State.TOKEN
@@ -289,7 +304,7 @@ class Session:
             self._header = header
             token = bytes(cast("SaslAuthenticateRequest", decode_request(header, frame, position)).auth_bytes)
         if self._state is _State.REFUSING:
-            return self._refuse("another mechanism than the first time")
+            return self._refuse("another mechanism than the first time", Cause.CHANGED)
         if self._scram is not None:
             answer = self._scram.step(token)
             if not self._scram.is_complete:
@@ -340,25 +355,25 @@ class Session:
             return self._refuse("the user was changed meanwhile")
         if credential is not None and self._known.stale_ms > self._stale_ms_max:
             # No error: it would stop the client for good, and another agent may know better.
-            return self._end("the metadata store was not heard for security.stale.max.ms")
+            return self._end("the metadata store was not heard for security.stale.max.ms", Cause.STORE_AWAY)
         if self.user and user != self.user:
-            return self._refuse("another user than the first time")
+            return self._refuse("another user than the first time", Cause.CHANGED)
         self.user, self._proved = user, credential
         self._state = _State.COMPLETE
         lifetime_ms = min(self._reauthenticate_ms or inf, max(0, lifetime_ms))
         self._expires_ms = now_ms + lifetime_ms
         return Reply(self._token_answer(answer, session_lifetime_ms=0 if lifetime_ms == inf else int(lifetime_ms)))
 
-    def _refuse(self, reason: str) -> Reply:
+    def _refuse(self, reason: str, cause: Cause = Cause.CREDENTIALS) -> Reply:
         self._state = _State.FAILED
         if self._is_bare:
-            return Reply((), reason, is_refusal=True)
+            return Reply((), reason, cause, is_refusal=True)
         answer = SaslAuthenticateResponse(error_code=ErrorCode.SASL_AUTHENTICATION_FAILED, error_message=REFUSED)
-        return Reply(encode_response(self._header, answer), reason, is_refusal=True)
+        return Reply(encode_response(self._header, answer), reason, cause, is_refusal=True)
 
-    def _end(self, reason: str) -> Reply:
+    def _end(self, reason: str, cause: Cause = Cause.PROTOCOL) -> Reply:
         self._state = _State.FAILED
-        return Reply((), reason)
+        return Reply((), reason, cause)
 
     def _token_answer(self, token: bytes, *, session_lifetime_ms: int = 0) -> Sequence[Octets]:
         if self._is_bare:

@@ -35,7 +35,7 @@ from bench.servers.databases import wal_position
 from bench.servers.s3_server import ROOT, Latency, S3Server, client_environment, server_name, stop
 from bench.servers.started import Started
 from metadata.migrations.migrate import migrate
-from runtime.declared_metrics import PREFIX
+from runtime.metrics.declared import PREFIX
 from runtime.settings.loading import ENVIRONMENT_PREFIX, environment_name
 from siltstone.embedded.postgres import EmbeddedPostgres
 

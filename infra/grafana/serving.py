@@ -1,4 +1,4 @@
-"""Panels about the clients' view: traffic, latency, the write path, reads, groups."""
+"""Panels about the clients' view: traffic, latency, the write path, reads, groups, who comes in."""
 
 from __future__ import annotations
 
@@ -275,4 +275,47 @@ GROUPS = Row(
     ],
 )
 
-ROWS = (TRAFFIC, LATENCY, WRITE_PATH, READS, GROUPS)
+SECURITY = Row(
+    title="Security",
+    panels=[
+        panel(
+            "Logins",
+            "cps",
+            "Clients that proved who they are, by SASL mechanism or certificate; again on a connection counts too.",
+            METRICS,
+            ("{{mechanism}}", f"sum by (mechanism) (rate(siltstone_authentications_total{RATE}))"),
+            empty_unless="a listener has SASL or asks for certificates",
+        ),
+        panel(
+            "Logins refused",
+            "cps",
+            "`credentials`: wrong passwords, tokens, certificates. `protocol`: mostly clients set up without SASL.",
+            f"{RUNBOOK}#siltstoneloginsrefused",
+            (
+                "{{mechanism}} {{reason}}",
+                f"sum by (mechanism, reason) (rate(siltstone_authentications_refused_total{RATE}))",
+            ),
+            empty_unless="a listener has SASL or asks for certificates",
+        ),
+        panel(
+            "Denied by ACLs",
+            "cps",
+            "Operations that no ACL allowed; with mode `shadow` they were carried out. The audit log names clients.",
+            "operations/logs-and-traces.md#the-audit-log",
+            (
+                "{{operation}} {{resource_type}} ({{mode}})",
+                f"sum by (operation, resource_type, mode) (rate(siltstone_acl_denials_total{RATE}))",
+            ),
+            empty_unless="ACLs have denied something",
+        ),
+        panel(
+            "Audit events without a line",
+            "cps",
+            "Events that the audit log counts without naming the client, because there were too many.",
+            "operations/logs-and-traces.md#the-audit-log",
+            ("{{reason}}", f"sum by (reason) (rate(siltstone_audit_events_dropped_total{RATE}))"),
+        ),
+    ],
+)
+
+ROWS = (TRAFFIC, LATENCY, WRITE_PATH, READS, GROUPS, SECURITY)

@@ -1,4 +1,4 @@
-"""Traces of a process, and the log lines that count left-out log lines.
+"""Traces of a process, and the counts of left-out log lines: in the log, and of the audit log's in a metric.
 
 Opened before everything else and closed after everything else. The traces of the last requests are sent within the rest
 of `drain.timeout.ms`; they never delay the end of the process longer.
@@ -16,7 +16,7 @@ from runtime.clock import Clock
 from runtime.errors import BadInputError
 from runtime.ids import IdSource
 from runtime.log_bursts import WINDOW_MS
-from runtime.logging import get_logger, tell_left_out
+from runtime.logging import AUDIT_LOG, get_logger, left_out_lines_counted, tell_left_out
 from runtime.runtime import Runtime
 from runtime.settings.table import Settings
 from runtime.tracing import NO_TRACING, Tracing
@@ -43,8 +43,15 @@ async def log_and_traces(
     otel = _open_tracing(settings, role, runtime.ids)
     told = asyncio.create_task(_tell_for_ever(runtime.clock), name="left-out lines")
     stops = asyncio.create_task(_stop_time(stopping, runtime.clock), name="stop time")
+    dropped = runtime.metrics.security.audit_events_dropped_total.labels(reason="burst")
+
+    def count(module: str) -> None:
+        if module == AUDIT_LOG:
+            dropped.inc()
+
     try:
-        yield NO_TRACING if otel is None else otel
+        with left_out_lines_counted(count):
+            yield NO_TRACING if otel is None else otel
     finally:
         told.cancel()
         # Draining and sending traces share the time, counted from the stop signal.

@@ -79,6 +79,9 @@ async def test_a_good_token_comes_in_for_as_long_as_it_is_good(
     ):
         assert await came_in(agent, bad) is None
         assert log_lines.named("client not authenticated")[-1]["reason"] == reason
+    refused = {"mechanism": "OAUTHBEARER", "reason": "credentials"}
+    assert agent.metric("authentications_refused_total", **refused) == 4
+    assert agent.metric("authentications_total", mechanism="OAUTHBEARER") == 1
 
 
 async def test_new_keys_are_fetched_when_a_token_names_them_but_not_for_every_token(

@@ -118,6 +118,7 @@ async def test_clients_have_the_principal_that_the_rules_make(
     context = certificates.client_context(certificates.client)
     _, writer = await asyncio.open_connection(host, int(port), ssl=context, server_hostname="localhost")
     await until(lambda: principals(running) == {"User:ANN"})
+    assert running.metric("authentications_total", mechanism="certificate") == 1
     writer.transport.abort()
 
 
@@ -175,6 +176,9 @@ async def test_whoever_shows_no_good_certificate_gets_nothing(
                 assert await reader.read() == b""
         writer.transport.abort()
     assert running.metric("requests_total", api="ApiVersions") == 0
+    refused = {"mechanism": "certificate", "reason": "credentials"}
+    await until(lambda: running.metric("authentications_refused_total", **refused) == 4)
+    assert running.metric("authentications_total", mechanism="certificate") == 0
 
 
 async def test_a_start_with_bad_files_is_refused_and_frees_the_address(

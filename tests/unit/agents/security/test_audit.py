@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agents.security.audit import Question, Repeats
+from agents.security.audit import Question, Repeats, Told
 from security.acls.values import Operation, ResourceType
 
 
@@ -12,10 +12,10 @@ def question(name: str) -> Question:
 
 def test_each_kind_is_told_once_in_a_window_and_the_rest_counted() -> None:
     repeats = Repeats(kinds_max=2)
-    told = [repeats.is_first("denied", question(name)) for name in ("a", "b", "a", "c", "a", "d")]
-    assert told == [True, True, False, False, False, False]
-    assert not repeats.is_first("would be denied", question("a"))
+    told = [repeats.take_in("denied", question(name)) for name in ("a", "b", "a", "c", "a", "d")]
+    assert told == [Told.NOW, Told.NOW, Told.LATER, Told.AMONG_OTHERS, Told.LATER, Told.AMONG_OTHERS]
+    assert repeats.take_in("would be denied", question("a")) is Told.AMONG_OTHERS
     times, others = repeats.take()
     assert (times, others) == ({("denied", question("a")): 2}, 3)
     assert repeats.is_empty
-    assert repeats.is_first("denied", question("c"))
+    assert repeats.take_in("denied", question("c")) is Told.NOW

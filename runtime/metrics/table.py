@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client import ProcessCollector, generate_latest
 
-from runtime.declared_metrics import OF_THE_PROCESS, PREFIX, DeclaredMetric
+from runtime.metrics.declared import OF_THE_PROCESS, Declarations, DeclaredMetric
+from runtime.metrics.security import SecurityMetrics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -25,10 +26,13 @@ class Metrics:
     """The metrics of one process, or of one test: registries are never shared."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry(auto_describe=True)
-        self._declared: list[DeclaredMetric] = []
+        declarations = Declarations()
+        self.registry, self._declared = declarations.registry, declarations.metrics
+        self._counter, self._gauge = declarations.counter, declarations.gauge
+        self._histogram = declarations.histogram
         self._declare_clients()
         self._declare_tls()
+        self.security = SecurityMetrics(declarations)
         self._declare_files()
         self._declare_reads_and_health()
         self._declare_groups()
@@ -469,25 +473,13 @@ class Metrics:
         for name, kind, doc in OF_THE_PROCESS:
             self._declared.append(DeclaredMetric(name=name, kind=kind, labels=(), doc=doc, prefix="process_"))
 
-    def _counter(self, name: str, doc: str, *labels: str) -> Counter:
-        self._declared.append(DeclaredMetric(name=name, kind="counter", labels=labels, doc=doc))
-        return Counter(PREFIX + name, doc, labels, registry=self.registry)
-
-    def _gauge(self, name: str, doc: str, *labels: str) -> Gauge:
-        self._declared.append(DeclaredMetric(name=name, kind="gauge", labels=labels, doc=doc))
-        return Gauge(PREFIX + name, doc, labels, registry=self.registry)
-
-    def _histogram(self, name: str, doc: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
-        self._declared.append(DeclaredMetric(name=name, kind="histogram", labels=labels, doc=doc, buckets=buckets))
-        return Histogram(PREFIX + name, doc, labels, registry=self.registry, buckets=buckets)
-
 
 def render_metrics_markdown() -> str:
     """`docs/metrics.md`."""
     lines = [
         "# Metrics",
         "",
-        "Generated from `runtime/metrics.py`; do not edit by hand. Every process serves them at `/metrics` of",
+        "Generated from `runtime/metrics/`; do not edit by hand. Every process serves them at `/metrics` of",
         "`metrics.listen`, in the Prometheus text format.",
         "",
         "| metric | kind | labels | meaning |",
