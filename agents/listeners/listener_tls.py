@@ -39,7 +39,7 @@ class TlsOfListeners:
         for listener in listeners:
             if not listener.encrypts:
                 continue
-            certificates = Certificates(_tls_settings(listener), runtime.clock, runtime.metrics)
+            certificates = Certificates(tls_settings_of(listener), runtime.clock, runtime.metrics)
             self._certificates.append(certificates)
             if listener.tls_client_auth != "none":
                 runtime.metrics.security.expect_mechanism(CERTIFICATE)
@@ -77,7 +77,8 @@ class TlsOfListeners:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _tls_settings(listener: ListenerSettings) -> ServerTlsSettings:
+def tls_settings_of(listener: ListenerSettings) -> ServerTlsSettings:
+    """Of a listener that encrypts."""
     return ServerTlsSettings(
         listener=listener.name,
         prefix=listener.setting_name("tls"),

@@ -1,4 +1,4 @@
-"""Notices for the operator about the mode of ACLs, when an agent starts. Pure."""
+"""Notices for the operator about the mode of ACLs, when an agent starts and in `siltstone doctor`. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,12 @@ class AuthenticatingListener(Protocol):
 @dataclass(frozen=True, slots=True)
 class Notice:
     text: str
-    is_warning: bool = False
+    remedy: str = ""
+    """Of a warning."""
+
+    @property
+    def is_warning(self) -> bool:
+        return bool(self.remedy)
 
 
 def notices_of(
@@ -34,11 +39,18 @@ def notices_of(
     if mode is not AclMode.ON:
         return
     if not super_users:
-        yield Notice("nobody may create ACLs but whom an ACL allows it: super.users is empty", is_warning=True)
+        yield Notice(
+            "nobody may create ACLs but whom an ACL allows it: super.users is empty",
+            remedy="set super.users to who administers the cluster, such as User:admin",
+        )
     strangers = [each.name for each in listeners if not each.authenticates]
     if strangers:
         names = f"listener{'s' if len(strangers) > 1 else ''} {', '.join(strangers)}"
-        yield Notice(f"clients of {names} are {ANONYMOUS} unless they prove who they are", is_warning=True)
+        yield Notice(
+            f"clients of {names} are {ANONYMOUS} unless they prove who they are",
+            remedy="set protocol to SASL_SSL, or tls.client.auth to required; or see that no ACL allows"
+            f" {ANONYMOUS} or User:* more than strangers may do",
+        )
 
 
 _WORDS = {

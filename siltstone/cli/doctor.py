@@ -5,19 +5,25 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import click
 from rich.text import Text
 
+from agents.listeners.listener_tls import tls_settings_of
 from metadata.postgres.load_probe import probe_load
 from metadata.postgres.pooler import SharedBackendsError
 from metadata.postgres.probe import probe_postgres
 from runtime.clock import SystemClock
 from runtime.errors import BadInputError, SiltstoneError
 from runtime.ids import SystemIds
+from runtime.settings.listeners import listeners_of
+from runtime.settings.table import Settings
+from runtime.tls.contexts import server_tls
+from runtime.tls.files import ServerTlsSettings, read_file
+from runtime.tls.judging import certificates_in
 from siltstone.cli.options.system_options import (
     SystemOptions,
     Urls,
@@ -46,6 +52,7 @@ from siltstone.ops.doctor import (
     passed,
     warning,
 )
+from siltstone.ops.exposure import ServedCertificate, advertised_host, judge_certificate, judge_exposure
 from siltstone.ops.producers import producers_of
 from siltstone.terminal.output import console, json_option, print_json
 from siltstone.terminal.plain import say
@@ -70,8 +77,8 @@ _STYLES: Mapping[Verdict, str] = {Verdict.OK: "green", Verdict.WARN: "yellow", V
 )
 @json_option
 def doctor(given: SystemOptions, instance_class: str, as_json: bool) -> None:
-    """Check that store, Postgres and clock are fit for use, what Postgres carries, and that no producer waits for small
-    batches.
+    """Check that store, Postgres and clock are fit for use, what Postgres carries, that no producer waits for small
+    batches, and who may come in by the settings: listeners, certificates, ACLs.
 
     Exit code 1 if a check fails, or if neither a store nor a Postgres is named. Writes a few small objects below probe/
     in the object store and deletes them. Changes no table in Postgres. Looks at the load of one second: ask when
@@ -87,6 +94,8 @@ def doctor(given: SystemOptions, instance_class: str, as_json: bool) -> None:
     vcpus_of(instance_class)  # an unknown class is an error before anything is asked
     with resolved(given) as urls:
         checks = [*asyncio.run(_examine(urls, instance_class)), *_producer_checks(given.data)]
+    if given.data is None:  # the agents of a directory have settings of their own
+        checks += [*judge_exposure(given.settings), *_certificate_checks(given.settings)]
     if as_json:
         fields = ("name", "verdict", "detail", "remedy")
         print_json([{field: str(getattr(check, field)) for field in fields} for check in checks])
@@ -192,6 +201,34 @@ def _producer_checks(data: Path | None) -> Sequence[Check]:
     except SiltstoneError as error:
         return [warning("producers", error.message, "see the log of `siltstone dev`")]
     return [judge_producers(producers_of(pages))]
+
+
+def _certificate_checks(settings: Settings) -> Iterator[Check]:
+    served = [(tls_settings_of(each), advertised_host(each)) for each in listeners_of(settings) if each.encrypts]
+    others = (
+        ("metrics", settings.metrics_tls_cert_file, settings.metrics_tls_key_file, settings.metrics_tls_ca_file),
+        ("zone", settings.zone_tls_cert_file, settings.zone_tls_key_file, settings.zone_tls_ca_file),
+    )
+    for kind, cert, key, ca in others:
+        if cert:
+            tls = ServerTlsSettings(
+                listener=f"{kind}.listen",
+                prefix=f"{kind}.tls",
+                cert_file=Path(cert),
+                key_file=Path(key),
+                ca_file=Path(ca) if ca else None,
+            )
+            served.append((tls, None))
+    now_ms = SystemClock().wall_ms()
+    for tls, host in served:
+        try:
+            loaded = server_tls(tls, now_ms)
+            own = certificates_in(read_file(f"{tls.prefix}.cert.file", tls.cert_file))[0]
+        except SiltstoneError as error:
+            yield failure(f"certificate {tls.listener}", error.message, error.remedy)
+            continue
+        certificate = ServedCertificate(certificate=own, expires_ms=loaded.expires_ms, warnings=loaded.warnings)
+        yield from judge_certificate(tls.listener, certificate, host, now_ms)
 
 
 def _print(checks: Sequence[Check]) -> None:
