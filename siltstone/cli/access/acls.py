@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import click
 
 from runtime.text import plural
-from security.acls.values import Acl, Operation, PatternType, Permission
+from security.acls.values import Acl, Operation, PatternType
 from siltstone.cli.access.acl_options import (
     OPERATION_NAMES,
     PATTERNS,
@@ -151,12 +151,12 @@ async def _find(bootstrap: str, words: AclWords) -> Sequence[Acl]:
 
 def _print(found: Sequence[Acl]) -> None:
     print_table(
-        ["principal", "host", "may", "operation", "resource", "name", "pattern"],
+        ["principal", "host", "permission", "operation", "resource", "name", "pattern"],
         [
             [
                 each.principal,
                 each.host,
-                "yes" if each.permission is Permission.ALLOW else "no",
+                _permission(each),
                 _name(each.operation),
                 RESOURCE_NAMES.get(each.resource_type, str(each.resource_type)),
                 each.resource_name,
@@ -167,11 +167,15 @@ def _print(found: Sequence[Acl]) -> None:
     )
 
 
+def _permission(acl: Acl) -> str:
+    return acl.permission.name.lower()
+
+
 def _json(acl: Acl) -> dict[str, str]:
     return {
         "principal": acl.principal,
         "host": acl.host,
-        "permission": acl.permission.name.lower(),
+        "permission": _permission(acl),
         "operation": _name(acl.operation),
         "resource_type": RESOURCE_NAMES.get(acl.resource_type, str(acl.resource_type)),
         "resource_name": acl.resource_name,
