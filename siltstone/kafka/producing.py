@@ -84,6 +84,8 @@ class WriteResults:
 
     stored: Callable[[Stored], None]
     refused: Callable[[Refused], None]
+    throttled: Callable[[float], None] = lambda _: None
+    """Gets the ms for which the next batches have to wait, because this client is over a quota."""
 
 
 class Sequences:
@@ -148,6 +150,7 @@ class TopicWriter:
         """By partition, the number of the first record that failed. Nothing after it is written there."""
         self._failures = 0
         self._waiting: dict[int, deque[list[InputRecord]]] = {}
+        self._throttled_until_ms = 0.0
 
     @property
     def in_flight(self) -> int:
@@ -220,6 +223,8 @@ class TopicWriter:
 
     async def _send(self, sent: Mapping[int, Sequence[InputRecord]]) -> Mapping[int, ProduceResult]:
         options = self._options
+        if (throttled_ms := self._throttled_until_ms - self._clock.monotonic_ms()) > 0:
+            self._results.throttled(throttled_ms)
         now_ms = self._clock.wall_ms()
         batches: dict[int, bytes] = {}
         for partition, batch in sent.items():
@@ -231,7 +236,7 @@ class TopicWriter:
             )
 
         async def produce(client: KafkaClient) -> Mapping[int, ProduceResult]:
-            results = await produce_batches(client, self._topic, batches, acks=options.acks)
+            results = await produce_batches(client, self._topic, batches, acks=options.acks, throttled=self._throttled)
             # An agent that stops refuses all of a request, and has done nothing.
             if results and all(each.error_code == _SENT_AWAY for each in results.values()):
                 partition, result = next(iter(results.items()))
@@ -244,6 +249,9 @@ class TopicWriter:
         if options.acks:
             return results
         return {partition: ProduceResult(error_code=0, message="", base_offset=-1) for partition in sent}
+
+    def _throttled(self, wait_ms: int) -> None:
+        self._throttled_until_ms = self._clock.monotonic_ms() + wait_ms
 
     def _judge(self, partition: int, batch: list[InputRecord], result: ProduceResult) -> Sequence[list[InputRecord]]:
         """Report the outcome of a batch. Returns the parts of it that must be sent again, in order."""

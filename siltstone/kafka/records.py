@@ -6,7 +6,7 @@ The error codes of single partitions are returned, not raised: one bad partition
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -136,9 +136,16 @@ def _read_batch(
 
 
 async def produce_batches(
-    client: KafkaClient, topic: str, batches: Mapping[int, Octets], *, acks: int
+    client: KafkaClient,
+    topic: str,
+    batches: Mapping[int, Octets],
+    *,
+    acks: int,
+    throttled: Callable[[int], None] = lambda _: None,
 ) -> Mapping[int, ProduceResult]:
-    """Write one batch to each of these partitions. Returns the answers by partition; with acks 0 there are none."""
+    """Write one batch to each of these partitions. Returns the answers by partition; with acks 0 there are none.
+
+    `throttled` is called with the time in ms for which the agent then takes no more, if this client is over a quota."""
     data = produce.TopicProduceData(
         name=topic,
         partition_data=[
@@ -151,6 +158,8 @@ async def produce_batches(
         return {}
     # Longer than the agent's own limit, so that the agent's answer arrives before this client gives up.
     answer = await client.call(request, produce.ProduceResponse, timeout_ms=PRODUCE_TIMEOUT_MS + TIMEOUT_MS)
+    if answer.throttle_time_ms > 0:
+        throttled(answer.throttle_time_ms)
     results = {
         each.index: ProduceResult(
             error_code=each.error_code,

@@ -59,6 +59,8 @@ STOP_MS = 4_000
 """Time that records in flight get after the first signal: with the time to close, the command ends within 5 s."""
 ERRORS_SHOWN = 20
 PARTITIONS_SHOWN = 8
+THROTTLED_SHOWN_MS = 500
+"""Shorter waits for a quota are not told one by one."""
 
 
 @dataclass(kw_only=True)
@@ -75,6 +77,8 @@ class Tally:
     """Records of errors that were not shown, because many were."""
     given: int = 0
     """The number of the last record that was taken from the input."""
+    throttled_ms: float = 0
+    """The time that records waited because of a quota."""
     ranges: dict[int, tuple[int, int, int]] = field(default_factory=dict[int, tuple[int, int, int]])
     """By partition: first offset, last offset, number of records. An unknown offset is -1."""
 
@@ -102,6 +106,11 @@ class Tally:
 
     def unread(self, unread: UnreadRecord) -> None:
         self.fail(f"record {unread.number}", 1, unread.why, "check --format, which describes the input")
+
+    def throttled(self, wait_ms: float) -> None:
+        self.throttled_ms += wait_ms
+        if wait_ms >= THROTTLED_SHOWN_MS:
+            say(f"throttled: over a quota, the next records wait {wait_ms / 1000:.1f} s", err=True)
 
     def fail(self, which: str, count: int, why: str, remedy: str) -> None:
         self.failed += count
@@ -277,7 +286,7 @@ async def _produce(
             partitions,
             replace(options, first_partition=int(SystemIds().jitter() * partitions)),
             clock,
-            WriteResults(stored=tally.stored, refused=tally.refused),
+            WriteResults(stored=tally.stored, refused=tally.refused, throttled=tally.throttled),
         )
         again, over = asyncio.Event(), asyncio.Event()
 
@@ -393,4 +402,6 @@ def print_tally(tally: Tally, *, as_json: bool) -> None:
     more = f" and {len(where) - PARTITIONS_SHOWN} more partitions" if len(where) > PARTITIONS_SHOWN else ""
     places = f": {', '.join(where[:PARTITIONS_SHOWN])}{more}" if where else ""
     failed = f"; {plural(tally.failed, 'record')} failed" if tally.failed else ""
+    if tally.throttled_ms:
+        say(f"throttled for {tally.throttled_ms / 1000:.1f} s in all; `siltstone quotas list` shows quotas", err=True)
     say(f"wrote {plural(tally.written, 'record')} to {tally.topic}{places}{failed}", err=tally.verbose)
