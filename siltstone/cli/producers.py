@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import json
 import ssl
 import time
 import urllib.error
@@ -25,12 +24,14 @@ from siltstone.cli.options.system_options import default_data
 from siltstone.embedded.run_file import read_run_file
 from siltstone.kafka.security.tls import context_of, failed
 from siltstone.kafka.security.values import CLIENT_SECURITY
-from siltstone.ops.producers import Producer, advice_for, budget_advice, budget_of, producers_of, round_text
+from siltstone.ops.producers import Producer, advice_for, budget_advice, budget_of, producers_of, read_page, round_text
 from siltstone.processes.http_endpoint import PRODUCERS_PATH
 from siltstone.terminal.output import json_option, print_json, print_table
 from siltstone.terminal.plain import say
 
 TIMEOUT_S = 10.0
+PAGE_BYTES_MAX = 2 << 20
+"""An agent tells of 200 clients at most, each in about 1 KiB."""
 
 
 @click.command()
@@ -126,7 +127,7 @@ def fetch_page(url: str) -> Mapping[str, Any]:
     try:
         # `_without_path` has checked the scheme.
         with urllib.request.urlopen(url + PRODUCERS_PATH, timeout=TIMEOUT_S, context=context) as answer:  # noqa: S310
-            return json.loads(answer.read())
+            return read_page(_bounded(answer))
     except (OSError, ValueError, http.client.HTTPException) as error:
         if isinstance(error, urllib.error.HTTPError):
             error.close()  # it holds the connection
@@ -137,6 +138,14 @@ def fetch_page(url: str) -> Mapping[str, Any]:
             f"{masked(url)} does not tell which producers wait: {reason}",
             remedy="name the metrics.listen of an agent, not its Kafka port and not a compactor",
         ) from error
+
+
+def _bounded(answer: http.client.HTTPResponse) -> bytes:
+    """The whole answer. Raises ValueError for one that no agent gives."""
+    data = answer.read(PAGE_BYTES_MAX + 1)
+    if len(data) > PAGE_BYTES_MAX:
+        raise ValueError(f"its answer is longer than {PAGE_BYTES_MAX >> 20} MiB")
+    return data
 
 
 def _print(found: Sequence[Producer], seconds: float) -> None:

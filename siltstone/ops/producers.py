@@ -6,6 +6,7 @@ between them.
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,11 @@ SUGGESTED_BATCH_BYTES = 1_000_000
 """A little below `max.message.bytes` (1 MiB): a file that carries half of it costs nothing of the budget."""
 ONE_RECORD_BYTES = 4_096
 """Smaller rounds are a program that waits for each record, whatever its batch size."""
+
+NUMBER_MAX = 1e18
+"""Larger numbers, NaN and infinity are none that an agent has."""
+_SUMS = ("rounds", "requests", "batches", "bytes", "wait_ms", "away_ms")
+_RATES = ("early_per_second", "early_tokens", "put_ms", "commit_ms")
 
 _SETTINGS: Sequence[tuple[str, str]] = (
     # the beginning of the library's own name, its settings
@@ -77,6 +83,40 @@ class Budget:
     commit_ms: float
 
 
+def read_page(data: bytes) -> Mapping[str, Any]:
+    """An agent's page, of which all that is read here has its type. Raises ValueError."""
+    try:
+        page = json.loads(data)
+    except RecursionError:
+        raise ValueError("its answer is nested too deeply") from None
+    except ValueError as error:
+        raise ValueError("its answer is not JSON") from error
+    if not isinstance(page, dict):
+        raise ValueError("its answer is no JSON object")
+    fields = cast("dict[str, Any]", page)
+    if not fields:
+        return fields  # it has just started
+    clients = fields.get("clients")
+    if not isinstance(clients, list):
+        raise ValueError("its answer has no list of clients")
+    _check_numbers(fields, _RATES)
+    for client in cast("list[Any]", clients):
+        if not isinstance(client, dict):
+            raise ValueError("its answer has a client that is no JSON object")
+        of_client = cast("dict[str, Any]", client)
+        if not all(isinstance(of_client.get(name), str) for name in ("client_id", "software")):
+            raise ValueError("its answer has a client without client_id and software")
+        _check_numbers(of_client, _SUMS)
+    return fields
+
+
+def _check_numbers(fields: Mapping[str, Any], names: Sequence[str]) -> None:
+    for name in names:
+        value = fields.get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= NUMBER_MAX:
+            raise ValueError(f"its answer has no number {name}")
+
+
 def producers_of(pages: Sequence[Mapping[str, Any]], earlier: Sequence[Mapping[str, Any]] = ()) -> Sequence[Producer]:
     """The clients that had blocked rounds between the pages, by the bytes they sent; without `earlier`: ever."""
     sums: defaultdict[tuple[str, str], dict[str, float]] = defaultdict(lambda: defaultdict(float))
@@ -84,7 +124,7 @@ def producers_of(pages: Sequence[Mapping[str, Any]], earlier: Sequence[Mapping[s
         for page in each:
             for client in cast("Sequence[Mapping[str, Any]]", page.get("clients", ())):
                 of_client = sums[str(client["client_id"]), str(client["software"])]
-                for name in ("rounds", "requests", "batches", "bytes", "wait_ms", "away_ms"):
+                for name in _SUMS:
                     of_client[name] += sign * client[name]
     found = [
         Producer(

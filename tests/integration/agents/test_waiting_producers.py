@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -13,7 +16,7 @@ from aiokafka import AIOKafkaProducer
 from click.testing import CliRunner, Result
 
 from runtime.metrics import Metrics
-from siltstone.cli.producers import producers
+from siltstone.cli.producers import PAGE_BYTES_MAX, producers
 from siltstone.processes.agent import producers_page
 from siltstone.processes.http_endpoint import HttpEndpoint
 from storage.memory import MemoryStore
@@ -99,3 +102,49 @@ async def test_what_is_no_agent_is_an_error_that_says_what_to_name(
     # and where `siltstone dev` once ran, its directory is taken
     (tmp_path / "siltstone-data" / "postgres").mkdir(parents=True)
     assert "no agent with metrics runs on siltstone-data" in str((await ask()).exception)
+
+
+def answering(body: bytes) -> HTTPServer:
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            with contextlib.suppress(OSError):  # the command hangs up
+                self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    return HTTPServer(("127.0.0.1", 0), Answers)
+
+
+GOOD = {"early_per_second": 20.0, "early_tokens": 300.0, "put_ms": 30.0, "commit_ms": 3.0}
+CLIENT = {"client_id": "c", "software": "s", "rounds": 1, "requests": 1, "batches": 1, "bytes": 1, "wait_ms": 1}
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"[" * 100_000, "nested too deeply"),
+        (b"<html>", "is not JSON"),
+        (b"\xff\xfe", "is not JSON"),
+        (b"[1, 2]", "no JSON object"),
+        (b'{"a": 1}', "no list of clients"),
+        (json.dumps({**GOOD, "put_ms": "x", "clients": []}).encode(), "no number put_ms"),
+        (json.dumps({**GOOD, "put_ms": float("nan"), "clients": []}).encode(), "no number put_ms"),
+        (json.dumps({**GOOD, "clients": [1]}).encode(), "a client that is no JSON object"),
+        (json.dumps({**GOOD, "clients": [{**CLIENT, "client_id": 7}]}).encode(), "without client_id"),
+        (json.dumps({**GOOD, "clients": [CLIENT]}).encode(), "no number away_ms"),
+        (b'"' + b"x" * (PAGE_BYTES_MAX * 2), "longer than 2 MiB"),
+    ],
+)
+def test_an_answer_that_no_agent_gives_is_an_error_that_says_so(body: bytes, says: str) -> None:
+    server = answering(body)
+    serving = threading.Thread(target=server.handle_request)
+    serving.start()
+    try:
+        said = CliRunner().invoke(producers, ["--agent", f"127.0.0.1:{server.server_port}", "--seconds", "0"])
+    finally:
+        serving.join(60)
+        server.server_close()
+    assert "does not tell which producers wait" in str(said.exception) and says in str(said.exception)
