@@ -215,7 +215,8 @@ class Message(Struct):
 
     __slots__ = ()
     wire_decoders: ClassVar[dict[int, Callable[[memoryview, int], tuple[Any, int]]]]
-    wire_encoders: ClassVar[dict[int, Callable[[Any, bytearray], list[Octets]]]]
+    wire_encoders: ClassVar[dict[int, Callable[[Any, bytearray], list[Octets] | None]]]
+    """None: more elements than a step may have."""
 
 
 def message_table(message_class: type[Message]) -> MessageTable:
