@@ -174,11 +174,10 @@ class EncoderSource(SourceText):
                 self.line(f"{length} = len({content})")
                 with self.block(f"if {length} > {STRING_BYTES_MAX}:"):
                     self._refuse(path, f"is longer than {STRING_BYTES_MAX} bytes")
+                self.took_bytes(length)
             else:
                 self.line(f"{length} = octets_size({content})")
         self._length(length, "h" if name == "string" else "i")
-        if name == "string":
-            self.took_bytes(length)
         if name != "records":
             self.line(f"{self._out} += {content}")
             return
@@ -202,7 +201,7 @@ class EncoderSource(SourceText):
             packs = NUMBER_LAYOUTS[element.code].packs
             self.line(f"if -1 < {count} < {len(packs)}: {self._out} += {self.name(packs, 'packs')}[{count}](*{items})")
             self.line(f"elif {items}: {self._out} += number_bytes({element.code!r}, {items})")
-            self.took_bytes(f"{count} * {element.size}")
+            self.took_bytes(f"len({items}) * {element.size}")
             return
         if may_be_encoded:
             with self.block(f"if type({items}) is EncodedElements:"):

@@ -11,7 +11,7 @@ from wire.compiler.compile import Steps, at_once, decode, decode_in_steps, encod
 from wire.compiler.primitives import SECTION_FIELDS_MAX, uvarint
 from wire.compiler.source_text import STEP_ELEMENTS
 from wire.errors import EncodingError, MalformedMessageError
-from wire.messages.delete_topics import DeleteTopicsRequest
+from wire.messages.delete_topics import DeletableTopicResult, DeleteTopicsRequest, DeleteTopicsResponse
 from wire.messages.find_coordinator import Coordinator, FindCoordinatorResponse
 from wire.messages.metadata import MetadataRequest, MetadataRequestTopic
 from wire.messages.offset_delete import OffsetDeleteRequest, OffsetDeleteRequestPartition, OffsetDeleteRequestTopic
@@ -104,6 +104,12 @@ def test_a_message_that_is_too_long_for_one_step_leaves_no_trace_in_its_head() -
     assert pauses == 1
     assert b"".join(parts) == b"head" + bytes_of(more, 5)
     assert encode_short(some, 5, bytearray()) is not None
+
+
+def test_values_that_are_null_do_not_hide_the_elements_that_hold_them() -> None:
+    absent = DeletableTopicResult(name=None, error_message="there is none")
+    pauses, _ = counted(encode_in_steps(DeleteTopicsResponse(responses=[absent] * 10 * STEP_ELEMENTS), 6, bytearray()))
+    assert pauses == 10
 
 
 def test_a_value_that_does_not_fit_is_refused_in_steps_too() -> None:
