@@ -347,9 +347,7 @@ class Server:
     def _close_unproved(self) -> None:
         now_ms = self._now_ms()
         for connection in self._admission.overdue(now_ms):
-            if connection.waits_for_us:
-                self._admission.held_up(connection, now_ms)
-            else:
+            if not connection.waits_for_us or not self._admission.held_up(connection, now_ms):
                 self._admission.gone(connection)
                 self._evict(connection, Cause.PREAUTH_TIMEOUT)
 
