@@ -20,6 +20,7 @@ from typing import TypeAlias
 
 from agents.broker import Broker
 from agents.connections.connection import Connection
+from agents.connections.long_messages import LongMessages
 from agents.listeners.acceptor import Acceptor, Pause
 from agents.listeners.admission import EVICTIONS, REFUSALS, Admission, Cause, Limits
 from agents.listeners.listening import Listening
@@ -83,6 +84,7 @@ class Server:
     def __init__(self, broker: Broker, gates: Mapping[str, MakeGate] = MappingProxyType({})) -> None:
         """`gates`: by the name of each listener that has SASL, what makes the gate of a new connection."""
         self.broker = broker
+        self.long_messages = LongMessages()
         self._gates = gates
         self.draining = False
         self.produce_is_full = False
@@ -345,9 +347,7 @@ class Server:
     def _close_unproved(self) -> None:
         now_ms = self._now_ms()
         for connection in self._admission.overdue(now_ms):
-            if connection.waits_for_us:
-                self._admission.held_up(connection, now_ms)
-            else:
+            if not connection.waits_for_us or not self._admission.held_up(connection, now_ms):
                 self._admission.gone(connection)
                 self._evict(connection, Cause.PREAUTH_TIMEOUT)
 

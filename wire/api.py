@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Final
 
 from runtime.errors import BadInputError
-from wire.compiler.compile import decode, encode
+from wire.compiler.compile import Steps, decode, decode_in_steps, encode, encode_in_steps, encode_short
 from wire.compiler.primitives import skip_tagged_fields
 from wire.errors import EncodingError, MalformedMessageError, UnknownApiError
 from wire.messages.acls import (
@@ -261,12 +261,37 @@ def decode_request(header: RequestHeader, frame: memoryview, position: int) -> M
     return body
 
 
+def decode_request_in_steps(header: RequestHeader, frame: memoryview, position: int) -> Steps[Message]:
+    """The same, in steps: for a frame that may hold very many elements."""
+    body, _ = yield from decode_in_steps(APIS[header.api_key].request, header.api_version, frame, position)
+    return body
+
+
 def encode_response(header: RequestHeader, body: Message) -> list[Octets]:
     """Write the whole response to the request with this header, length prefix first. The caller sends the parts in
     order.
 
     An ApiVersions request in an undeclared version gets a response in version 0. Raises EncodingError.
     """
+    head, version = _begun(header, body)
+    return _framed(encode(body, version, head), head)
+
+
+def encode_short_response(header: RequestHeader, body: Message) -> list[Octets] | None:
+    """The same; None if it has more elements than a step may have."""
+    head, version = _begun(header, body)
+    parts = encode_short(body, version, head)
+    return None if parts is None else _framed(parts, head)
+
+
+def encode_response_in_steps(header: RequestHeader, body: Message) -> Steps[list[Octets]]:
+    head, version = _begun(header, body)
+    parts = yield from encode_in_steps(body, version, head)
+    return _framed(parts, head)
+
+
+def _begun(header: RequestHeader, body: Message) -> tuple[bytearray, int]:
+    """The head of the response, and the version that it is written in."""
     table = message_table(APIS[header.api_key].response)
     version = header.api_version
     if header.api_key == API_VERSIONS and version not in table.versions:
@@ -278,7 +303,7 @@ def encode_response(header: RequestHeader, body: Message) -> list[Octets]:
     # One zero byte: no tagged fields.
     if version in table.flexible and header.api_key != API_VERSIONS:
         head.append(0)
-    return _framed(encode(body, version, head), head)
+    return head, version
 
 
 def encode_request(

@@ -50,6 +50,9 @@ ELEMENTS_MAX: Final = 250_000
 replicas, make 200,000."""
 PARTITIONS_ELEMENTS_MAX: Final = 120_000
 """The most elements of one group or admin request. 50,000 partitions, each of a topic of its own, make 100,000."""
+PRODUCE_ELEMENTS_MAX: Final = 60_000
+"""The most elements of one Produce request: 30,000 batches, each for a topic of its own. 1 MiB, the most that common
+producers send at once unless they are told otherwise, has room for 15,000."""
 PROOF_ELEMENTS_MAX: Final = 100
 """The most of a request that a client sends before it has proved who it is. These have no arrays, so it bounds their
 tagged fields: 64 KiB of them took 16 ms."""
@@ -215,7 +218,8 @@ class Message(Struct):
 
     __slots__ = ()
     wire_decoders: ClassVar[dict[int, Callable[[memoryview, int], tuple[Any, int]]]]
-    wire_encoders: ClassVar[dict[int, Callable[[Any, bytearray], list[Octets]]]]
+    wire_encoders: ClassVar[dict[int, Callable[[Any, bytearray], list[Octets] | None]]]
+    """None: more elements than a step may have."""
 
 
 def message_table(message_class: type[Message]) -> MessageTable:

@@ -13,36 +13,43 @@ heartbeats. A peer that sends something wrong loses its own connection and no ot
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 from collections import deque
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from agents.answers import HeldAnswer, Slot, end_trace
+from agents.connections.long_messages import begin_decoding
 from agents.connections.owner import ConnectionOwner
 from agents.connections.protocol_errors import reason_of
-from agents.connections.sending import COPIED_BYTES, TURN_BYTES, after, next_parts
+from agents.connections.sending import SendingHalf
 from agents.dispatch import API_VERSIONS, HANDLERS, PRODUCE, Answer
 from agents.draining import ASKING_APIS, TELLING_APIS, Talk
 from agents.handlers import api_versions
 from agents.handlers.produce import DropConnectionError
 from agents.listeners.activity import Activity
 from agents.listeners.listening import Listening
-from agents.read.budget import Release
 from agents.request_context import ClientConnection, RequestContext, RequestTrace, about_group, error_of, tell_slow
 from agents.security.gate import Gate, is_held
 from agents.security.session import Reply
 from runtime.errors import SiltstoneError
 from runtime.logging import LOG_CONTEXT, get_logger, log_context
 from runtime.tracing import CURRENT_SPAN
-from wire.api import UnsupportedVersionError, decode_request, encode_response, read_request_header
+from wire.api import (
+    RequestHeader,
+    UnsupportedVersionError,
+    encode_response,
+    encode_short_response,
+    read_request_header,
+)
 from wire.errors import MalformedFrameError
 from wire.framing import FrameReader
 from wire.schema import Message, Octets
 
 _log = get_logger(__name__)
+
+T = TypeVar("T")
 
 REQUESTS_MAX = 1_000
 """Unanswered requests of one connection. Only a client that sends without acknowledgement (acks=0) has so many in
@@ -58,29 +65,23 @@ def _is_produce(frame: memoryview) -> bool:
     return bytes(frame[:2]) == PRODUCE.to_bytes(2, "big")
 
 
-class Connection(asyncio.BufferedProtocol):
+class Connection(SendingHalf):
     def __init__(self, server: ConnectionOwner[Connection], listening: Listening) -> None:
+        super().__init__()
         self._server, self._listening = server, listening
         self._broker = server.broker
         self._reader = FrameReader(server.broker.settings.socket_request_max_bytes, server.landing)
         self._frames: deque[memoryview] = deque()
         self._frames_bytes = 0
-        self._slots: deque[Slot] = deque()
-        self._unsent: deque[Octets | Release] = deque()
         self._waiting: set[asyncio.Future[Any]] = set()
         self._gate: Gate | None = None
-        self._transport: asyncio.Transport | None = None
-        self._descriptor = -1
-        """The file descriptor of a plain socket; -1 if bytes must go through the transport."""
         self.client = ClientConnection(0, "?", listening.name)
         self.told_peer: tuple[str, int] | None = None
         """Where the client is, by the word of a load balancer that is trusted; to be set before `connection_made`."""
         self._slow_ms = server.broker.settings.log_slow_request_ms or float("inf")
         self._exclusive = False
-        self._write_paused = False
         self._write_paused_ms = 0.0
         self._read_paused = False
-        self._pump_due = False
         self._ended = False
         self._has_asked = self._works = self._is_told = False
         self.sends_produce = False
@@ -278,7 +279,7 @@ class Connection(asyncio.BufferedProtocol):
             return self._prove(slot, self._gate.receive(frame))
         try:
             header, position = read_request_header(frame)
-            request = decode_request(header, frame, position)
+            request = begin_decoding(header, frame, position)
         except UnsupportedVersionError as error:
             if error.header.api_key == API_VERSIONS:
                 slot.parts = encode_response(error.header, api_versions.unsupported())
@@ -286,6 +287,27 @@ class Connection(asyncio.BufferedProtocol):
             return self._protocol_error(error)
         except SiltstoneError as error:
             return self._protocol_error(error)
+        if isinstance(request, Message):
+            return self._decoded(slot, header, len(frame), request)
+        self._frames_bytes += len(frame)  # held until it is decoded
+        decoding = self._server.long_messages.finish(request)
+        return self._wait_for(decoding, partial(self._long_decoded, slot, header, len(frame)))
+
+    def _long_decoded(
+        self, slot: Slot, header: RequestHeader, frame_bytes: int, decoded: asyncio.Future[Message]
+    ) -> None:
+        self._waiting.discard(decoded)
+        self._frames_bytes -= frame_bytes
+        self._exclusive = False
+        if not decoded.cancelled() and not self._ended:
+            try:
+                self._decoded(slot, header, frame_bytes, decoded.result())
+            except SiltstoneError as error:
+                return self._protocol_error(error)
+            self._pump_soon()
+        return None
+
+    def _decoded(self, slot: Slot, header: RequestHeader, frame_bytes: int, request: Message) -> None:
         if not self._has_asked:
             self._server.proved(self)
         self.sends_produce = self.sends_produce or header.api_key == PRODUCE
@@ -293,7 +315,7 @@ class Connection(asyncio.BufferedProtocol):
         self._works = self._works or header.api_key not in ASKING_APIS
         if self._broker.draining.sends_away:
             self._is_told = self._is_told or header.api_key in TELLING_APIS
-        context = RequestContext(header, self.client, len(frame))
+        context = RequestContext(header, self.client, frame_bytes)
         # Reset below: this code may run inside another request's work, which keeps its own context.
         before = LOG_CONTEXT.set(context)
         try:
@@ -314,10 +336,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._server.proved(self)
                 self._reader.frame_bytes_max = self._broker.settings.socket_request_max_bytes
         else:
-            self._exclusive = True
-            waiting = asyncio.ensure_future(reply)
-            self._waiting.add(waiting)
-            waiting.add_done_callback(partial(self._proof_settled, slot))
+            self._wait_for(reply, partial(self._proof_settled, slot))
 
     def _proof_settled(self, slot: Slot, reply: asyncio.Future[Reply]) -> None:
         self._waiting.discard(reply)
@@ -337,11 +356,16 @@ class Connection(asyncio.BufferedProtocol):
                 return self._answer(slot, context, answer)
         except Exception as error:
             return self._failed(context, error)
-        self._exclusive = not handler.pipelined
-        waiting = asyncio.ensure_future(answer)
+        return self._wait_for(answer, partial(self._settled, slot, context), pipelined=handler.pipelined)
+
+    def _wait_for(
+        self, work: Awaitable[T], then: Callable[[asyncio.Future[T]], object], *, pipelined: bool = False
+    ) -> None:
+        """Unless `pipelined`, no other request begins until `then` says so."""
+        self._exclusive = not pipelined
+        waiting = asyncio.ensure_future(work)
         self._waiting.add(waiting)
-        waiting.add_done_callback(partial(self._settled, slot, context))
-        return None
+        waiting.add_done_callback(then)
 
     def _handle_traced(self, slot: Slot, context: RequestContext, request: Message) -> None:
         """Runs for requests that are not sampled too: their work must not count as part of another request's span."""
@@ -373,6 +397,8 @@ class Connection(asyncio.BufferedProtocol):
             if context.trace is not None:
                 context.trace.end(error="connection lost")
             return None
+        if not HANDLERS[context.header.api_key].pipelined:
+            self._exclusive = False
         try:
             self._answer(slot, context, answer.result())
         except DropConnectionError:
@@ -381,30 +407,41 @@ class Connection(asyncio.BufferedProtocol):
                 context.trace.end(error="refused without acks")
         except Exception as error:
             return self._failed(context, error)
-        if not HANDLERS[context.header.api_key].pipelined:
-            self._exclusive = False
         # Not at once: one commit answers many requests, and their answers leave together.
         self._pump_soon()
         return None
 
-    def _pump_soon(self) -> None:
-        if not self._pump_due:
-            self._pump_due = True
-            asyncio.get_running_loop().call_soon(self._pump_when_due)
-
-    def _pump_when_due(self) -> None:
-        self._pump_due = False
-        self.pump()
-
     def _answer(self, slot: Slot, context: RequestContext, answer: Answer) -> None:
-        header = context.header
         if isinstance(answer, HeldAnswer):
             slot.release = answer.release
             answer = answer.message
-        if self._broker.throttle.on:
-            slot.parts = self._broker.throttle.encode(context, answer)
+        throttle = self._broker.throttle
+        if throttle.on:
+            parts = throttle.encode(context, answer)
         else:
-            slot.parts = () if answer is None else encode_response(header, answer)
+            parts = () if answer is None else encode_short_response(context.header, answer)
+        if parts is None and answer is not None and not self._ended:
+            encoding = self._server.long_messages.encode(throttle, context, answer)
+            return self._wait_for(encoding, partial(self._long_encoded, slot, context, answer))
+        return self._encoded(slot, context, answer, parts or ())
+
+    def _long_encoded(
+        self, slot: Slot, context: RequestContext, answer: Message, encoded: asyncio.Future[Sequence[Octets]]
+    ) -> None:
+        self._waiting.discard(encoded)
+        self._exclusive = False
+        if encoded.cancelled():
+            if context.trace is not None:
+                context.trace.end(error="connection lost")
+            return None
+        try:
+            self._encoded(slot, context, answer, encoded.result())
+        except Exception as error:
+            return self._failed(context, error)
+        return self._pump_soon()
+
+    def _encoded(self, slot: Slot, context: RequestContext, answer: Message | None, parts: Sequence[Octets]) -> None:
+        slot.parts = parts
         if context.trace is not None:
             context.trace.begin("answer")
             slot.release = partial(end_trace, context.trace, error_of(answer), slot.release)
@@ -412,63 +449,9 @@ class Connection(asyncio.BufferedProtocol):
             slot.release()
         self.activity.talked_ms = self._broker.runtime.clock.monotonic_ms()
         elapsed_ms = self.activity.talked_ms - slot.started_ms
-        self._server.count(header.api_key, elapsed_ms / 1000)
+        self._server.count(context.header.api_key, elapsed_ms / 1000)
         if elapsed_ms - context.waited_ms > self._slow_ms:
             tell_slow(context, answer, elapsed_ms)
-
-    # ---- answers
-
-    def _flush(self, bytes_max: float = TURN_BYTES) -> None:
-        """Line up the complete answers at the head of the line, and send up to `bytes_max` in this turn of the loop."""
-        while self._slots and (ready := self._slots[0].parts) is not None:
-            slot = self._slots.popleft()
-            self._unsent += ready
-            if slot.release is not None:
-                self._unsent.append(slot.release)
-            if slot.ends:
-                self._send(float("inf"))
-                return self._end(slot.ends)
-        self._send(bytes_max)
-        return None
-
-    def _send(self, left: float) -> None:
-        """Write in slices, only as fast as the client reads. The line holds views, not copies."""
-        transport, unsent = self._transport, self._unsent
-        if transport is None:
-            return None
-        while unsent and not self._write_paused and not transport.is_closing():
-            if callable(unsent[0]):
-                cast(Release, unsent.popleft())()
-            elif left <= 0:
-                return self._pump_soon()
-            else:
-                parts = next_parts(unsent)
-                left -= sum(map(len, parts))
-                self._write(transport, parts)
-        return None
-
-    def _write(self, transport: asyncio.Transport, parts: list[Octets]) -> None:
-        """Give a slice to the socket. The rest goes back to the head of the line, or to the transport."""
-        if self._descriptor < 0:
-            transport.writelines(parts)
-            return
-        try:
-            # Past asyncio's transport, which joins its parts first: that would copy every byte read.
-            taken = os.writev(self._descriptor, parts)
-        except OSError:
-            taken = 0  # full, or broken: the transport finds out at its next write
-        left = after(parts, taken)
-        if left:
-            transport.write(left[0][:COPIED_BYTES])
-            self._unsent.extendleft(reversed(after(left, COPIED_BYTES) if len(left[0]) > COPIED_BYTES else left[1:]))
-
-    def _drop_answers(self) -> None:
-        """No client will take these answers: release what they hold."""
-        for item in (*self._unsent, *(slot.release for slot in self._slots)):
-            if callable(item):
-                item()
-        self._unsent.clear()
-        self._slots.clear()
 
     # ---- ends
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol, TypeVar
 
 from agents.broker import Broker
+from agents.connections.long_messages import LongMessages
 from agents.request_context import ClientConnection
 from agents.security.gate import Gate
 
@@ -18,6 +19,7 @@ class ConnectionOwner(Protocol[C_contra]):
     broker: Broker
     landing: memoryview
     """The buffer that the bytes of all connections arrive in."""
+    long_messages: LongMessages
     draining: bool
     """Begin no new request."""
     produce_is_full: bool

@@ -72,7 +72,7 @@ async def describe(broker: Broker, header: RequestHeader, request: DescribeAclsR
 
 
 async def create(broker: Broker, header: RequestHeader, request: CreateAclsRequest) -> CreateAclsResponse:
-    results = [AclCreationResult(error_message=None) for _ in request.creations]
+    results = [AclCreationResult(error_message=None) async for _ in LoopYielder().through(request.creations)]
     good: list[Acl] = []
     try:
         _check_may(broker, Operation.ALTER)
@@ -92,7 +92,7 @@ async def create(broker: Broker, header: RequestHeader, request: CreateAclsReque
 
 
 async def delete(broker: Broker, header: RequestHeader, request: DeleteAclsRequest) -> DeleteAclsResponse:
-    results = [DeleteAclsFilterResult(error_message=None) for _ in request.filters]
+    results = [DeleteAclsFilterResult(error_message=None) async for _ in LoopYielder().through(request.filters)]
     good: list[tuple[DeleteAclsFilterResult, AclFilter]] = []
     try:
         _check_may(broker, Operation.ALTER)
@@ -114,9 +114,10 @@ async def delete(broker: Broker, header: RequestHeader, request: DeleteAclsReque
 
 
 def _fail_the_rest(results: Sequence[AclCreationResult | DeleteAclsFilterResult], error: SiltstoneError) -> None:
+    code, said = code_of(error), str(error)
     for result in results:
         if not result.error_code:
-            result.error_code, result.error_message = code_of(error), str(error)
+            result.error_code, result.error_message = code, said
 
 
 def _check_may(broker: Broker, operation: Operation) -> None:

@@ -8,6 +8,7 @@ clients skip the records below. This agent's index moves at once; other agents l
 from __future__ import annotations
 
 from agents.broker import Broker
+from agents.security.rights import allowed_in_turns
 from agents.topics.present import look_for, not_there
 from agents.topics.rules import RequestError, code_of
 from agents.yielding import LoopYielder
@@ -31,7 +32,7 @@ _log = get_logger(__name__)
 
 async def handle(broker: Broker, header: RequestHeader, request: DeleteRecordsRequest) -> DeleteRecordsResponse:
     names = {topic.name for topic in request.topics}
-    allowed = broker.rights().allowed_names(Operation.DELETE, ResourceType.TOPIC, names)
+    allowed = await allowed_in_turns(broker.rights(), Operation.DELETE, ResourceType.TOPIC, names)
     places = (
         (topic.name, part.partition_index)
         for topic in request.topics

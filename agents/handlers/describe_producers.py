@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from agents.broker import Broker
 from agents.security.refusals import not_allowed
+from agents.security.rights import allowed_in_turns
 from agents.topics.present import look_for, not_there
 from agents.topics.rules import code_of
 from agents.yielding import LoopYielder, chunks_with_yields
@@ -29,7 +30,7 @@ from wire.messages.describe_producers import (
 
 async def handle(broker: Broker, header: RequestHeader, request: DescribeProducersRequest) -> DescribeProducersResponse:
     names = {asked.name for asked in request.topics}
-    allowed = broker.rights().allowed_names(Operation.READ, ResourceType.TOPIC, names)
+    allowed = await allowed_in_turns(broker.rights(), Operation.READ, ResourceType.TOPIC, names)
     places = [
         (asked.name, number) for asked in request.topics if asked.name in allowed for number in asked.partition_indexes
     ]

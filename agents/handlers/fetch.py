@@ -23,7 +23,7 @@ from agents.answers import HeldAnswer
 from agents.broker import Broker
 from agents.read.budget import Release
 from agents.read.reader import Taken, Want
-from agents.read.sessions import FULL_WITHOUT, FetchPart, TopicKey
+from agents.read.sessions import FULL_WITHOUT, FetchPart, TopicKey, add_by_topic
 from agents.request_context import RequestContext, RequestTrace, current_request
 from agents.security.rights import Rights
 from agents.yielding import chunks_with_yields
@@ -98,7 +98,13 @@ async def handle(broker: Broker, header: RequestHeader, request: FetchRequest) -
         # Clients take an answer without partitions for one to a client over its quota, and only if it says so.
         nothing.throttle_time_ms = 1
         return nothing
-    response = sessions.answer(context, now_ms=broker.runtime.clock.monotonic_ms())
+    response, answered = sessions.settle(context, now_ms=broker.runtime.clock.monotonic_ms())
+    try:
+        async for some in chunks_with_yields(answered):
+            add_by_topic(response.responses, some)
+    except BaseException:
+        release()  # the client went away
+        raise
     if request.session_id or request.session_epoch != FULL_WITHOUT:
         broker.runtime.metrics.fetch_sessions.set(len(sessions))
         broker.runtime.metrics.fetch_session_partitions.set(sessions.partitions)

@@ -6,6 +6,7 @@ from agents.broker import Broker
 from agents.groups.checks import check_allowed, check_id
 from agents.groups.events import LeaveAnswer, LeaveRequested, LeavingMember
 from agents.groups.held import GroupRefusedError
+from agents.yielding import chunks_with_yields
 from security.acls.values import Operation
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
@@ -16,7 +17,9 @@ async def handle(broker: Broker, header: RequestHeader, request: LeaveGroupReque
     if header.api_version < 3:
         leaving = [LeavingMember(request.member_id, None)]
     else:
-        leaving = [LeavingMember(member.member_id, member.group_instance_id) for member in request.members]
+        leaving = list[LeavingMember]()
+        async for some in chunks_with_yields(request.members):
+            leaving += [LeavingMember(member.member_id, member.group_instance_id) for member in some]
     event = LeaveRequested(request=broker.groups.next_request(), members=leaving)
     try:
         check_allowed(broker.rights(), Operation.READ, request.group_id)
@@ -30,10 +33,10 @@ async def handle(broker: Broker, header: RequestHeader, request: LeaveGroupReque
     if header.api_version < 3:
         error = answer.error or next((error for _, error in answer.members), ErrorCode.NONE)
         return LeaveGroupResponse(error_code=error)
-    return LeaveGroupResponse(
-        error_code=answer.error,
-        members=[
+    response = LeaveGroupResponse(error_code=answer.error)
+    async for some in chunks_with_yields(answer.members):
+        response.members += [
             MemberResponse(member_id=member.member_id, group_instance_id=member.instance_id, error_code=error)
-            for member, error in answer.members
-        ],
-    )
+            for member, error in some
+        ]
+    return response

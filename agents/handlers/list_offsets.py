@@ -18,6 +18,7 @@ from agents.broker import Broker
 from agents.read.timestamps.budget import LookUpBudget
 from agents.read.timestamps.search import TIMESTAMP_ERRORS
 from agents.read.timestamps.walk import TimestampedOffset
+from agents.security.rights import allowed_in_turns
 from agents.topics.present import look_for
 from agents.yielding import LoopYielder
 from metadata.contract.errors import MetadataUnavailableError
@@ -55,7 +56,8 @@ class _LookUps:
 
 async def handle(broker: Broker, header: RequestHeader, request: ListOffsetsRequest) -> ListOffsetsResponse:
     rights = broker.rights()
-    allowed = rights.allowed_names(Operation.DESCRIBE, ResourceType.TOPIC, {topic.name for topic in request.topics})
+    names = {topic.name for topic in request.topics}
+    allowed = await allowed_in_turns(rights, Operation.DESCRIBE, ResourceType.TOPIC, names)
     # A client may know a new topic from another agent, and some clients do not ask again.
     asked = (
         (topic.name, part.partition_index)

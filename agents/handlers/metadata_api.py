@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from heapq import nsmallest
 from typing import TypeAlias
 from uuid import UUID
 
@@ -27,9 +28,10 @@ from agents.broker import Broker
 from agents.listeners.endpoints import reachable
 from agents.placement import eligible, zone_of
 from agents.request_context import client_listener
-from agents.security.rights import Rights
+from agents.security.rights import Rights, allowed_in_turns
 from agents.topics.rules import RequestError, check_name, check_new_name, code_of
 from agents.topics.topic_entries import View, encode_error, encode_partitions, encode_topic
+from agents.yielding import LoopYielder, chunks_with_yields
 from metadata.contract.leases import AgentInfo, Endpoint
 from metadata.contract.topics import TooManyPartitionsError, Topic, TopicExistsError
 from runtime.clock import Clock
@@ -106,6 +108,8 @@ def handle(
     broker: Broker, header: RequestHeader, request: MetadataRequest
 ) -> MetadataResponse | Awaitable[MetadataResponse]:
     wanted = request.topics
+    if wanted and len(wanted) > SLICE_WANTED:
+        return _many_topics(broker, header, request, wanted)
     if wanted:
         # A topic is answered once however often it is named, as in Kafka.
         wanted = list({(each.name, each.topic_id): each for each in wanted}.values())
@@ -233,6 +237,29 @@ async def _join_all(asked: _Asked) -> MetadataResponse:
 # ---- some topics
 
 
+async def _many_topics(
+    broker: Broker, header: RequestHeader, request: MetadataRequest, named: Sequence[MetadataRequestTopic]
+) -> MetadataResponse:
+    by_key: dict[tuple[str | None, UUID], MetadataRequestTopic] = {}
+    async for some in chunks_with_yields(named, SLICE_WANTED):
+        by_key.update(((each.name, each.topic_id), each) for each in some)
+    wanted = list(by_key.values())
+    rights, seen, not_created = broker.rights(), True, frozenset[str]()
+    async for some in chunks_with_yields(wanted, SLICE_WANTED):
+        if any(_find(broker, each) is None and _may_look(rights, each) for each in some):
+            seen, not_created = await _look_again(broker, wanted, request.allow_auto_topic_creation)
+            break
+    asked = _asked(broker, header, request, seen=seen, not_created=not_created)
+    found: list[_Told] = []
+    ready: dict[UUID, bytes] = {}
+    missing: dict[UUID, Topic] = {}
+    async for some in chunks_with_yields(wanted, SLICE_WANTED):
+        told = _told(asked, some)
+        _take_entries(asked, told, ready, missing)
+        found += told
+    return await _make_missing(asked, wanted, found, ready, missing)
+
+
 async def _after_looking_again(
     broker: Broker, header: RequestHeader, request: MetadataRequest, wanted: Sequence[MetadataRequestTopic]
 ) -> MetadataResponse:
@@ -244,12 +271,28 @@ async def _after_looking_again(
 def _some_topics(
     asked: _Asked, wanted: Sequence[MetadataRequestTopic]
 ) -> MetadataResponse | Awaitable[MetadataResponse]:
-    known = [_find(asked.broker, each) for each in wanted]
-    found: Sequence[_Told] = known
-    if not asked.rights.is_unlimited:
-        found = [_allowed(asked, each, topic) for each, topic in zip(wanted, known, strict=True)]
+    found = _told(asked, wanted)
     ready: dict[UUID, bytes] = {}
     missing: dict[UUID, Topic] = {}
+    _take_entries(asked, found, ready, missing)
+    # Few entries are encoded right here: that costs less than a task and the lock.
+    if sum(len(topic.partition_ids) for topic in missing.values()) > SLICE_PARTITIONS:
+        return _make_missing(asked, wanted, found, ready, missing)
+    for topic in missing.values():
+        partitions = encode_partitions(asked.view, topic, range(len(topic.partition_ids)), asked.named, asked.agents)
+        ready[topic.topic_id] = _keep(asked, topic, [partitions])
+    return _response(asked, EncodedElements(len(wanted), (b"".join(_parts(asked, wanted, found, ready)),)))
+
+
+def _told(asked: _Asked, wanted: Sequence[MetadataRequestTopic]) -> Sequence[_Told]:
+    known = [_find(asked.broker, each) for each in wanted]
+    if asked.rights.is_unlimited:
+        return known
+    return [_allowed(asked, each, topic) for each, topic in zip(wanted, known, strict=True)]
+
+
+def _take_entries(asked: _Asked, found: Sequence[_Told], ready: dict[UUID, bytes], missing: dict[UUID, Topic]) -> None:
+    """The entries that are at hand, and the topics of which there is none."""
     for topic in found:
         if not isinstance(topic, Topic) or topic.topic_id in ready:
             continue
@@ -258,13 +301,6 @@ def _some_topics(
             missing[topic.topic_id] = topic
         else:
             ready[topic.topic_id] = entry
-    # Few entries are encoded right here: that costs less than a task and the lock.
-    if len(wanted) > SLICE_WANTED or sum(len(topic.partition_ids) for topic in missing.values()) > SLICE_PARTITIONS:
-        return _make_missing(asked, wanted, found, ready, missing)
-    for topic in missing.values():
-        partitions = encode_partitions(asked.view, topic, range(len(topic.partition_ids)), asked.named, asked.agents)
-        ready[topic.topic_id] = _keep(asked, topic, [partitions])
-    return _response(asked, EncodedElements(len(wanted), (b"".join(_parts(asked, wanted, found, ready)),)))
 
 
 async def _make_missing(
@@ -366,15 +402,15 @@ async def _look_again(
     rights = broker.rights()
     missing = {
         each.name
-        for each in wanted
+        async for each in LoopYielder(SLICE_WANTED).through(wanted)
         if each.name is not None and not broker.topic_cache.topic(each.name) and _may_look(rights, each)
     }
     allowed = missing
     if not rights.holds_cluster(Operation.CREATE):
-        allowed = rights.allowed_names(Operation.CREATE, ResourceType.TOPIC, missing)
+        allowed = await allowed_in_turns(rights, Operation.CREATE, ResourceType.TOPIC, missing)
     try:
         async with asyncio.timeout(CREATE_MS_MAX / 1000):
-            created = [await _create(broker, name) for name in sorted(allowed)[:CREATED_PER_REQUEST_MAX]]
+            created = [await _create(broker, name) for name in nsmallest(CREATED_PER_REQUEST_MAX, allowed)]
             if any(created):
                 await broker.hint_others()
                 await broker.follower.catch_up()

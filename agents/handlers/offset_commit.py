@@ -18,6 +18,7 @@ from agents.groups.checks import Present, check_id, place_of
 from agents.groups.events import CommitRequested
 from agents.groups.held import GroupRefusedError
 from agents.groups.offset_commits import Outcome
+from agents.security.rights import allowed_in_turns
 from agents.yielding import chunks_with_yields
 from metadata.contract.groups import OffsetPlace, OffsetToCommit
 from security.acls.values import Operation, ResourceType
@@ -53,7 +54,7 @@ async def handle(broker: Broker, header: RequestHeader, request: OffsetCommitReq
     parts: list[_Part] = []
     async for some in chunks_with_yields([(topic.name, each) for topic in request.topics for each in topic.partitions]):
         parts += [_Part(name, each, place_of(broker.topic_cache, name, each.partition_index)) for name, each in some]
-    allowed = _allowed(broker, request, parts)
+    allowed = await _allowed(broker, request, parts)
     told: Sequence[_Part] = allowed or ()
     present = Present(broker.present_topics)
     await _find_again(broker, present, [part for part in told if part.place is None])
@@ -71,16 +72,16 @@ async def handle(broker: Broker, header: RequestHeader, request: OffsetCommitReq
             OffsetCommitResponsePartition(partition_index=part.asked.partition_index, error_code=part.error)
             for part in some
         ]
-    in_order = iter(answers)
-    return OffsetCommitResponse(
-        topics=[
+    in_order, topics = iter(answers), list[OffsetCommitResponseTopic]()
+    async for some in chunks_with_yields(request.topics):
+        topics += [
             OffsetCommitResponseTopic(name=topic.name, partitions=list(islice(in_order, len(topic.partitions))))
-            for topic in request.topics
+            for topic in some
         ]
-    )
+    return OffsetCommitResponse(topics=topics)
 
 
-def _allowed(broker: Broker, request: OffsetCommitRequest, parts: Sequence[_Part]) -> Sequence[_Part] | None:
+async def _allowed(broker: Broker, request: OffsetCommitRequest, parts: Sequence[_Part]) -> Sequence[_Part] | None:
     """Those that the client may commit; the others get their errors. None: it may not use the group at all."""
     rights = broker.rights()
     if rights.is_unlimited:
@@ -89,7 +90,7 @@ def _allowed(broker: Broker, request: OffsetCommitRequest, parts: Sequence[_Part
         for part in parts:
             part.error = ErrorCode.GROUP_AUTHORIZATION_FAILED
         return None
-    names = rights.allowed_names(Operation.READ, ResourceType.TOPIC, {part.topic_name for part in parts})
+    names = await allowed_in_turns(rights, Operation.READ, ResourceType.TOPIC, {part.topic_name for part in parts})
     for part in parts:
         if part.topic_name not in names:
             part.error = ErrorCode.TOPIC_AUTHORIZATION_FAILED

@@ -20,6 +20,7 @@ from typing import NamedTuple, TypeAlias
 from agents.broker import Broker
 from agents.groups.checks import Present, check_allowed, check_id, place_of
 from agents.groups.held import GroupRefusedError
+from agents.security.rights import allowed_in_turns
 from agents.yielding import chunks_with_yields
 from metadata.contract.errors import MetadataUnavailableError
 from metadata.contract.groups import CommittedOffset, OffsetPlace
@@ -156,7 +157,8 @@ async def _read(broker: Broker, present: Present, group_id: str, asked: Asked | 
     try:
         if asked is None:
             return await _read_all(broker, present, group_id)
-        names = broker.rights().allowed_names(Operation.DESCRIBE, ResourceType.TOPIC, {name for name, _ in asked})
+        rights, seen = broker.rights(), {name for name, _ in asked}
+        names = await allowed_in_turns(rights, Operation.DESCRIBE, ResourceType.TOPIC, seen)
         refused = [
             (name, _found(partition, _NONE, ErrorCode.TOPIC_AUTHORIZATION_FAILED))
             for name, partitions in asked

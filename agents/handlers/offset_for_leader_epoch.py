@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from agents.broker import Broker
+from agents.security.rights import allowed_in_turns
 from agents.topics.present import look_for
 from agents.yielding import LoopYielder, chunks_with_yields
 from metadata.contract.errors import MetadataUnavailableError
@@ -36,7 +37,7 @@ async def handle(
     rights = broker.rights()
     allowed = names
     if not rights.holds_cluster(Operation.CLUSTER_ACTION):  # a broker's right, which Kafka takes here too
-        allowed = rights.allowed_names(Operation.DESCRIBE, ResourceType.TOPIC, names)
+        allowed = await allowed_in_turns(rights, Operation.DESCRIBE, ResourceType.TOPIC, names)
     topics = [topic for topic in request.topics if topic.topic in allowed]
     seen = await look_for(broker, ((topic.topic, part.partition) for topic in topics for part in topic.partitions))
     ids: dict[tuple[str, int], int | None] = {}

@@ -26,7 +26,7 @@ from typing import TypeAlias
 
 from agents.answers import NO_TRANSACTIONS
 from agents.broker import Broker
-from agents.request_context import RequestContext, RequestTrace, current_request
+from agents.request_context import RequestTrace, current_request
 from agents.security.rights import Rights
 from agents.topics.topic_ids import Wanted
 from agents.write.reply import ProduceReply
@@ -52,6 +52,8 @@ from wire.messages.produce import (
 )
 
 _ResultsFuture: TypeAlias = "asyncio.Future[Sequence[BatchResult]]"
+_Portion: TypeAlias = tuple[Sequence[PendingBatch], Promise]
+"""Batches to hand over, and the promise of their results."""
 
 
 TOPIC_IDS_SINCE = 13
@@ -245,10 +247,12 @@ def _take_in_line(
                 await asyncio.shield(before)
             if (refused := _refusal_of_all(broker, broker.rights(), request)) is not None:
                 accepted.refuse(dict.fromkeys(range(len(accepted.batches)), refused))
-            answer = _hand_over(broker, header, request, response, accepted)
+            portions, answer = _promised(broker, header, request, response, accepted)
+            await _submit_in_turns(broker, portions, waits=request.acks != 0)
         finally:
             line.leave(place)
-        del request  # the write path holds, and counts, the waiting batches
+        # The write path holds, and counts, the waiting batches.
+        del request, portions
         accepted = _Accepted()
         return answer if isinstance(answer, ProduceResponse) else await answer
 
@@ -271,19 +275,30 @@ def _hand_over(
     broker: Broker, header: RequestHeader, request: ProduceRequest, response: ProduceResponse, accepted: _Accepted
 ) -> ProduceResponse | Awaitable[ProduceResponse | None]:
     """Give the good batches to the write path."""
+    portions, answer = _promised(broker, header, request, response, accepted)
+    for each in portions:
+        _submit(broker, each, waits=request.acks != 0)
+    return answer
+
+
+def _promised(
+    broker: Broker, header: RequestHeader, request: ProduceRequest, response: ProduceResponse, accepted: _Accepted
+) -> tuple[Sequence[_Portion], ProduceResponse | Awaitable[ProduceResponse | None]]:
+    """The good batches in portions, and the answer."""
     asking = current_request()
     if asking is not None and asking.trace is not None:
         _describe(broker, header, request, accepted, asking.trace)
+        if accepted.batches:
+            asking.trace.begin("buffered")
+    portions = _portions(accepted.batches)
     if request.acks == 0:
         # Plain futures: without an answer there is nothing to time out.
-        promises: list[_ResultsFuture] = [
-            asyncio.get_running_loop().create_future() for _ in _portions(accepted.batches)
-        ]
-        _submit(broker, accepted.batches, promises, asking, waits=False)
-        return _unanswered(broker, request.timeout_ms, response, promises)
+        promises: list[_ResultsFuture] = [asyncio.get_running_loop().create_future() for _ in portions]
+        kept = [(accepted.batches[each], promise) for each, promise in zip(portions, promises, strict=True)]
+        return kept, _unanswered(broker, request.timeout_ms, response, promises)
     # A refusal for the stall waits like any answer: answered at once, it would be retried at once.
     if not accepted.batches and broker.stall.refusal is None:
-        return response
+        return (), response
     # The reply does not keep the batches: a delayed answer must not keep its records.
     reply = ProduceReply(
         response,
@@ -295,11 +310,10 @@ def _hand_over(
         gone=_gone(header),
     )
     # All shares before the first submission, or the first result could end the reply.
-    shares = [reply.share(accepted.answers[each]) for each in _portions(accepted.batches)]
-    _submit(broker, accepted.batches, shares, asking, waits=True)
+    shares = [(accepted.batches[each], reply.share(accepted.answers[each])) for each in portions]
     if not accepted.batches:
         reply.settle(0)
-    return reply.future
+    return shares, reply.future
 
 
 def _describe(
@@ -320,20 +334,18 @@ def _portions(batches: Sequence[PendingBatch]) -> list[slice]:
     return [slice(start, start + BATCHES_MAX) for start in range(0, len(batches), BATCHES_MAX)]
 
 
-def _submit(
-    broker: Broker,
-    batches: Sequence[PendingBatch],
-    promises: Sequence[Promise],
-    asking: RequestContext | None,
-    *,
-    waits: bool,
-) -> None:
-    """Hand over the batches in order, a portion with each promise."""
-    if asking is not None and asking.trace is not None and batches:
-        asking.trace.begin("buffered")
+async def _submit_in_turns(broker: Broker, portions: Sequence[_Portion], *, waits: bool) -> None:
+    for number, each in enumerate(portions):
+        # A portion may fill a file, and to lay that out takes a good part of a turn.
+        if number:
+            await asyncio.sleep(0)
+        _submit(broker, each, waits=waits)
+
+
+def _submit(broker: Broker, portion: _Portion, *, waits: bool) -> None:
+    asking = current_request()
     sender = asking.client.sender if asking is not None and waits else None
-    for portion, promise in zip(_portions(batches), promises, strict=True):
-        broker.write_path.submit(Submission(batches[portion], promise, asking, sender))
+    broker.write_path.submit(Submission(*portion, asking, sender))
 
 
 def _may_write(broker: Broker, header: RequestHeader, rights: Rights, asked: TopicProduceData) -> bool:

@@ -23,6 +23,10 @@ from agents.listeners.neighbourhood import neighbourhood
 C = TypeVar("C", bound=Hashable)
 
 
+HELD_UP_TIMES_MAX = 3
+"""A connection that we do not read lives for so many leases at most. By default that is 30 s, after which common
+clients give up. Without this bound, one that keeps us busy with proofs that it never completes would keep its place for
+ever."""
 SHARES = 10
 """As many addresses may have a share of the places for the unproved."""
 
@@ -80,7 +84,10 @@ class Admission(Generic[C]):
         self._hosts: dict[C, str] = {}
         self._of_host: dict[str, int] = {}
         self._unproved: dict[C, float] = {}
-        """Since when, the oldest first."""
+        """Since when its lease runs, the oldest first."""
+        self._came: dict[C, float] = {}
+        """When each that is unproved came, the first one first. A lease that begins again does not change that: who is
+        held up goes for a newcomer as early as before."""
         self._where: dict[C, str] = {}
         """The neighbourhood of each that is unproved."""
         self._unproved_in: Counter[str] = Counter()
@@ -115,11 +122,14 @@ class Admission(Generic[C]):
     def proved(self, connection: C) -> None:
         self._strike(connection)
 
-    def held_up(self, connection: C, now_ms: float) -> None:
-        """It is we who do not read it: its time begins again."""
-        where = self._strike(connection)
-        if where is not None:
-            self._enter(connection, where, now_ms)
+    def held_up(self, connection: C, now_ms: float) -> bool:
+        """It is we who do not read it: its lease begins again. False: it has had too many."""
+        came_ms = self._came.get(connection)
+        if came_ms is None or now_ms - came_ms >= HELD_UP_TIMES_MAX * self._limits.prove_within_ms:
+            return False
+        del self._unproved[connection]
+        self._unproved[connection] = now_ms
+        return True
 
     def overdue(self, now_ms: float) -> list[C]:
         """Those that have not proved themselves in time, the oldest first."""
@@ -138,7 +148,7 @@ class Admission(Generic[C]):
         counts[newcomer] += 1 if newcomer in counts else 0
         most = max(counts.values(), default=0)
         nobody_is_greedy = most <= self._limits.unproved_max // SHARES
-        for connection in self._unproved:
+        for connection in self._came:
             if nobody_is_greedy or counts[self._where[connection]] == most:
                 self.gone(connection)
                 return connection
@@ -156,19 +166,17 @@ class Admission(Generic[C]):
             del self._of_host[host]
 
     def _enter(self, connection: C, where: str, now_ms: float) -> None:
-        self._unproved[connection] = now_ms
+        self._unproved[connection] = self._came[connection] = now_ms
         self._where[connection] = where
         self._unproved_in[where] += 1
 
-    def _strike(self, connection: C) -> str | None:
-        """Where it was unproved; None if it was not."""
+    def _strike(self, connection: C) -> None:
         where = self._where.pop(connection, None)
         if where is not None:
-            del self._unproved[connection]
+            del self._unproved[connection], self._came[connection]
             self._unproved_in[where] -= 1
             if not self._unproved_in[where]:
                 del self._unproved_in[where]
-        return where
 
 
 DESCRIPTORS_RESERVED = 256

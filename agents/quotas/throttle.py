@@ -30,7 +30,7 @@ from security.quotas.bucket import BURST_S, Bucket, Buckets
 from security.quotas.precedence import NO_QUOTAS, Limit, QuotaTable
 from security.quotas.sharing import PER_AGENT
 from security.quotas.values import QuotaEntity, QuotaKey
-from wire.api import RequestHeader, encode_response
+from wire.api import RequestHeader, encode_short_response
 from wire.error_codes import ErrorCode
 from wire.schema import Message, Octets
 
@@ -91,24 +91,31 @@ class Throttle:
         meter = context.meter = Meter(self._clock)
         return meter.call(lambda: handle(broker, context.header, request))
 
-    def encode(self, context: RequestContext, answer: Message | None) -> Sequence[Octets]:
-        """The bytes of an answer, which tells the client how long it will not be read."""
-        parts: Sequence[Octets] = ()
+    def encode(self, context: RequestContext, answer: Message | None) -> Sequence[Octets] | None:
+        """The bytes of an answer, which tells the client how long it will not be read. None: it is a long one, and
+        nothing is charged for it yet."""
+        parts: Sequence[Octets] | None = ()
         if answer is not None:
             began_ms = self._clock.monotonic_ms()
-            parts = encode_response(context.header, answer)
+            parts = encode_short_response(context.header, answer)
             if context.meter is not None:
                 context.meter.spent_ms += self._clock.monotonic_ms() - began_ms
+        if parts is not None and self.tells(context, answer, parts) and answer is not None:
+            # Again: it was not known before how large the answer is. Records are not copied.
+            return encode_short_response(context.header, answer)
+        return parts
+
+    def tells(self, context: RequestContext, answer: Message | None, parts: Sequence[Octets]) -> bool:
+        """Charge for an answer of these bytes. True: the client has to wait, and the answer says so now."""
         if context.header.api_key == _FETCH:
             self._charge(QuotaKey.CONSUMER_BYTE_RATE, context, sum(map(len, parts)))
         if context.meter is not None:
             spent = context.meter.spent_ms / MS_PER_PERCENT
             self._charge(QuotaKey.REQUEST_PERCENTAGE, context, spent, mute_ms_max=REQUEST_MUTE_MS_MAX)
         if answer is None or not (left_ms := context.client.mute.left_ms()) or not hasattr(answer, "throttle_time_ms"):
-            return parts
+            return False
         answer.throttle_time_ms = left_ms  # pyright: ignore[reportAttributeAccessIssue]
-        # Again: it was not known before how large the answer is. Records are not copied.
-        return encode_response(context.header, answer)
+        return True
 
     # ---- called by handlers
 

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 from uuid import UUID
@@ -213,20 +213,26 @@ class FetchSessions:
 
     def answer(self, context: FetchContext, *, now_ms: float) -> FetchResponse:
         """The answer from the answers of the parts. Only a session may leave out a part that has none."""
+        response, answered = self.settle(context, now_ms=now_ms)
+        add_by_topic(response.responses, answered)
+        return response
+
+    def settle(self, context: FetchContext, *, now_ms: float) -> tuple[FetchResponse, Sequence[Answered]]:
+        """The same, but the answers of the parts are still to be added to the response."""
         session = context.session
         if session is None:
             answered = [(part, part.answer) for part in context.parts if part.answer is not None]
-            response = FetchResponse(responses=_by_topic(answered))
+            response = FetchResponse()
             if context.opens is not None:
                 for part, answer in answered:
                     part.record_answer(answer)
                 response.session_id = self._open(context.opens, context.by_id, now_ms)
-            return response
+            return response, answered
         # Another request of the session came meanwhile and has taken over what the client is told.
         if session.epoch != context.epoch:
-            return FetchResponse(error_code=ErrorCode.INVALID_FETCH_SESSION_EPOCH, session_id=session.session_id)
+            return FetchResponse(error_code=ErrorCode.INVALID_FETCH_SESSION_EPOCH, session_id=session.session_id), ()
         session.answering = False
-        news: list[tuple[FetchPart, PartitionData]] = []
+        news: list[Answered] = []
         for part in context.parts:
             part.log = None
             answer, part.answer = part.answer, None
@@ -236,7 +242,7 @@ class FetchSessions:
             if answer.records:
                 key = (part.topic, answer.partition_index)
                 session.parts[key] = session.parts.pop(key)
-        return FetchResponse(session_id=session.session_id, responses=_by_topic(news))
+        return FetchResponse(session_id=session.session_id), news
 
     def answer_nothing(self, context: FetchContext, *, now_ms: float) -> FetchResponse:
         """The answer to a client that is over its quota (KIP-219): it asks the same again. No session is opened, for
@@ -333,10 +339,12 @@ def _may_exist(topic: TopicKey) -> bool:
     return not isinstance(topic, str) or (len(topic) <= NAME_CHARACTERS_MAX and topic.isascii())
 
 
-def _by_topic(answered: Iterable[tuple[FetchPart, PartitionData]]) -> list[FetchableTopicResponse]:
+Answered: TypeAlias = tuple[FetchPart, PartitionData]
+
+
+def add_by_topic(topics: list[FetchableTopicResponse], answered: Iterable[Answered]) -> None:
     """In order; neighbours of one topic stand together."""
-    topics: list[FetchableTopicResponse] = []
-    last: TopicKey | None = None
+    last: TopicKey | None = (topics[-1].topic or topics[-1].topic_id) if topics else None
     for part, answer in answered:
         if part.topic != last:
             last = part.topic
@@ -344,4 +352,3 @@ def _by_topic(answered: Iterable[tuple[FetchPart, PartitionData]]) -> list[Fetch
                 FetchableTopicResponse(topic_id=last) if isinstance(last, UUID) else FetchableTopicResponse(topic=last)
             )
         topics[-1].partitions.append(answer)
-    return topics

@@ -165,7 +165,7 @@ async def alter(
         alterations.upsert(upsertion)
     if changes := alterations.changes:
         await carry_out(changes)
-    return AlterUserScramCredentialsResponse(results=list(alterations.answers()))
+    return AlterUserScramCredentialsResponse(results=[each async for each in turns.through(alterations.answers())])
 
 
 def is_private(client: ClientConnection, listeners: Sequence[ListenerSettings]) -> bool:

@@ -35,9 +35,10 @@ from storage.objects import ObjectStore
 
 _log = get_logger(__name__)
 
-GARBAGE_THRESHOLDS = (20_000, 20, 20)
+GARBAGE_THRESHOLDS = (20_000, 4, 100)
 """Thresholds of the garbage collector. With Python's default of 700 it would run after every few requests and look
-through thousands of batches that are in use."""
+through thousands of batches that are in use. The second is small, so that a request of very many elements does not lead
+to one look through all of them: 20 ms instead of 100. The product bounds how often it looks through everything."""
 
 
 Beside = Callable[[Settings, ObjectStore, MetadataStore, Runtime], AbstractAsyncContextManager[None]]

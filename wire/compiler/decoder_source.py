@@ -10,6 +10,7 @@ The decoder is one function: nested structs and arrays are in line, and a run of
   their errors.
 - Skip unknown tagged fields; a known one must fill its size exactly (KIP-482).
 - Make an object without its `__init__`, because every field is assigned here.
+- In steps, the function is a generator that pauses after each STEP_ELEMENTS elements, or as much work on fewer.
 """
 
 from __future__ import annotations
@@ -63,10 +64,10 @@ def least_size(wire_type: WireType[Any], version: int, flexible: bool) -> int:
 
 
 class DecoderSource(SourceText):
-    """The source of `decode(buffer, position) -> (message, position after it)`."""
+    """The source of `decode(buffer, position) -> (message, position after it)`, or of a generator that returns them."""
 
-    def __init__(self, table: MessageTable, version: int) -> None:
-        super().__init__(_NAMES)
+    def __init__(self, table: MessageTable, version: int, *, in_steps: bool = False) -> None:
+        super().__init__(_NAMES, in_steps=in_steps)
         self._version = version
         self._flexible = version in table.flexible
         self._elements_max = table.elements_max
@@ -77,6 +78,7 @@ class DecoderSource(SourceText):
         with self.block("def decode(buffer, position):"):
             self.line("size = len(buffer)")
             self.line(f"budget = {self._elements_max}")
+            self.begin_steps()
             made = self._struct(table, "")
             self.line(f"return {made}, position")
 
@@ -127,8 +129,7 @@ class DecoderSource(SourceText):
 
     def _tagged_fields(self, rows: list[FieldTable], values: dict[str, str], path: str) -> None:
         if not rows:
-            self.line("if buffer[position]: position, budget = skip_tagged_fields(buffer, position, budget)")
-            self.line("else: position += 1")
+            self._unknown_tagged_fields()
             return
         for row in rows:
             self.line(f"{values[row.name]} = {self.default(row)}")
@@ -146,6 +147,15 @@ class DecoderSource(SourceText):
                         self._tagged_field(row, values[row.name], stop, f"{path}.{row.name}")
                 # A tag that this version does not know is stepped over (KIP-482).
                 self.line(f"else: position = {stop}")
+                self.end_element()
+
+    def _unknown_tagged_fields(self) -> None:
+        with self.block("if buffer[position]:"):
+            # It spends the budget, so the difference is what it did.
+            self.took("budget")
+            self.line("position, budget = skip_tagged_fields(buffer, position, budget)")
+            self.took("-budget")
+        self.line("else: position += 1")
 
     def _tagged_field(self, row: FieldTable, target: str, stop: str, path: str) -> None:
         value = self._value(row.type, self._version in row.nullable, path)
@@ -209,6 +219,8 @@ class DecoderSource(SourceText):
             taken = f"buffer[position:{stop}]"
             self.line(f"{value} = str({taken}, 'utf-8')" if name == "string" else f"{value} = {taken}")
             self.line(f"position = {stop}")
+            if name == "string":
+                self.took_bytes(length)
         return value
 
     def _array(self, element: WireType[Any], nullable: bool, path: str) -> str:
@@ -230,6 +242,7 @@ class DecoderSource(SourceText):
                 item = self._value(element, False, f"{path}[]")
                 self._flush_run()
                 self.line(f"{value}.append({item})")
+                self.end_element()
         return value
 
     def _numbers(self, element: Fixed[Any], value: str, count: str) -> None:
@@ -238,6 +251,7 @@ class DecoderSource(SourceText):
         self.line(f"if {count} < {len(layouts.unpacks)}: {value} = list({unpacks}[{count}](buffer, position))")
         self.line(f"else: {value} = read_numbers({element.code!r}, {count}, buffer, position)")
         self.line(f"position += {count} * {element.size}")
+        self.took_bytes(f"{count} * {element.size}")
 
     def _nested(self, table: StructTable, nullable: bool, path: str) -> str:
         if not nullable:

@@ -3,6 +3,9 @@
 The encoder appends to a bytearray; a run of fixed-width fields is one `pack`. A `records` field closes the bytearray,
 goes uncopied into the list of parts, and opens a new one. The encoder refuses a value that the version cannot carry,
 unless its field is ignorable. It does not write a tagged field that has its default (KIP-482).
+
+An encoder that is not in steps gives up, and returns None, as soon as it comes to more elements than a step may have:
+before it writes the elements of the array with which there are too many.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from wire.compiler.primitives import NUMBER_LAYOUTS, STRING_BYTES_MAX, number_bytes, octets_parts, octets_size, uvarint
-from wire.compiler.source_text import SourceText, layout
+from wire.compiler.source_text import STEP_ELEMENTS, SourceText, layout
 from wire.errors import EncodingError
 from wire.schema import (
     Array,
@@ -35,12 +38,15 @@ _NAMES: dict[str, Any] = {
 
 
 class EncoderSource(SourceText):
-    """The source of `encode(message, out) -> parts`, or with `element` the source of `encode(elements, out)` for a list
-    of such structs.
+    """The source of `encode(message, out) -> parts` for one step, or of a generator that returns the parts, or with
+    `element` the source of `encode(elements, out)` for a list of such structs.
     """
 
-    def __init__(self, table: MessageTable, version: int, element: StructTable | None = None) -> None:
-        super().__init__(_NAMES)
+    def __init__(
+        self, table: MessageTable, version: int, element: StructTable | None = None, *, in_steps: bool = False
+    ) -> None:
+        super().__init__(_NAMES, in_steps=in_steps)
+        self._is_bounded = element is None and not in_steps
         self._version = version
         self._flexible = version in table.flexible
         self._title = f"{table.struct_class.__name__} v{version}"
@@ -48,6 +54,9 @@ class EncoderSource(SourceText):
         self._out = "out"
         with self.block("def encode(message, out):"):
             self.line("parts = []")
+            self.begin_steps()
+            if self._is_bounded:
+                self.line(f"room = {STEP_ELEMENTS}")
             if element is None:
                 self._struct(table, "message", "")
                 self._flush_run()
@@ -165,6 +174,7 @@ class EncoderSource(SourceText):
                 self.line(f"{length} = len({content})")
                 with self.block(f"if {length} > {STRING_BYTES_MAX}:"):
                     self._refuse(path, f"is longer than {STRING_BYTES_MAX} bytes")
+                self.took_bytes(length)
             else:
                 self.line(f"{length} = octets_size({content})")
         self._length(length, "h" if name == "string" else "i")
@@ -191,6 +201,7 @@ class EncoderSource(SourceText):
             packs = NUMBER_LAYOUTS[element.code].packs
             self.line(f"if -1 < {count} < {len(packs)}: {self._out} += {self.name(packs, 'packs')}[{count}](*{items})")
             self.line(f"elif {items}: {self._out} += number_bytes({element.code!r}, {items})")
+            self.took_bytes(f"len({items}) * {element.size}")
             return
         if may_be_encoded:
             with self.block(f"if type({items}) is EncodedElements:"):
@@ -198,6 +209,9 @@ class EncoderSource(SourceText):
                 self.line(f"parts += {items}.parts")
                 self.line("out = bytearray()")
                 self.line(f"{items} = ()")
+        if self._is_bounded:
+            self.line(f"room -= len({items})")
+            self.line("if room < 0: return None")
         self._elements(element, items, path)
 
     def _elements(self, element: WireType[Any], items: str, path: str) -> None:
@@ -205,6 +219,7 @@ class EncoderSource(SourceText):
         with self.block(f"for {item} in {items}:"):
             self._value(element, item, False, f"{path}[]")
             self._flush_run()
+            self.end_element()
 
     def _nested(self, table: StructTable, value: str, nullable: bool, path: str) -> None:
         if not nullable:

@@ -19,8 +19,8 @@ from wire.schema import ZERO_UUID, Octets, RecordData
 
 STRING_BYTES_MAX: Final = 32767
 VARINT_BYTES_MAX: Final = 5
-HEADER_FIELDS_MAX: Final = 1_000
-"""The most unknown tagged fields that a header may have."""
+SECTION_FIELDS_MAX: Final = 1_000
+"""The most unknown tagged fields that may stand in one place, which are skipped in one go."""
 
 _ZERO_UUID_BYTES: Final = bytes(16)
 
@@ -54,14 +54,14 @@ def read_compact_length(buffer: memoryview, position: int) -> tuple[int, int]:
     return value - 1, position
 
 
-def skip_tagged_fields(buffer: memoryview, position: int, budget: int = HEADER_FIELDS_MAX) -> tuple[int, int]:
+def skip_tagged_fields(buffer: memoryview, position: int, budget: int = SECTION_FIELDS_MAX) -> tuple[int, int]:
     """Step over a section of tagged fields that we do not know (KIP-482).
 
     Returns the position after it and the rest of `budget`.
     """
     count, position = read_uvarint(buffer, position)
     budget -= count
-    if budget < 0:
+    if budget < 0 or count > SECTION_FIELDS_MAX:
         raise MalformedMessageError("more elements and tagged fields than one message may have")
     last_tag = -1
     for _ in range(count):

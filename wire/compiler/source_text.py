@@ -6,19 +6,28 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from functools import cache
 from struct import Struct as Layout
-from typing import Any
+from typing import Any, Final
 
 from wire.schema import Array, FieldTable
+
+STEP_ELEMENTS: Final = 4_000
+"""Elements that one step reads or writes: some milliseconds."""
+_ELEMENT_BYTES_SHIFT: Final = 9
+"""512 bytes of a string, or of an array of numbers, take about as long as an element."""
 
 layout = cache(Layout)
 """One compiled layout per format, shared by all messages."""
 
 
 class SourceText:
-    """Collects lines; `text` is the source and `names` what it refers to."""
+    """Collects lines; `text` is the source and `names` what it refers to.
 
-    def __init__(self, names: dict[str, Any]) -> None:
+    `in_steps`: the function is a generator, which pauses (it yields None) whenever a step's work is done.
+    """
+
+    def __init__(self, names: dict[str, Any], *, in_steps: bool = False) -> None:
         self.names = dict(names)
+        self.in_steps = in_steps
         self._lines: list[str] = []
         self._depth = 0
         self._variables = 0
@@ -37,6 +46,31 @@ class SourceText:
         self._depth += 1
         yield
         self._depth -= 1
+
+    def begin_steps(self) -> None:
+        if self.in_steps:
+            self.line(f"left = {STEP_ELEMENTS}")
+            # A generator even if it has no loop.
+            self.line("if not left: yield")
+
+    def end_element(self) -> None:
+        """Stands at the end of the body of a loop."""
+        if not self.in_steps:
+            return
+        self.line("left -= 1")
+        with self.block("if left <= 0:"):
+            self.line("yield")
+            self.line(f"left = {STEP_ELEMENTS}")
+
+    def took(self, elements: str) -> None:
+        """Count as many more elements, outside a loop over them."""
+        if self.in_steps:
+            self.line(f"left -= {elements}")
+
+    def took_bytes(self, size: str) -> None:
+        """Count the work of that many bytes."""
+        if self.in_steps:
+            self.line(f"left -= {size} >> {_ELEMENT_BYTES_SHIFT}")
 
     def variable(self) -> str:
         """A variable that no other line uses."""

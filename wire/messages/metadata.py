@@ -7,7 +7,20 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from wire.schema import Message, Struct, array, boolean, field, int16, int32, message, string, struct, uuid
+from wire.schema import (
+    PARTITIONS_ELEMENTS_MAX,
+    Message,
+    Struct,
+    array,
+    boolean,
+    field,
+    int16,
+    int32,
+    message,
+    string,
+    struct,
+    uuid,
+)
 
 
 @struct
@@ -16,7 +29,7 @@ class MetadataRequestTopic(Struct):
     name: str | None = field(string, "0+", nullable="10+")
 
 
-@message(api_key=3, kind="request", versions="0-13", flexible="9+")
+@message(api_key=3, kind="request", versions="0-13", flexible="9+", elements_max=PARTITIONS_ELEMENTS_MAX)
 class MetadataRequest(Message):
     topics: list[MetadataRequestTopic] | None = field(array(MetadataRequestTopic), "0+", nullable="1+")
     allow_auto_topic_creation: bool = field(boolean, "4+", default=True)

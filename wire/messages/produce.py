@@ -10,6 +10,7 @@ from __future__ import annotations
 from uuid import UUID
 
 from wire.schema import (
+    PRODUCE_ELEMENTS_MAX,
     Message,
     Octets,
     Struct,
@@ -40,7 +41,7 @@ class TopicProduceData(Struct):
     partition_data: list[PartitionProduceData] = field(array(PartitionProduceData), "0+")
 
 
-@message(api_key=0, kind="request", versions="0-13", flexible="9+")
+@message(api_key=0, kind="request", versions="0-13", flexible="9+", elements_max=PRODUCE_ELEMENTS_MAX)
 class ProduceRequest(Message):
     transactional_id: str | None = field(string, "3+", nullable="3+", default=None)
     acks: int = field(int16, "0+")

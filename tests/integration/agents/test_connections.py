@@ -211,7 +211,7 @@ async def test_a_long_answer_leaves_in_turns_of_the_loop_even_to_a_client_that_r
         sent[turns[0]] = sent.get(turns[0], 0) + taken
         return taken
 
-    monkeypatch.setattr("agents.connections.connection.os.writev", swallow)
+    monkeypatch.setattr("agents.connections.sending.os.writev", swallow)
     tick()
     # when
     parts = [FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=50 * MIB)]

@@ -97,6 +97,24 @@ def test_who_proves_nothing_in_time_is_overdue_and_who_had_to_wait_for_us_has_mo
     assert books.overdue(203) == [1]
 
 
+def test_who_makes_us_wait_again_and_again_keeps_its_place_for_three_leases_and_no_longer() -> None:
+    books = admission(within_ms=100)
+    books.arrived(1, "h", 0)
+    assert [books.held_up(1, now_ms) for now_ms in (100, 200, 299)] == [True] * 3
+    assert books.overdue(398) == []
+    assert books.overdue(399) == [1]
+    assert not books.held_up(1, 399)
+    assert not books.held_up(2, 0), "it never came"
+
+
+def test_who_is_held_up_goes_for_a_newcomer_as_early_as_before() -> None:
+    books = admission(unproved=3)
+    for each in (1, 2, 3):
+        books.arrived(each, "h", each)
+    books.held_up(1, 500)
+    assert books.arrived(4, "h", 501).evicted == 1
+
+
 def test_whatever_comes_and_goes_the_bounds_hold_and_nothing_is_left_at_the_end() -> None:
     seed = random.randrange(2**32)
     print("seed", seed)

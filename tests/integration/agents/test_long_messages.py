@@ -1,0 +1,108 @@
+"""Requests and answers of very many elements: decoded and encoded in steps, in order, within the same bounds."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from agents.connections.long_messages import LongMessages
+from security.quotas.values import DEFAULT, QuotaEntity, QuotaKey
+from tests.fixtures.agents import Dial, RawConnection, RunningAgent, StartAgent
+from wire.api import encode_request
+from wire.compiler.compile import Steps
+from wire.compiler.source_text import STEP_ELEMENTS
+from wire.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse
+from wire.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
+from wire.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
+from wire.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
+
+MANY = 5 * STEP_ELEMENTS
+
+
+def metadata_of(count: int) -> MetadataRequest:
+    return MetadataRequest(topics=[MetadataRequestTopic(name=f"absent-{n}") for n in range(count)])
+
+
+def keys_of(count: int) -> FindCoordinatorRequest:
+    return FindCoordinatorRequest(coordinator_keys=[f"g{n}" for n in range(count)])
+
+
+HEARTBEAT = HeartbeatRequest(group_id="g", generation_id=1, member_id="stranger")
+
+
+async def test_the_requests_of_a_connection_keep_their_order(start_agent: StartAgent, dial: Dial) -> None:
+    raw = await dial.raw((await start_agent()).address)
+    for _ in range(2):
+        await raw.begin(HEARTBEAT, 4)
+        await raw.begin(metadata_of(MANY), 12)
+        await raw.begin(keys_of(MANY), 4)
+    for _ in range(2):
+        await raw.answer(HeartbeatResponse, 4)
+        assert len((await raw.answer(MetadataResponse, 12)).topics) == MANY
+        found = await raw.answer(FindCoordinatorResponse, 4)
+        assert [each.key for each in found.coordinators] == [f"g{n}" for n in range(MANY)]
+
+
+async def test_another_client_is_served_between_two_steps(
+    start_agent: StartAgent, dial: Dial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await start_agent()
+    long, other = await dial.raw(running.address), await dial.raw(running.address)
+    finish, goes_on = LongMessages.finish, asyncio.Event()
+
+    async def held(self: LongMessages, steps: Steps[object]) -> object:
+        await goes_on.wait()
+        return await finish(self, steps)
+
+    monkeypatch.setattr(LongMessages, "finish", held)
+    await long.begin(metadata_of(MANY), 12)
+    await long.begin(HEARTBEAT, 4)
+    await other.call(HEARTBEAT, HeartbeatResponse, 4)
+    assert held_bytes(running) > MANY, "a frame counts until it is decoded"
+    goes_on.set()
+    await long.answer(MetadataResponse, 12)
+    await long.answer(HeartbeatResponse, 4)
+    assert held_bytes(running) == 0
+
+
+def held_bytes(running: RunningAgent) -> int:
+    return sum(each.held_bytes for each in running.agent._server.talking())
+
+
+async def test_a_client_that_leaves_meanwhile_leaves_nothing(start_agent: StartAgent, dial: Dial) -> None:
+    running = await start_agent()
+    other = await dial.raw(running.address)
+    for request, version in ((metadata_of(MANY), 12), (keys_of(MANY), 4)):
+        leaving = [await RawConnection.connect(running.address) for _ in range(3)]
+        for each in leaving:
+            await each.begin(request, version)
+        for each in leaving:
+            await each.close()
+        await other.call(request, MetadataResponse if version == 12 else FindCoordinatorResponse, version)
+    async with asyncio.timeout(20):
+        while len(running.agent._server.talking()) > 1:
+            await asyncio.sleep(0.01)
+    assert running.agent._server._held_bytes == 0
+
+
+async def test_a_long_request_that_is_malformed_ends_its_connection(start_agent: StartAgent, dial: Dial) -> None:
+    running = await start_agent()
+    raw, other = await dial.raw(running.address), await dial.raw(running.address)
+    frame = bytearray(b"".join(encode_request(20, 3, 1, "c", DeleteTopicsRequest(topic_names=["tt"] * MANY))))
+    frame[-6] = 0xFF  # the last name is not UTF-8
+    await raw.send(bytes(frame))
+    assert await raw.is_closed_by_peer()
+    assert running.metric("protocol_errors_total", reason="malformed_message") == 1
+    answer = await other.call(DeleteTopicsRequest(topic_names=["tt"] * MANY), DeleteTopicsResponse, 3)
+    assert len(answer.responses) == MANY
+
+
+async def test_a_long_answer_tells_a_client_over_its_quota_to_wait(start_agent: StartAgent, dial: Dial) -> None:
+    running = await start_agent()
+    everybody = QuotaEntity(user=DEFAULT)
+    await running.metadata.security.alter_quotas({everybody: {QuotaKey.REQUEST_PERCENTAGE.value: 0.01}})
+    raw = await dial.raw(running.address)
+    answer = await raw.call(keys_of(MANY), FindCoordinatorResponse, 4)
+    assert len(answer.coordinators) == MANY
+    assert answer.throttle_time_ms > 0
