@@ -17,7 +17,7 @@ import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from agents.answers import HeldAnswer, Slot, end_trace
 from agents.connections.long_messages import begin_decoding
@@ -60,6 +60,15 @@ READ_BYTES_WHEN_FULL = 64 << 10
 """Bytes that a connection may still read, once, after the bound over all connections is reached."""
 
 
+class Decoded(NamedTuple):
+    """A long request, whose steps are over."""
+
+    slot: Slot
+    header: RequestHeader
+    frame: memoryview
+    request: Message
+
+
 def _is_produce(frame: memoryview) -> bool:
     """Looks at the API key, the first field of every request."""
     return bytes(frame[:2]) == PRODUCE.to_bytes(2, "big")
@@ -79,7 +88,10 @@ class Connection(SendingHalf):
         self.told_peer: tuple[str, int] | None = None
         """Where the client is, by the word of a load balancer that is trusted; to be set before `connection_made`."""
         self._slow_ms = server.broker.settings.log_slow_request_ms or float("inf")
-        self._exclusive = False
+        self._exclusive = 0
+        """The pieces of work that no other request may begin beside."""
+        self._decoded: Decoded | None = None
+        """A long request that has not begun."""
         self._write_paused_ms = 0.0
         self._read_paused = False
         self._ended = False
@@ -154,6 +166,7 @@ class Connection(SendingHalf):
         for waiting in list(self._waiting):
             waiting.cancel()  # ends the traces of their requests too
         self._frames.clear()
+        self._decoded = None
         self.client.mute.close()
         self._drop_answers()
         self._server.lost(self)
@@ -208,6 +221,8 @@ class Connection(SendingHalf):
         """Begin the requests that may begin, write the complete answers, and read on if there is room."""
         # Answers first: each one that leaves makes room for a waiting request.
         self._flush()
+        if self._decoded is not None:
+            self._begin_decoded(self._decoded)
         while self._frames:
             # Read for each: a pause of the process may lie between two.
             now_ms = self._broker.runtime.clock.monotonic_ms()
@@ -260,7 +275,7 @@ class Connection(SendingHalf):
     def _may_begin(self, now_ms: float) -> bool:
         return not (
             self._ended
-            or self._exclusive
+            or self._exclusive > 0
             or not self.client.produce_line.is_empty
             or self.client.mute.on
             or self._write_paused
@@ -288,26 +303,35 @@ class Connection(SendingHalf):
         except SiltstoneError as error:
             return self._protocol_error(error)
         if isinstance(request, Message):
-            return self._decoded(slot, header, len(frame), request)
-        self._frames_bytes += len(frame)  # held until it is decoded
+            return self._carry_out(slot, header, len(frame), request)
+        self._frames_bytes += len(frame)  # held until the request begins
         decoding = self._server.long_messages.finish(request)
-        return self._wait_for(decoding, partial(self._long_decoded, slot, header, len(frame)))
+        return self._wait_for(decoding, partial(self._long_decoded, slot, header, frame))
 
     def _long_decoded(
-        self, slot: Slot, header: RequestHeader, frame_bytes: int, decoded: asyncio.Future[Message]
+        self, slot: Slot, header: RequestHeader, frame: memoryview, decoded: asyncio.Future[Message]
     ) -> None:
         self._waiting.discard(decoded)
-        self._frames_bytes -= frame_bytes
-        self._exclusive = False
-        if not decoded.cancelled() and not self._ended:
-            try:
-                self._decoded(slot, header, frame_bytes, decoded.result())
-            except SiltstoneError as error:
-                return self._protocol_error(error)
-            self._pump_soon()
-        return None
+        if decoded.cancelled() or self._ended:
+            self._frames_bytes -= len(frame)
+            return None
+        try:
+            self._decoded = Decoded(slot, header, frame, decoded.result())
+        except SiltstoneError as error:
+            return self._protocol_error(error)
+        return self._pump_soon()
 
-    def _decoded(self, slot: Slot, header: RequestHeader, frame_bytes: int, request: Message) -> None:
+    def _begin_decoded(self, decoded: Decoded) -> None:
+        """That took a while: rights may have become unknown meanwhile."""
+        now_ms = self._broker.runtime.clock.monotonic_ms()
+        if self._ended or is_held(decoded.frame, self.client, self._gate, self._broker.freshness, now_ms):
+            return
+        self._decoded = None
+        self._frames_bytes -= len(decoded.frame)
+        self._exclusive -= 1
+        self._carry_out(decoded.slot, decoded.header, len(decoded.frame), decoded.request)
+
+    def _carry_out(self, slot: Slot, header: RequestHeader, frame_bytes: int, request: Message) -> None:
         if not self._has_asked:
             self._server.proved(self)
         self.sends_produce = self.sends_produce or header.api_key == PRODUCE
@@ -330,7 +354,8 @@ class Connection(SendingHalf):
         if isinstance(reply, Reply):
             slot.parts, slot.ends = reply.parts, reply.ends
             if self._gate is not None and reply.is_refusal and reply.parts:
-                slot.ends, self._exclusive = "", True
+                slot.ends = ""
+                self._exclusive += 1
                 self._waiting.add(asyncio.ensure_future(self._gate.end_refused(self._end, reply.ends)))
             elif self._gate is not None and self._gate.is_open:
                 self._server.proved(self)
@@ -341,7 +366,7 @@ class Connection(SendingHalf):
     def _proof_settled(self, slot: Slot, reply: asyncio.Future[Reply]) -> None:
         self._waiting.discard(reply)
         if not reply.cancelled():
-            self._exclusive = False
+            self._exclusive -= 1
             self._prove(slot, reply.result())
             self._pump_soon()
 
@@ -362,7 +387,7 @@ class Connection(SendingHalf):
         self, work: Awaitable[T], then: Callable[[asyncio.Future[T]], object], *, pipelined: bool = False
     ) -> None:
         """Unless `pipelined`, no other request begins until `then` says so."""
-        self._exclusive = not pipelined
+        self._exclusive += not pipelined
         waiting = asyncio.ensure_future(work)
         self._waiting.add(waiting)
         waiting.add_done_callback(then)
@@ -398,7 +423,7 @@ class Connection(SendingHalf):
                 context.trace.end(error="connection lost")
             return None
         if not HANDLERS[context.header.api_key].pipelined:
-            self._exclusive = False
+            self._exclusive -= 1
         try:
             self._answer(slot, context, answer.result())
         except DropConnectionError:
@@ -429,7 +454,7 @@ class Connection(SendingHalf):
         self, slot: Slot, context: RequestContext, answer: Message, encoded: asyncio.Future[Sequence[Octets]]
     ) -> None:
         self._waiting.discard(encoded)
-        self._exclusive = False
+        self._exclusive -= 1
         if encoded.cancelled():
             if context.trace is not None:
                 context.trace.end(error="connection lost")

@@ -19,6 +19,7 @@ which producers try again. If a topic was deleted without our knowledge, the com
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -248,7 +249,14 @@ def _take_in_line(
             if (refused := _refusal_of_all(broker, broker.rights(), request)) is not None:
                 accepted.refuse(dict.fromkeys(range(len(accepted.batches)), refused))
             portions, answer = _promised(broker, header, request, response, accepted)
-            await _submit_in_turns(broker, portions, waits=request.acks != 0)
+            submitting = _submit_in_turns(broker, portions, waits=request.acks != 0)
+            try:
+                # Shielded: a request without acks is stored whole, also if its client leaves at once.
+                await (asyncio.shield(submitting) if len(portions) > 1 else submitting)
+            except asyncio.CancelledError:
+                if inspect.iscoroutine(answer):
+                    answer.close()
+                raise
         finally:
             line.leave(place)
         # The write path holds, and counts, the waiting batches.
