@@ -24,7 +24,7 @@ from agents.answers import HeldAnswer, Slot, end_trace
 from agents.connections.owner import ConnectionOwner
 from agents.connections.protocol_errors import reason_of
 from agents.connections.sending import COPIED_BYTES, TURN_BYTES, after, next_parts
-from agents.dispatch import API_VERSIONS, HANDLERS, PRODUCE, Answer
+from agents.dispatch import HANDLERS, PRODUCE, Answer
 from agents.draining import ASKING_APIS, TELLING_APIS, Talk
 from agents.handlers import api_versions
 from agents.handlers.produce import DropConnectionError
@@ -37,7 +37,7 @@ from agents.security.session import Reply
 from runtime.errors import SiltstoneError
 from runtime.logging import LOG_CONTEXT, get_logger, log_context
 from runtime.tracing import CURRENT_SPAN
-from wire.api import UnsupportedVersionError, decode_request, encode_response, read_request_header
+from wire.api import API_VERSIONS, UnsupportedVersionError, decode_request, encode_response, read_request_header
 from wire.errors import MalformedFrameError
 from wire.framing import FrameReader
 from wire.schema import Message, Octets

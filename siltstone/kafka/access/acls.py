@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from security.acls.values import Acl, AclFilter, Operation, PatternType, Permission, ResourceType
-from siltstone.kafka.access.changes import CHANGE_TIMEOUT_MS
+from siltstone.kafka.access.changes import CHANGE_TIMEOUT_MS, remedy_of
 from siltstone.kafka.client import KafkaClient, KafkaError
 from wire.messages.acls import (
     AclCreation,
@@ -21,8 +21,7 @@ from wire.messages.acls import (
 
 REMEDIES: Mapping[str, str] = {
     "SECURITY_DISABLED": "set acl.mode=on (or shadow, to try it) on every agent, then create ACLs",
-    "CLUSTER_AUTHORIZATION_FAILED": "run this as a super user (setting super.users), or as a user that has Describe"
-    " (to list) or Alter (to change) on the cluster",
+    **remedy_of("Describe (to list) or Alter (to change)"),
 }
 
 

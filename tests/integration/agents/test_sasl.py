@@ -184,7 +184,7 @@ async def test_the_connections_of_a_user_who_is_altered_or_deleted_close_and_no_
         ):
             await ann.create_topic(f"t{len(change)}", partitions=1)
             waiting = asyncio.ensure_future(ann.fetch(f"t{len(change)}", 0, 0, max_wait_ms=30_000))
-            await until(lambda: agent.running.metric("requests_total", api="CreateTopics") > 0)
+            await until(lambda: agent.running.agent._parked_readers._waiting)
             # when
             await agent.set_user("ann", change)
             # then the parked fetch ends at once
