@@ -12,13 +12,13 @@ import pytest
 from agents.read.reader import Reader, Reading
 from metadata.contract.leases import LEASE_MS
 from metadata.memory.store import MemoryDatabase, MemoryMetadata
-from runtime.clock import SystemClock
 from runtime.runtime import Runtime
 from security.acls.values import CLUSTER_NAME, AclFilter, Operation, ResourceType
 from siltstone.kafka.access.acls import deletion_of
 from storage.memory import MemoryStore
 from tests.fixtures.acls import allow
 from tests.fixtures.agents import Dial, RawConnection, RunningAgent, StartAgent, records_of
+from tests.fixtures.ahead_clock import AheadClock
 from tests.fixtures.waiting import until
 from wire.error_codes import ErrorCode
 from wire.messages.acls import DeleteAclsResponse
@@ -31,18 +31,6 @@ RIGHTS = [allow(each, "t", to="User:ANONYMOUS") for each in (Operation.READ, Ope
 DELETE_READ = deletion_of([AclFilter(resource_type=ResourceType.TOPIC, resource_name="t", operation=Operation.READ)])
 ALTER_CLUSTER = allow(Operation.ALTER, CLUSTER_NAME, to="User:ANONYMOUS", resource_type=ResourceType.CLUSTER)
 DENIED = ErrorCode.TOPIC_AUTHORIZATION_FAILED
-
-
-class AheadClock(SystemClock):
-    """Goes on by itself while the process does not run: a test says for how long."""
-
-    ahead_ms = 0.0
-
-    def monotonic_ms(self) -> float:
-        return super().monotonic_ms() + self.ahead_ms
-
-    def wall_ms(self) -> int:
-        return super().wall_ms() + int(self.ahead_ms)
 
 
 def produce() -> ProduceRequest:
