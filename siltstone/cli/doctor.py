@@ -12,9 +12,9 @@ from pathlib import Path
 import click
 from rich.text import Text
 
-from metadata.postgres.load_probe import probe_load
-from metadata.postgres.pooler import SharedBackendsError
-from metadata.postgres.probe import probe_postgres
+from metadata.postgres.probes.facts import probe_postgres
+from metadata.postgres.probes.load import probe_load
+from metadata.postgres.probes.pooler import SharedBackendsError
 from runtime.clock import SystemClock
 from runtime.errors import BadInputError, SiltstoneError
 from runtime.ids import SystemIds
