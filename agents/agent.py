@@ -24,7 +24,6 @@ from agents.groups.expiry import OffsetExpiry
 from agents.handlers.config_entries import broker_defaults
 from agents.listeners.listener_tls import TlsOfListeners
 from agents.listeners.listening import Listening
-from agents.listeners.serving import check_served
 from agents.membership import NOTICE_MS, Membership
 from agents.producer_ids import ProducerIds
 from agents.read.path import ReadPath, the_store_itself
@@ -183,7 +182,6 @@ class Agent:
         DuplicateAgentError, OlderProgramsAtWorkError.
         """
         settings = self._settings
-        check_served(settings)
         bound = ExitStack()
         neighbours: socket.socket | None = None
         try:

@@ -64,14 +64,13 @@ from agents.handlers import (
     without_security,
 )
 from security.acls.values import Operation, ResourceType
-from wire.api import RequestHeader
+from wire.api import API_VERSIONS, RequestHeader
 from wire.schema import Message
 
 Answer: TypeAlias = Message | HeldAnswer | None
 Handle: TypeAlias = Callable[[Broker, RequestHeader, Any], Answer | Awaitable[Answer]]
 
 PRODUCE: Final = 0
-API_VERSIONS: Final = 18
 
 
 Needs: TypeAlias = frozenset[tuple[ResourceType, Operation]]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
@@ -48,6 +49,9 @@ class Mechanism(IntEnum):
     @property
     def key_bytes(self) -> int:
         return 32 if self is Mechanism.SCRAM_SHA_256 else 64
+
+
+BY_SASL_NAME: Final[Mapping[str, Mechanism]] = {each.sasl_name: each for each in Mechanism}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

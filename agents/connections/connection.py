@@ -17,14 +17,14 @@ import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from agents.answers import HeldAnswer, Slot, end_trace
-from agents.connections.long_messages import begin_decoding
+from agents.connections.long_messages import Decoded, begin_decoding
 from agents.connections.owner import ConnectionOwner
 from agents.connections.protocol_errors import reason_of
 from agents.connections.sending import SendingHalf
-from agents.dispatch import API_VERSIONS, HANDLERS, PRODUCE, Answer
+from agents.dispatch import HANDLERS, PRODUCE, Answer
 from agents.draining import ASKING_APIS, TELLING_APIS, Talk
 from agents.handlers import api_versions
 from agents.handlers.produce import DropConnectionError
@@ -37,6 +37,7 @@ from runtime.errors import SiltstoneError
 from runtime.logging import LOG_CONTEXT, get_logger, log_context
 from runtime.tracing import CURRENT_SPAN
 from wire.api import (
+    API_VERSIONS,
     RequestHeader,
     UnsupportedVersionError,
     encode_response,
@@ -58,15 +59,6 @@ LARGE_FRAME_BYTES = 16 << 10
 """A connection with a larger partial frame may have to wait."""
 READ_BYTES_WHEN_FULL = 64 << 10
 """Bytes that a connection may still read, once, after the bound over all connections is reached."""
-
-
-class Decoded(NamedTuple):
-    """A long request, whose steps are over."""
-
-    slot: Slot
-    header: RequestHeader
-    frame: memoryview
-    request: Message
 
 
 def _is_produce(frame: memoryview) -> bool:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
+from agents.answers import Slot
 from agents.quotas.throttle import Throttle
 from agents.request_context import RequestContext
 from wire.api import RequestHeader, decode_request, decode_request_in_steps, encode_response_in_steps
@@ -22,6 +23,15 @@ T = TypeVar("T")
 
 SHORT_FRAME_BYTES = 16 << 10
 """An element has at least a byte, so such a frame takes no longer than a step or two."""
+
+
+class Decoded(NamedTuple):
+    """A long request, whose steps are over."""
+
+    slot: Slot
+    header: RequestHeader
+    frame: memoryview
+    request: Message
 
 
 def begin_decoding(header: RequestHeader, frame: memoryview, position: int) -> Message | Steps[Message]:

@@ -9,17 +9,15 @@ is REQUEST_TIMED_OUT: the change is made, and to ask for it again is no error.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from agents.broker import Broker
-from agents.request_context import client_principal
-from agents.security.audit import TOLD_MAX
-from agents.security.refusals import cluster_refusal
+from agents.security.changes import tell_changes
+from agents.security.refusals import check_cluster_right
 from agents.topics.rules import RequestError, code_of
 from agents.yielding import LoopYielder, chunks_with_yields
 from runtime.errors import SiltstoneError
-from runtime.logging import AUDIT_LOG, get_logger
 from security.acls.checks import InvalidAclError, checked_acl, checked_filter
 from security.acls.values import Acl, AclFilter, Operation, PatternType, Permission, ResourceType
 from wire.api import RequestHeader
@@ -44,8 +42,6 @@ NO_AUTHORIZER = "No Authorizer is configured."
 """Kafka's words, which tools and people look for."""
 CHANGED_MAX = 10_000
 """ACLs and filters of one request, as in Kafka (`MAX_RECORDS_PER_USER_OP`)."""
-
-_audit = get_logger(AUDIT_LOG)
 
 
 async def describe(broker: Broker, header: RequestHeader, request: DescribeAclsRequest) -> DescribeAclsResponse:
@@ -84,7 +80,7 @@ async def create(broker: Broker, header: RequestHeader, request: CreateAclsReque
                 result.error_code, result.error_message = ErrorCode.INVALID_REQUEST, str(error)
         if good:
             change_id = await broker.metadata.security.create_acls(list(dict.fromkeys(good)))
-            _tell("ACL created", good)
+            tell_changes(good, lambda acl: ("ACL created", _facts(acl)))
             await broker.taken_in_everywhere(change_id)
     except SiltstoneError as error:
         _fail_the_rest(results, error)
@@ -104,7 +100,8 @@ async def delete(broker: Broker, header: RequestHeader, request: DeleteAclsReque
                 result.error_code, result.error_message = ErrorCode.INVALID_REQUEST, str(error)
         if good:
             change_id, deleted = await broker.metadata.security.delete_acls([wanted for _, wanted in good])
-            _tell("ACL deleted", list(dict.fromkeys(acl for acls in deleted for acl in acls)))
+            gone = list(dict.fromkeys(acl for acls in deleted for acl in acls))
+            tell_changes(gone, lambda acl: ("ACL deleted", _facts(acl)))
             await broker.taken_in_everywhere(change_id)
             for (result, _), acls in zip(good, deleted, strict=True):
                 result.matching_acls = [_deleted(acl) for acl in acls]
@@ -124,9 +121,7 @@ def _check_may(broker: Broker, operation: Operation) -> None:
     """Raises RequestError."""
     if not broker.authorizer.on:
         raise RequestError(ErrorCode.SECURITY_DISABLED, NO_AUTHORIZER)
-    refused = cluster_refusal(broker.rights(), operation)
-    if refused is not None:
-        raise refused
+    check_cluster_right(broker.rights(), operation)
 
 
 def _check_count(count: int) -> None:
@@ -190,19 +185,14 @@ def _known(kind: type[_Word], number: int) -> _Word:
         return kind(0)
 
 
-def _tell(what: str, acls: Sequence[Acl]) -> None:
-    by = client_principal()
-    for acl in acls[:TOLD_MAX]:
-        _audit.info(
-            what,
-            by=by,
-            resource_type=acl.resource_type.name,
-            pattern_type=acl.pattern_type.name,
-            resource=acl.resource_name,
-            principal=acl.principal,
-            host=acl.host,
-            operation=acl.operation.name,
-            permission=acl.permission.name,
-        )
-    if len(acls) > TOLD_MAX:
-        _audit.info(f"{what}: more than are told one by one", by=by, more=len(acls) - TOLD_MAX)
+def _facts(acl: Acl) -> Mapping[str, str]:
+    """For the audit log."""
+    return {
+        "resource_type": acl.resource_type.name,
+        "pattern_type": acl.pattern_type.name,
+        "resource": acl.resource_name,
+        "principal": acl.principal,
+        "host": acl.host,
+        "operation": acl.operation.name,
+        "permission": acl.permission.name,
+    }

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from agents.broker import Broker
-from agents.request_context import client_principal
-from agents.security.audit import TOLD_MAX
-from agents.security.refusals import cluster_refusal
+from agents.security.changes import tell_changes
+from agents.security.refusals import check_cluster_right
 from agents.topics.rules import RequestError, code_of
 from agents.yielding import LoopYielder
 from runtime.errors import BadInputError, SiltstoneError
-from runtime.logging import AUDIT_LOG, get_logger
 from security.acls.values import Operation
 from security.quotas.checks import QuotaError, check_value, entity_of, entity_type_of, key_of
 from security.quotas.filters import Component, EntityType, MatchType, matches, part_of
@@ -34,15 +32,12 @@ from wire.messages.describe_client_quotas import (
     ValueData,
 )
 
-_audit = get_logger(AUDIT_LOG)
-
 
 async def describe(
     broker: Broker, header: RequestHeader, request: DescribeClientQuotasRequest
 ) -> DescribeClientQuotasResponse:
     try:
-        if (refused := cluster_refusal(broker.rights(), Operation.DESCRIBE_CONFIGS)) is not None:
-            raise refused
+        check_cluster_right(broker.rights(), Operation.DESCRIBE_CONFIGS)
         components = _components(request)
         await broker.follower.catch_up()
     except SiltstoneError as error:
@@ -97,8 +92,7 @@ async def alter(broker: Broker, header: RequestHeader, request: AlterClientQuota
     changes: dict[QuotaEntity, Mapping[str, float | None]] = {}
     good: list[AlteredEntryData] = []
     try:
-        if (refused := cluster_refusal(broker.rights(), Operation.ALTER_CONFIGS)) is not None:
-            raise refused
+        check_cluster_right(broker.rights(), Operation.ALTER_CONFIGS)
         async for asked in LoopYielder().through(request.entries):
             entry = AlteredEntryData(entity=_same(asked), error_message=None)
             entries.append(entry)
@@ -112,8 +106,7 @@ async def alter(broker: Broker, header: RequestHeader, request: AlterClientQuota
                 entry.error_code, entry.error_message = ErrorCode.INVALID_REQUEST, str(error)
         if changes and not request.validate_only:
             change_id = await broker.metadata.security.alter_quotas(changes)
-            for entity, values in list(changes.items())[:TOLD_MAX]:
-                _audit.info("quotas altered", by=client_principal(), **_facts(entity, values), of=len(changes))
+            tell_changes(list(changes.items()), lambda change: ("quotas altered", _facts(*change)))
             await broker.taken_in_everywhere(change_id)
     except SiltstoneError as error:
         for entry in good if entries else (entries := [_refused(asked) for asked in request.entries]):

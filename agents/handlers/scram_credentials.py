@@ -5,18 +5,17 @@ A change is answered as one of ACLs is (`acls.py`): when every agent that lives 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from agents.broker import Broker
-from agents.request_context import client_principal, current_request
+from agents.request_context import current_request
 from agents.security import credentials
-from agents.security.audit import TOLD_MAX
-from agents.security.refusals import cluster_refusal
+from agents.security.changes import tell_changes
+from agents.security.refusals import check_cluster_right
 from agents.topics.rules import code_of
 from agents.yielding import LoopYielder
 from metadata.security.contract import UserChange
 from runtime.errors import SiltstoneError
-from runtime.logging import AUDIT_LOG, get_logger
 from runtime.settings.listeners import listeners_of
 from security.acls.values import Operation
 from wire.api import RequestHeader
@@ -28,15 +27,12 @@ from wire.messages.scram_credentials import (
     DescribeUserScramCredentialsResponse,
 )
 
-_audit = get_logger(AUDIT_LOG)
-
 
 async def describe(
     broker: Broker, header: RequestHeader, request: DescribeUserScramCredentialsRequest
 ) -> DescribeUserScramCredentialsResponse:
     try:
-        if (refused := cluster_refusal(broker.rights(), Operation.DESCRIBE)) is not None:
-            raise refused
+        check_cluster_right(broker.rights(), Operation.DESCRIBE)
         await broker.follower.catch_up()
     except SiltstoneError as error:
         return DescribeUserScramCredentialsResponse(error_code=code_of(error), error_message=str(error))
@@ -48,21 +44,12 @@ async def alter(
 ) -> AlterUserScramCredentialsResponse:
     async def carry_out(changes: Sequence[UserChange]) -> None:
         change_id = await broker.metadata.security.alter_users(changes)
-        for change in changes[:TOLD_MAX]:
-            what = "user's credential removed" if change.credential is None else "user's credential set"
-            _audit.info(
-                what,
-                by=client_principal(),
-                user=change.name,
-                mechanism=change.mechanism.sasl_name,
-                of=len(changes),
-            )
+        tell_changes(changes, _told)
         await broker.taken_in_everywhere(change_id)
 
     asking = current_request()
     try:
-        if (refused := cluster_refusal(broker.rights(), Operation.ALTER)) is not None:
-            raise refused
+        check_cluster_right(broker.rights(), Operation.ALTER)
         await broker.follower.catch_up()
         return await credentials.alter(
             broker.security.users,
@@ -78,3 +65,9 @@ async def alter(
                 async for name in LoopYielder().through(list(names))
             ]
         )
+
+
+def _told(change: UserChange) -> tuple[str, Mapping[str, str]]:
+    """For the audit log."""
+    event = "user's credential removed" if change.credential is None else "user's credential set"
+    return event, {"user": change.name, "mechanism": change.mechanism.sasl_name}

@@ -1,10 +1,10 @@
 """Which connections may come, and which must go for others. Pure.
 
-A connection is *unproved* until its client has shown that it speaks our protocol: today by its first request that can
-be decoded. Whoever knows of better proof calls `proved` then. Places are scarce, so the unproved live on a short lease:
-they have `preauth.timeout.ms`, and there are few places for them: for a newcomer goes the oldest one of the address
-that has most of them. A client that talks at once therefore gets in, however many others are silent; and one that needs
-several round trips to prove itself is not put out by a flood from another address.
+A connection is *unproved* until its client has proved who it is or, where a listener asks nobody for that, has sent a
+request that can be decoded. Places are scarce, so the unproved live on a short lease: they have `preauth.timeout.ms`,
+and there are few places for them: for a newcomer goes the oldest one of the address that has most of them. A client
+that talks at once therefore gets in, however many others are silent; and one that needs several round trips to prove
+itself is not put out by a flood from another address.
 
 While no address has its share of the places, none is greedy, and the oldest of all goes. Otherwise many addresses with
 a few silent connections each would make all clients behind one address put out one another.

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from runtime.errors import SiltstoneError
+from security.acls.checks import canonical_host
 
 SIGNATURE: Final = b"\r\n\r\n\x00\r\nQUIT\n"
 HEADER_BYTES_MAX: Final = 4_096
@@ -43,7 +44,7 @@ class TrustedProxies:
         if not self.networks:
             return False
         try:
-            address = ipaddress.ip_address(_unmapped(host.partition("%")[0]))
+            address = ipaddress.ip_address(canonical_host(host.partition("%")[0]))
         except ValueError:
             return False
         return any(address in network for network in self.networks)
@@ -95,7 +96,7 @@ class ProxyHeaderReader:
             raise ProxyProtocolError(f"a PROXY header of {size} bytes has no room for its addresses")
         source = arrived[_START_BYTES : _START_BYTES + address_bytes]
         (port,) = struct.unpack_from(">H", arrived, _START_BYTES + 2 * address_bytes)
-        return ProxyHeader(_unmapped(str(ipaddress.ip_address(source))), port, rest)
+        return ProxyHeader(canonical_host(str(ipaddress.ip_address(source))), port, rest)
 
 
 def _no_header(start: bytes) -> ProxyProtocolError:
@@ -107,10 +108,3 @@ def _no_header(start: bytes) -> ProxyProtocolError:
         f"no PROXY header from an address that must send one; it begins with {start!r}",
         remedy="turn the PROXY protocol (version 2) on at the load balancer, or take its address out of the setting",
     )
-
-
-def _unmapped(host: str) -> str:
-    """An IPv4 address is written as such, also where it came in IPv6's clothes: ACLs compare the text."""
-    address = ipaddress.ip_address(host)
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return str(mapped or address)

@@ -23,8 +23,6 @@ from security.acls.values import Operation, ResourceType
 
 WINDOW_MS = 10_000.0
 KINDS_MAX = 1_000
-TOLD_MAX = 50
-"""Parts of one change that are told one by one: ACLs, users, entities of quotas."""
 NAME_CHARACTERS = 200
 """A name in a line is cut here: a client may ask about any text."""
 

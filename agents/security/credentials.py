@@ -5,7 +5,6 @@ A user may stand in a request once, whatever the mechanism. What is wrong with o
 
 from __future__ import annotations
 
-import ipaddress
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,8 +13,10 @@ from typing import Final
 from agents.request_context import ClientConnection
 from agents.yielding import LoopYielder
 from metadata.security.contract import UserChange
+from runtime.settings.addresses import is_loopback
 from runtime.settings.listeners import ListenerSettings
-from security.scram import NAME_BYTES_MAX, CredentialError, Mechanism, ScramCredential, credential_of_salted
+from security.acls.checks import canonical_host
+from security.scram import CredentialError, Mechanism, ScramCredential, check_name, credential_of_salted
 from wire.error_codes import ErrorCode
 from wire.messages.scram_credentials import (
     AlterUserScramCredentialsRequest,
@@ -106,9 +107,10 @@ class Alterations:
 def _mechanism(name: str, number: int) -> Mechanism | _Refusal:
     if not name:
         return _Refusal(ErrorCode.UNACCEPTABLE_CREDENTIAL, "Username must not be empty")
-    if len(name.encode()) > NAME_BYTES_MAX or "\0" in name:
-        said = f"a user's name has at most {NAME_BYTES_MAX:,} bytes, and no NUL"
-        return _Refusal(ErrorCode.UNACCEPTABLE_CREDENTIAL, said)
+    try:
+        check_name(name)
+    except CredentialError as error:
+        return _Refusal(ErrorCode.UNACCEPTABLE_CREDENTIAL, str(error))
     try:
         return Mechanism(number)
     except ValueError:
@@ -172,9 +174,4 @@ def is_private(client: ClientConnection, listeners: Sequence[ListenerSettings]) 
     """Nobody can read along: the client's listener encrypts, or the client is on this machine."""
     if any(each.encrypts for each in listeners if each.name == client.listener):
         return True
-    try:
-        address = ipaddress.ip_address(client.host)
-    except ValueError:
-        return False
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return (mapped or address).is_loopback
+    return is_loopback(canonical_host(client.host))

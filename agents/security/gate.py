@@ -16,19 +16,11 @@ from typing import Protocol
 from agents.request_context import ClientConnection
 from agents.security.freshness import Freshness
 from agents.security.passwords import PasswordChecks
-from agents.security.session import (
-    API_VERSIONS,
-    OAUTHBEARER,
-    Cause,
-    CheckPassword,
-    CheckToken,
-    KnownUsers,
-    Reply,
-    Session,
-)
+from agents.security.session import OAUTHBEARER, Cause, CheckPassword, CheckToken, KnownUsers, Reply, Session
 from runtime.errors import BadInputError
 from runtime.logging import get_logger, log_context
 from runtime.runtime import Runtime
+from wire.api import API_VERSIONS
 
 _log = get_logger(__name__)
 SHOWN_NAME_CHARS = 64

@@ -23,8 +23,15 @@ from runtime.errors import SiltstoneError
 from security.sasl import plain
 from security.sasl.errors import AuthenticationFailedError
 from security.sasl.scram_server import NOBODY, ScramServer
-from security.scram import Mechanism, ScramCredential, is_same, stand_in
-from wire.api import RequestHeader, UnsupportedVersionError, decode_request, encode_response, read_request_header
+from security.scram import BY_SASL_NAME, Mechanism, ScramCredential, is_same, stand_in
+from wire.api import (
+    API_VERSIONS,
+    RequestHeader,
+    UnsupportedVersionError,
+    decode_request,
+    encode_response,
+    read_request_header,
+)
 from wire.error_codes import ErrorCode
 from wire.messages.api_versions import ApiVersionsRequest
 from wire.messages.sasl import (
@@ -36,12 +43,9 @@ from wire.messages.sasl import (
 from wire.schema import Message, Octets
 
 SASL_HANDSHAKE: Final = 17
-API_VERSIONS: Final = 18
 SASL_AUTHENTICATE: Final = 36
 PLAIN: Final = "PLAIN"
 OAUTHBEARER: Final = "OAUTHBEARER"
-SCRAM: Final[Mapping[str, Mechanism]] = {each.sasl_name: each for each in Mechanism}
-MECHANISMS: Final = (*SCRAM, PLAIN, OAUTHBEARER)
 
 REFUSED: Final = "Authentication failed: invalid credentials"
 API_VERSIONS_MAX: Final = 4
@@ -281,9 +285,9 @@ class Session:
         self._state = _State.TOKEN
         if self.user and asked != self.mechanism:
             self._state = _State.REFUSING
-        elif asked in SCRAM:
+        elif asked in BY_SASL_NAME:
             self._scram = ScramServer(
-                SCRAM[asked],
+                BY_SASL_NAME[asked],
                 self._known.users,
                 cluster_secret=self._known.cluster_secret,
                 server_nonce=self._nonce(),

@@ -129,7 +129,7 @@ class StrayOffset(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupsView:
-    """All groups at one instant, as the invariants read them (`metadata/rules/invariants_groups.py`)."""
+    """All groups at one instant, as the invariants read them (`metadata/rules/invariants/groups.py`)."""
 
     groups: Sequence[tuple[GroupSummary, GroupRecord]]
     """By group id."""

@@ -37,7 +37,7 @@ from metadata.postgres.driver import (
     open_connection,
 )
 from metadata.postgres.history import SYSTEM_IDENTIFIER, TIMELINE
-from metadata.postgres.pooler import find_pooler
+from metadata.postgres.probes.pooler import find_pooler
 from metadata.postgres.tables import SCHEMA_REVISION
 from runtime.errors import BadInputError, BugError
 from runtime.passwords import HOW_TO_WRITE, UNREADABLE, place_in, scheme_in

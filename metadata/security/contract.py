@@ -99,7 +99,7 @@ class SecurityMetadata(Protocol):
     async def exchange_demands(self, lease: WriterLease, demands: Mapping[int, float]) -> Sequence[Mapping[int, float]]:
         """Report what clients ask of this agent, in place of its last report, and read the reports of the others.
 
-        By number of the share (`security/quotas/sharing.py`), DEMANDS_MAX at most. One mapping for each other agent
+        By number of the share (`security/quotas/sharing.py`), REPORTED_MAX at most. One mapping for each other agent
         with a running lease, draining ones too, by writer id; empty if it has reported nothing under this lease, or
         nothing for as long as a lease. Agents of programs that do not report are left out. With a lease that ended
         nothing is reported, which is no error.

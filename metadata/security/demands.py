@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from typing import Final
 
 from runtime.errors import BugError
+from security.quotas.sharing import REPORTED_MAX
 
-DEMANDS_MAX: Final = 1_000
 FORGOTTEN_AFTER_MS: Final = 600_000
 """A report that counts no more is deleted so much later, by the report of another agent."""
 _ENTRY: Final = struct.Struct("<qf")
 
 
 def encode_demands(demands: Mapping[int, float]) -> bytes:
-    if len(demands) > DEMANDS_MAX:
-        raise BugError(f"a report of {len(demands)} demands is longer than {DEMANDS_MAX}")
+    if len(demands) > REPORTED_MAX:
+        raise BugError(f"a report of {len(demands)} demands is longer than {REPORTED_MAX}")
     return b"".join(_ENTRY.pack(number, demand) for number, demand in sorted(demands.items()))
 
 

@@ -22,7 +22,6 @@ from security.acls.values import ANY_USER, WILDCARD, Acl, Operation, PatternType
 
 Held: TypeAlias = int
 """The verdicts of the ACLs that fit a client and a resource, for every operation."""
-NOTHING: Final[Held] = 0
 
 _DENIED = 16
 """Denials stand this many bits above what is allowed."""

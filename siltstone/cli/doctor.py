@@ -13,9 +13,9 @@ import click
 from rich.text import Text
 
 from agents.listeners.listener_tls import tls_settings_of
-from metadata.postgres.load_probe import probe_load
-from metadata.postgres.pooler import SharedBackendsError
-from metadata.postgres.probe import probe_postgres
+from metadata.postgres.probes.facts import probe_postgres
+from metadata.postgres.probes.load import probe_load
+from metadata.postgres.probes.pooler import SharedBackendsError
 from runtime.clock import SystemClock
 from runtime.errors import BadInputError, SiltstoneError
 from runtime.ids import SystemIds

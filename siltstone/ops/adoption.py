@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from metadata.contract.store import MetadataStore
 from metadata.rules.history import History
-from metadata.rules.invariants_leveled import Allowances
+from metadata.rules.invariants.leveled import Allowances
 from runtime.settings.table import Settings
 from siltstone.ops.fsck import Finding, all_files
 from storage.keys import LEVEL_PREFIXES, BadKeyError, parse_file_key

@@ -1,7 +1,7 @@
 """The judgement of `siltstone doctor` about the facts: one `Check` per question. Pure.
 
 FAIL: Siltstone cannot run here, or could lose acknowledged records. WARN: something will cause trouble later.
-Facts come from `metadata/postgres/probe.py` and `storage/probe.py`.
+Facts come from `metadata/postgres/probes/facts.py` and `storage/probe.py`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from metadata.postgres.pooler import Pooler
-from metadata.postgres.probe import PostgresFacts
+from metadata.postgres.probes.facts import PostgresFacts
+from metadata.postgres.probes.pooler import Pooler
 from runtime.text import plural
 from siltstone.ops.producers import Producer, advice_for, round_text
 from storage.probe import REMEDY, ProbeResult

@@ -24,7 +24,7 @@ from metadata.contract.files import FileInfo, FileState
 from metadata.contract.leveled import LeveledExtent
 from metadata.contract.operators import SystemView
 from metadata.contract.store import MetadataStore
-from metadata.rules.invariants import (
+from metadata.rules.invariants.all_levels import (
     LiveExtent,
     Violation,
     check_file_1,
@@ -37,8 +37,8 @@ from metadata.rules.invariants import (
     check_prod_1_bytes,
     live_extents,
 )
-from metadata.rules.invariants_groups import check_grp_1, check_grp_2, check_grp_3
-from metadata.rules.invariants_leveled import (
+from metadata.rules.invariants.groups import check_grp_1, check_grp_2, check_grp_3
+from metadata.rules.invariants.leveled import (
     Allowances,
     check_file_2,
     check_file_3,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtime.errors import BadInputError
-from siltstone.kafka.groups import Committed, GroupDescription, Member
+from siltstone.kafka.groups.admin import Committed, GroupDescription, Member
 from siltstone.kafka.records import TopicPartition
 
 BAR_CELLS = 16

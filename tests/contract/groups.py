@@ -18,7 +18,7 @@ from metadata.contract.groups import (
 )
 from metadata.contract.leases import AgentAddress, WriterLease
 from metadata.contract.store import MetadataStore
-from metadata.rules.invariants_groups import check_grp_1, check_grp_2, check_grp_3
+from metadata.rules.invariants.groups import check_grp_1, check_grp_2, check_grp_3
 
 NOWHERE = uuid.UUID(int=1)
 """A topic id that no topic has."""

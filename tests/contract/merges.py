@@ -18,8 +18,8 @@ from metadata.contract.jobs import (
 from metadata.contract.leases import WriterLease
 from metadata.contract.leveled import FileClass, LeveledExtent
 from metadata.contract.store import MetadataStore
-from metadata.rules.invariants import check_log_1, check_log_2, check_log_3, live_extents
-from metadata.rules.invariants_leveled import check_file_3, check_merge_1, check_sum_1
+from metadata.rules.invariants.all_levels import check_log_1, check_log_2, check_log_3, live_extents
+from metadata.rules.invariants.leveled import check_file_3, check_merge_1, check_sum_1
 from metadata.rules.packed_index import iter_index
 from tests.contract.metadata_worlds import World, Writer, batch
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from metadata.contract.leases import AgentAddress, WriterLease
-from metadata.security.demands import DEMANDS_MAX
 from runtime.errors import BugError
+from security.quotas.sharing import REPORTED_MAX
 from tests.contract.metadata_worlds import World
 
 
@@ -64,9 +64,9 @@ async def test_the_longest_report_comes_back_as_it_was_and_a_longer_one_is_no_re
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     chance = random.Random(seed)
-    demands = {chance.randrange(-(2**63), 2**63): chance.randrange(1, 65) / 64 for _ in range(DEMANDS_MAX)}
+    demands = {chance.randrange(-(2**63), 2**63): chance.randrange(1, 65) / 64 for _ in range(REPORTED_MAX)}
     await exchanged(world, one, demands)
     assert await exchanged(world, two) == [demands]
     with pytest.raises(BugError, match="longer than 1000"):
-        await exchanged(world, one, dict.fromkeys(range(DEMANDS_MAX + 1), 1.0))
+        await exchanged(world, one, dict.fromkeys(range(REPORTED_MAX + 1), 1.0))
     assert await exchanged(world, two) == [demands]

@@ -14,7 +14,7 @@ import pytest
 from metadata.contract.agents import each_live_file
 from metadata.contract.files import FileState
 from metadata.contract.l0_commit import Committed
-from metadata.rules.invariants import check_log_1, check_log_3, check_prod_1, live_extents
+from metadata.rules.invariants.all_levels import check_log_1, check_log_3, check_prod_1, live_extents
 from metadata.rules.object_keys import key_too_old
 from metadata.rules.packed_index import IndexRow
 from metadata.rules.refusals import commit_fenced, commit_refused, key_aborted, other_epoch, seq_used

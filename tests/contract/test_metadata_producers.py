@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 
-from metadata.rules.invariants import check_prod_1
+from metadata.rules.invariants.all_levels import check_prod_1
 from tests.contract.metadata_worlds import (
     DAY_MS,
     World,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from metadata.contract.agents import each_live_file
 from metadata.memory.store import MemoryMetadata
-from metadata.rules import invariants
+from metadata.rules.invariants import all_levels as invariants
 from storage.objects import ObjectNotFoundError, ObjectStat
 from tests.simulation.book import Book, TopicPartition
 from tests.simulation.stores import Stores
@@ -51,7 +51,7 @@ class _Objects:
 
 
 async def check_invariants(server: MemoryMetadata, store: Stores) -> list[str]:
-    """The invariants of `metadata/rules/invariants.py`, on the present state."""
+    """The invariants of `metadata/rules/invariants/all_levels.py`, on the present state."""
     objects = _Objects(store)
     files = [file async for file in _all_files(server)]
     states = await server.agents.producer_states()

@@ -152,6 +152,8 @@ class Faults:
         self.rng = rng
         self.counts: Counter[Kind] = Counter()
         self.are_over = False
+        self.are_held_back = False
+        """No other fault strikes, for the sake of a rare one."""
         self._rates = {
             fault: self.rng.random() * highest
             for fault, (likely, highest) in _RATES.items()
@@ -161,7 +163,7 @@ class Faults:
 
     def strikes(self, fault: Fault, weight: float = 1.0) -> bool:
         rate = self._rates.get(fault)
-        if rate is None or self.are_over or self.rng.random() >= rate * weight:
+        if rate is None or self.are_over or self.are_held_back or self.rng.random() >= rate * weight:
             return False
         self.counts[fault] += 1
         return True

@@ -53,8 +53,8 @@ class Nemesis:
             await asyncio.sleep(faults.between(50, 900) / 1000)
             if faults.are_over:
                 return
-            way = faults.rng.choice(self._ways)
-            way()
+            if not faults.are_held_back:
+                faults.rng.choice(self._ways)()
 
     def _seat(self) -> Seat:
         return self._world.faults.rng.choice(self._world.seats)

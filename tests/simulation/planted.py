@@ -329,5 +329,6 @@ PLANTED: Mapping[str, Plant] = {
         planted_access.answers_before_others_know,
         planted_access.judges_a_parked_fetch_once,
         planted_access.keeps_rights_over_a_change,
+        planted_access.judges_without_a_lease,
     )
 }

@@ -8,6 +8,7 @@ from typing import Any
 from unittest.mock import patch
 
 from agents.broker import Broker
+from agents.security.freshness import Freshness
 from agents.security.rights import JudgedRights
 
 
@@ -41,4 +42,11 @@ def keeps_rights_over_a_change() -> Iterator[None]:
         return self._matcher is matcher and self._principal == principal
 
     with patch.object(JudgedRights, "by", by):
+        yield
+
+
+@contextmanager
+def judges_without_a_lease() -> Iterator[None]:
+    """An agent goes on to judge by what it knew when its lease ran out, and changes did not wait for it."""
+    with patch.object(Freshness, "is_fresh", lambda *_: True):
         yield

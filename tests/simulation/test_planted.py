@@ -10,7 +10,7 @@ from tests.simulation.planted import PLANTED
 from tests.simulation.world import has_kinds, run_seed
 
 SEEDS_MAX = 256
-FIRST_SEED = {"fences-nobody": 256}
+FIRST_SEED = {"fences-nobody": 256, "judges-without-a-lease": 500}
 """The first seed of a bug that few seeds show; another order of callbacks may ask for another one. Else 0."""
 OF_THE_SEAL_RULE = {name for name, plant in PLANTED.items() if plant.__module__ == planted_seals.__name__}
 """Only producers that wait and trickles can show these."""

@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 import jwt
 
 from security.sasl.errors import AuthenticationFailedError
-from security.scram import NAME_BYTES_MAX
+from security.scram import CredentialError, check_name
 
 ALGORITHMS: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512")
 SKEW_S: Final = 30
@@ -133,6 +133,10 @@ def _time(claims: Mapping[str, Any], name: str) -> float | None:
 
 def _user(claims: Mapping[str, Any], name: str) -> str:
     user = claims.get(name)
-    if not isinstance(user, str) or not 0 < len(user.encode(errors="replace")) <= NAME_BYTES_MAX:
-        raise AuthenticationFailedError(f"the token's claim {name} names no user")
-    return user
+    try:
+        if isinstance(user, str):
+            check_name(user)
+            return user
+    except CredentialError:
+        pass
+    raise AuthenticationFailedError(f"the token's claim {name} names no user")

@@ -54,7 +54,7 @@ class AclWords:
     """The options of the command line."""
 
     principals: Sequence[str] = ()
-    """The permission of a filter: allow or deny."""
+    """Of a filter alone: whom the ACLs are about, whether they allow or deny."""
     allow_principals: Sequence[str]
     deny_principals: Sequence[str]
     allow_hosts: Sequence[str]

@@ -15,10 +15,9 @@ from typing import Any, cast
 
 from metadata.security.contract import UserChange
 from runtime.errors import BadInputError, SiltstoneError
-from security.scram import Mechanism, ScramCredential, check_credential, check_name
+from security.scram import BY_SASL_NAME, Mechanism, ScramCredential, check_credential, check_name
 
 Users = Mapping[str, Mapping[Mechanism, ScramCredential]]
-MECHANISMS = {each.sasl_name: each for each in Mechanism}
 _FIELDS = {"user", "mechanism", "iterations", "salt", "stored_key", "server_key"}
 
 
@@ -93,7 +92,7 @@ def _change(value: Any) -> UserChange:
     fields = cast(Mapping[str, Any], value)
     if set(fields) != _FIELDS:
         raise ValueError
-    name, mechanism, iterations = fields["user"], MECHANISMS[fields["mechanism"]], fields["iterations"]
+    name, mechanism, iterations = fields["user"], BY_SASL_NAME[fields["mechanism"]], fields["iterations"]
     if not isinstance(name, str) or type(iterations) is not int:
         raise TypeError
     credential = ScramCredential(

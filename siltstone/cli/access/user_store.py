@@ -122,14 +122,12 @@ async def opened_security(data: Path | None, config: Path | None) -> AsyncGenera
             )
         data = default_data()
     # On stderr: it is no part of what was asked for.
-    if data is not None:
-        say(f"users of the Postgres in {data}", err=True)
-    elif settings.metadata_url:
-        say(f"users of the Postgres at {place_in(settings.metadata_url)}", err=True)
     if data is None:
+        say(f"users of the Postgres at {place_in(settings.metadata_url)}", err=True)
         async with opened_metadata(settings.metadata_url) as metadata:
             yield metadata.security
         return
+    say(f"users of the Postgres in {data}", err=True)
     with attach(data) as attached:
         async with opened_metadata(attached.metadata_url) as metadata:
             yield metadata.security

@@ -13,6 +13,7 @@ from runtime.errors import BadInputError
 from runtime.ids import SystemIds
 from runtime.text import plural
 from security.scram import (
+    BY_SASL_NAME,
     ITERATIONS_DEFAULT,
     ITERATIONS_MAX,
     ITERATIONS_MIN,
@@ -22,7 +23,7 @@ from security.scram import (
     is_same,
 )
 from siltstone.cli.access.passwords import password_option, read_password
-from siltstone.cli.access.user_file import MECHANISMS, Users, changes_of, lines_of, read_text, write_new
+from siltstone.cli.access.user_file import Users, changes_of, lines_of, read_text, write_new
 from siltstone.cli.access.user_store import NewPassword, UserStore, Way, opened_security, opened_users, way_options
 from siltstone.cli.access.user_words import check_is_no_principal
 from siltstone.cli.groups.asking import confirm
@@ -47,7 +48,7 @@ def _mechanism_option(help_text: str) -> Callable[[Command], Command]:
         "--mechanism",
         "mechanisms",
         multiple=True,
-        type=click.Choice(list(MECHANISMS), case_sensitive=False),
+        type=click.Choice(list(BY_SASL_NAME), case_sensitive=False),
         help=help_text,
     )
 
@@ -151,8 +152,8 @@ async def _set(store: UserStore, name: str, password: str, mechanisms: Sequence[
     await store.set_passwords(
         name,
         [
-            NewPassword(mechanism=MECHANISMS[each], password=password, salt=_salt(ids), iterations=iterations)
-            for each in dict.fromkeys(mechanisms or MECHANISMS)
+            NewPassword(mechanism=BY_SASL_NAME[each], password=password, salt=_salt(ids), iterations=iterations)
+            for each in dict.fromkeys(mechanisms or BY_SASL_NAME)
         ],
     )
 
@@ -204,7 +205,7 @@ def delete(name: str, mechanisms: Sequence[str], yes: bool, way: Way) -> None:
     async def work() -> None:
         async with opened_users(way) as store:
             there = await _check_exists(store, name, f"delete user {name!r}")
-            wanted = [MECHANISMS[each] for each in mechanisms] or there
+            wanted = [BY_SASL_NAME[each] for each in mechanisms] or there
             missing = [each.sasl_name for each in wanted if each not in there]
             if missing:
                 raise NoSuchUserError(f"user {name!r} has no {', '.join(missing)}; nothing was changed")

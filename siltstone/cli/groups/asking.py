@@ -12,7 +12,7 @@ import click
 from runtime.text import printable
 from siltstone.cli.options.usage import WrongUsageError
 from siltstone.kafka.client import EARLIEST, LATEST, KafkaClient, KafkaError, connected
-from siltstone.kafka.groups import all_groups
+from siltstone.kafka.groups.admin import all_groups
 from siltstone.kafka.records import TopicPartition, offsets_at
 from siltstone.ops.group_report import LogEnds
 from siltstone.ops.hint_options import HintOptions

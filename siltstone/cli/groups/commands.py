@@ -15,7 +15,7 @@ from siltstone.cli.groups.asking import confirm, group_hints, log_ends, partitio
 from siltstone.cli.groups.offsets import delete_offsets_command, reset_command
 from siltstone.cli.options.agent_options import agent_options, given_agents
 from siltstone.kafka.client import KafkaError, connected
-from siltstone.kafka.groups import GroupClient, GroupDescription, all_groups
+from siltstone.kafka.groups.admin import GroupClient, GroupDescription, all_groups
 from siltstone.ops.group_report import (
     LAG_COLUMNS,
     PartitionLag,

@@ -16,7 +16,7 @@ from siltstone.cli.options.agent_options import agent_options, given_agents, nam
 from siltstone.cli.options.usage import WrongUsageError, as_usage
 from siltstone.kafka.client import KafkaClient, KafkaError, connected
 from siltstone.kafka.consuming import partitions_of
-from siltstone.kafka.groups import Committed, GroupClient, GroupDescription, all_groups
+from siltstone.kafka.groups.admin import Committed, GroupClient, GroupDescription, all_groups
 from siltstone.kafka.offset_spec import parse_partitions, parse_time
 from siltstone.kafka.records import TopicPartition, offsets_at
 from siltstone.ops.group_report import RESET_COLUMNS, LogEnds, Reset, reset_cells, reset_json, resets, shifted

@@ -21,9 +21,9 @@ from siltstone.cli.options.usage import as_usage
 from siltstone.cli.records.get import read_key
 from siltstone.kafka.client import KafkaClient
 from siltstone.kafka.consuming import Reach, partitions_of, reaches, read
-from siltstone.kafka.consuming_in_group import GroupReader
-from siltstone.kafka.groups import GroupClient
-from siltstone.kafka.member import GroupMember
+from siltstone.kafka.groups.admin import GroupClient
+from siltstone.kafka.groups.consuming import GroupReader
+from siltstone.kafka.groups.member import GroupMember
 from siltstone.kafka.offset_spec import Anchor, OffsetRange, parse_offsets, parse_partitions
 from siltstone.kafka.partitioner import partition_of_key
 from siltstone.kafka.record_format import VALUE_LINES, OutputRecord, json_record, parse_format, readable, render

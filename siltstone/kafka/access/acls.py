@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from security.acls.values import Acl, AclFilter, Operation, PatternType, Permission, ResourceType
-from siltstone.kafka.access.changes import CHANGE_TIMEOUT_MS
+from siltstone.kafka.access.changes import CHANGE_TIMEOUT_MS, remedy_of
 from siltstone.kafka.client import KafkaClient, KafkaError
 from wire.messages.acls import (
     AclCreation,
@@ -21,23 +21,13 @@ from wire.messages.acls import (
 
 REMEDIES: Mapping[str, str] = {
     "SECURITY_DISABLED": "set acl.mode=on (or shadow, to try it) on every agent, then create ACLs",
-    "CLUSTER_AUTHORIZATION_FAILED": "run this as a super user (setting super.users), or as a user that has Describe"
-    " (to list) or Alter (to change) on the cluster",
+    **remedy_of("Describe (to list) or Alter (to change)"),
 }
 
 
 async def describe_acls(client: KafkaClient, wanted: AclFilter) -> Sequence[Acl]:
     """The ACLs that match, sorted. Raises KafkaError."""
-    request = DescribeAclsRequest(
-        resource_type_filter=wanted.resource_type,
-        resource_name_filter=wanted.resource_name,
-        pattern_type_filter=wanted.pattern_type,
-        principal_filter=wanted.principal,
-        host_filter=wanted.host,
-        operation=wanted.operation,
-        permission_type=wanted.permission,
-    )
-    answer = await client.call(request, DescribeAclsResponse)
+    answer = await client.call(description_of(wanted), DescribeAclsResponse)
     if answer.error_code:
         raise KafkaError(answer.error_code, "list ACLs", answer.error_message, remedies=REMEDIES)
     found = [
@@ -58,20 +48,7 @@ async def describe_acls(client: KafkaClient, wanted: AclFilter) -> Sequence[Acl]
 
 async def create_acls(client: KafkaClient, acls: Sequence[Acl]) -> None:
     """Raises KafkaError of the first that was refused. Others may have been created."""
-    creations = [
-        AclCreation(
-            resource_type=acl.resource_type,
-            resource_name=acl.resource_name,
-            resource_pattern_type=acl.pattern_type,
-            principal=acl.principal,
-            host=acl.host,
-            operation=acl.operation,
-            permission_type=acl.permission,
-        )
-        for acl in acls
-    ]
-    request = CreateAclsRequest(creations=creations)
-    answer = await client.call(request, CreateAclsResponse, timeout_ms=CHANGE_TIMEOUT_MS)
+    answer = await client.call(creation_of(acls), CreateAclsResponse, timeout_ms=CHANGE_TIMEOUT_MS)
     for result in answer.results:
         if result.error_code:
             raise KafkaError(result.error_code, "create ACLs", result.error_message, remedies=REMEDIES)
@@ -79,7 +56,49 @@ async def create_acls(client: KafkaClient, acls: Sequence[Acl]) -> None:
 
 async def delete_acls(client: KafkaClient, filters: Sequence[AclFilter]) -> Sequence[Acl]:
     """Delete what matches any of the filters; returns it, sorted. Raises KafkaError of the first that was refused."""
-    request = DeleteAclsRequest(
+    answer = await client.call(deletion_of(filters), DeleteAclsResponse, timeout_ms=CHANGE_TIMEOUT_MS)
+    found: set[Acl] = set()
+    for result in answer.filter_results:
+        if result.error_code:
+            raise KafkaError(result.error_code, "delete ACLs", result.error_message, remedies=REMEDIES)
+        found |= {_acl(each) for each in result.matching_acls}
+    return sorted(found, key=_order)
+
+
+# ---- the requests
+
+
+def description_of(wanted: AclFilter) -> DescribeAclsRequest:
+    return DescribeAclsRequest(
+        resource_type_filter=wanted.resource_type,
+        resource_name_filter=wanted.resource_name,
+        pattern_type_filter=wanted.pattern_type,
+        principal_filter=wanted.principal,
+        host_filter=wanted.host,
+        operation=wanted.operation,
+        permission_type=wanted.permission,
+    )
+
+
+def creation_of(acls: Iterable[Acl]) -> CreateAclsRequest:
+    return CreateAclsRequest(
+        creations=[
+            AclCreation(
+                resource_type=acl.resource_type,
+                resource_name=acl.resource_name,
+                resource_pattern_type=acl.pattern_type,
+                principal=acl.principal,
+                host=acl.host,
+                operation=acl.operation,
+                permission_type=acl.permission,
+            )
+            for acl in acls
+        ]
+    )
+
+
+def deletion_of(filters: Iterable[AclFilter]) -> DeleteAclsRequest:
+    return DeleteAclsRequest(
         filters=[
             DeleteAclsFilter(
                 resource_type_filter=each.resource_type,
@@ -93,13 +112,9 @@ async def delete_acls(client: KafkaClient, filters: Sequence[AclFilter]) -> Sequ
             for each in filters
         ]
     )
-    answer = await client.call(request, DeleteAclsResponse, timeout_ms=CHANGE_TIMEOUT_MS)
-    found: set[Acl] = set()
-    for result in answer.filter_results:
-        if result.error_code:
-            raise KafkaError(result.error_code, "delete ACLs", result.error_message, remedies=REMEDIES)
-        found |= {_acl(each) for each in result.matching_acls}
-    return sorted(found, key=_order)
+
+
+# ---- inside
 
 
 def _acl(found: DeleteAclsMatchingAcl) -> Acl:

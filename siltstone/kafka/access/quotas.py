@@ -7,14 +7,13 @@ from collections.abc import Mapping, Sequence
 from security.quotas.checks import entity_of
 from security.quotas.filters import Component, EntityType, part_of
 from security.quotas.values import DEFAULT, QuotaEntity
-from siltstone.kafka.access.changes import CHANGE_TIMEOUT_MS
+from siltstone.kafka.access.changes import CHANGE_TIMEOUT_MS, remedy_of
 from siltstone.kafka.client import KafkaClient, KafkaError
 from wire.messages import alter_client_quotas, describe_client_quotas
 
 Quotas = Mapping[QuotaEntity, Mapping[str, float]]
-_SUPER_USER = "run this as a super user (setting super.users), or as a user that has"
-_LISTING_REMEDIES: Mapping[str, str] = {"CLUSTER_AUTHORIZATION_FAILED": f"{_SUPER_USER} DescribeConfigs on the cluster"}
-REMEDIES: Mapping[str, str] = {"CLUSTER_AUTHORIZATION_FAILED": f"{_SUPER_USER} AlterConfigs on the cluster"}
+_LISTING_REMEDIES = remedy_of("DescribeConfigs")
+REMEDIES = remedy_of("AlterConfigs")
 
 
 async def describe_quotas(client: KafkaClient, components: Sequence[Component], *, strict: bool) -> Quotas:

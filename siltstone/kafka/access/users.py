@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from security.scram import Mechanism
-from siltstone.kafka.access.changes import CHANGE_TIMEOUT_MS
+from siltstone.kafka.access.changes import CHANGE_TIMEOUT_MS, remedy_of
 from siltstone.kafka.client import KafkaClient, KafkaError
 from wire.messages.scram_credentials import (
     AlterUserScramCredentialsRequest,
@@ -14,29 +14,21 @@ from wire.messages.scram_credentials import (
     DescribeUserScramCredentialsResponse,
     ScramCredentialDeletion,
     ScramCredentialUpsertion,
-    UserName,
 )
 
-_SUPER_USER = "run this as a super user (setting super.users), or as a user that has"
 LISTING = "list users"
-_LISTING_REMEDIES: Mapping[str, str] = {"CLUSTER_AUTHORIZATION_FAILED": f"{_SUPER_USER} Describe on the cluster"}
+_LISTING_REMEDIES = remedy_of("Describe")
 REMEDIES: Mapping[str, str] = {
-    # Alter implies Describe, by which the commands look first.
-    "CLUSTER_AUTHORIZATION_FAILED": f"{_SUPER_USER} Alter on the cluster",
+    **remedy_of("Alter"),  # which implies Describe, by which the commands look first
     "RESOURCE_NOT_FOUND": "`siltstone users list` shows the users",
 }
 
 
-async def describe_users(
-    client: KafkaClient, names: Sequence[str] | None = None, *, doing: str = LISTING
-) -> Mapping[str, Mapping[Mechanism, int]]:
-    """By user, the iterations of each credential; `names` None: all users. `doing`: what for, in an error. Raises
-    KafkaError."""
+async def describe_users(client: KafkaClient, *, doing: str = LISTING) -> Mapping[str, Mapping[Mechanism, int]]:
+    """By user, the iterations of each credential. `doing`: what for, in an error. Raises KafkaError."""
     remedies = _LISTING_REMEDIES if doing == LISTING else REMEDIES
-    request = DescribeUserScramCredentialsRequest(
-        users=None if names is None else [UserName(name=name) for name in names]
-    )
-    answer = await client.call(request, DescribeUserScramCredentialsResponse)
+    every = DescribeUserScramCredentialsRequest(users=None)
+    answer = await client.call(every, DescribeUserScramCredentialsResponse)
     if answer.error_code:
         raise KafkaError(answer.error_code, doing, answer.error_message, remedies=remedies)
     found: dict[str, Mapping[Mechanism, int]] = {}

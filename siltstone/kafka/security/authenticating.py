@@ -9,7 +9,7 @@ from runtime.errors import BadInputError
 from security.sasl import plain
 from security.sasl.errors import AuthenticationFailedError
 from security.sasl.scram_client import ScramClient
-from security.scram import Mechanism
+from security.scram import BY_SASL_NAME
 from siltstone.kafka.security.values import ClientSecurity
 from wire.error_codes import ErrorCode
 from wire.messages.sasl import (
@@ -21,7 +21,6 @@ from wire.messages.sasl import (
 from wire.schema import Message
 
 Response = TypeVar("Response", bound=Message)
-_SCRAM = {each.sasl_name: each for each in Mechanism}
 
 
 class LoginError(BadInputError):
@@ -46,13 +45,11 @@ async def authenticate(ask: Ask, security: ClientSecurity, address: str) -> int:
             f"{address} has no SASL on this listener",
             remedy=f"set security.protocol in {security.source} to SSL or PLAINTEXT, or use another port",
         )
-    if security.mechanism not in _SCRAM:
-        return (
-            await _send(ask, plain.write(security.username, security.password), security, address)
-        ).session_lifetime_ms
-    scram = ScramClient(
-        _SCRAM[security.mechanism], security.username, security.password, nonce=secrets.token_urlsafe(24)
-    )
+    mechanism = BY_SASL_NAME.get(security.mechanism)
+    if mechanism is None:
+        told = await _send(ask, plain.write(security.username, security.password), security, address)
+        return told.session_lifetime_ms
+    scram = ScramClient(mechanism, security.username, security.password, nonce=secrets.token_urlsafe(24))
     try:
         told = await _send(ask, scram.first(), security, address)
         told = await _send(ask, scram.prove(bytes(told.auth_bytes)), security, address)

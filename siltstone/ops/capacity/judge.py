@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil, inf
 
-from metadata.postgres.load_probe import PostgresLoad
-from metadata.postgres.probe import PostgresFacts
+from metadata.postgres.probes.facts import PostgresFacts
+from metadata.postgres.probes.load import PostgresLoad
 from runtime.text import plural
 from siltstone.ops.capacity.limits import (
     Writers,

@@ -16,14 +16,16 @@ import pytest
 
 from agents.security import gate
 from metadata.security.contract import UserChange
+from runtime.clock import Clock
 from runtime.errors import UnavailableError
 from runtime.settings.listeners import ListenerSettings
 from security.sasl import plain
 from security.scram import Mechanism, ScramCredential
-from siltstone.kafka.client import ConnectionLostError, KafkaClient, connected
+from siltstone.kafka.client import PROOF_SHARE, ConnectionLostError, KafkaClient, connected
 from siltstone.kafka.security.authenticating import LoginError
 from siltstone.kafka.security.values import ClientSecurity
 from tests.fixtures.agents import RawConnection, RunningAgent, StartAgent
+from tests.fixtures.ahead_clock import AheadClock
 from tests.fixtures.waiting import until
 from tests.unit.agents.security.session_client import credential
 from wire.error_codes import ErrorCode
@@ -37,6 +39,7 @@ from wire.messages.sasl import (
 
 MECHANISMS = ("SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN")
 REFUSED_AFTER_MS = 100
+HOUR_MS = 3_600_000
 ANN = {each: credential("secret", each) for each in Mechanism}
 
 
@@ -70,8 +73,9 @@ def sasl_listener(**members: Any) -> ListenerSettings:
 def start_sasl_agent(start_agent: StartAgent) -> Callable[..., Awaitable[SaslAgent]]:
     """An agent whose listener has SASL; ann has a password for each mechanism, and everybody may do everything."""
 
-    async def start(**members: Any) -> SaslAgent:
-        agent = SaslAgent(await start_agent(listen="", listeners=(sasl_listener(**members),), acl_mode="off"))
+    async def start(*, clock: Clock | None = None, **members: Any) -> SaslAgent:
+        listeners = (sasl_listener(**members),)
+        agent = SaslAgent(await start_agent(listen="", listeners=listeners, acl_mode="off", clock=clock))
         await agent.set_user("ann", ANN)
         return agent
 
@@ -184,7 +188,7 @@ async def test_the_connections_of_a_user_who_is_altered_or_deleted_close_and_no_
         ):
             await ann.create_topic(f"t{len(change)}", partitions=1)
             waiting = asyncio.ensure_future(ann.fetch(f"t{len(change)}", 0, 0, max_wait_ms=30_000))
-            await until(lambda: agent.running.metric("requests_total", api="CreateTopics") > 0)
+            await until(lambda: agent.running.agent._parked_readers._waiting)
             # when
             await agent.set_user("ann", change)
             # then the parked fetch ends at once
@@ -199,14 +203,25 @@ async def test_the_connections_of_a_user_who_is_altered_or_deleted_close_and_no_
 async def test_our_client_proves_itself_again_before_its_proof_expires(
     start_sasl_agent: Callable[..., Awaitable[SaslAgent]],
 ) -> None:
-    agent = await start_sasl_agent(connections_max_reauth_ms=1_300)
-    loop = asyncio.get_running_loop()
+    # given proofs that count for an hour, by a clock that only the agent goes by
+    agent_clock, loop = AheadClock(), asyncio.get_running_loop()
+    agent = await start_sasl_agent(connections_max_reauth_ms=HOUR_MS, clock=agent_clock)
+    before_s = loop.time()
     async with connected(agent.address, security=as_ann()) as client:
-        begun_s = loop.time()
-        while loop.time() < begun_s + 3:
+        soon_s = PROOF_SHARE * HOUR_MS / 1000
+        assert before_s + soon_s <= client._prove_again_s <= loop.time() + soon_s
+        for _ in range(3):
+            # when the client's time has come, which is before the hour is over
+            agent_clock.ahead_ms += PROOF_SHARE * HOUR_MS
+            client._prove_again_s = loop.time() - 1
+            # then the same connection goes on, in sum for longer than one proof counts
             assert (await client.metadata([])).brokers
-            await asyncio.sleep(0.05)
+            assert client._prove_again_s > loop.time()
         assert agent.principals == ["User:ann"]
+        # and without another proof it ends
+        agent_clock.ahead_ms += HOUR_MS
+        with pytest.raises(ConnectionLostError):
+            await client.metadata([])
 
 
 async def test_tokens_after_the_proof_are_out_of_place(agent: SaslAgent) -> None:

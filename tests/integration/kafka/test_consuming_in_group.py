@@ -17,12 +17,12 @@ from metadata.memory.store import MemoryMetadata
 from runtime.clock import SystemClock
 from runtime.errors import UnavailableError
 from siltstone.cli.groups.asking import partition_counts
-from siltstone.kafka import consuming_in_group
-from siltstone.kafka import member as client_member
 from siltstone.kafka.client import ConnectionLostError, KafkaClient, KafkaError, connected
-from siltstone.kafka.consuming_in_group import GroupReader
-from siltstone.kafka.groups import GroupClient
-from siltstone.kafka.member import ForeignAssignmentError, as_text
+from siltstone.kafka.groups import consuming as consuming_in_group
+from siltstone.kafka.groups import member as client_member
+from siltstone.kafka.groups.admin import GroupClient
+from siltstone.kafka.groups.consuming import GroupReader
+from siltstone.kafka.groups.member import ForeignAssignmentError, as_text
 from siltstone.kafka.offset_spec import Anchor, Place
 from siltstone.kafka.record_format import OutputRecord
 from siltstone.kafka.retrying import RetryingClient

@@ -13,7 +13,7 @@ from runtime.clock import ManualClock, SystemClock
 from runtime.errors import UnavailableError
 from siltstone.kafka.client import ConnectionLostError, KafkaClient, KafkaError
 from siltstone.kafka.consuming import Reach, read
-from siltstone.kafka.groups import GroupClient
+from siltstone.kafka.groups.admin import GroupClient
 from siltstone.kafka.producing import BATCH_BYTES, IN_DOUBT, ProduceOptions, Refused, Stored, TopicWriter, WriteResults
 from siltstone.kafka.record_format import InputRecord, OutputRecord
 from siltstone.kafka.retrying import RetryingClient

@@ -14,7 +14,7 @@ from metadata.postgres.connection import connect
 from metadata.postgres.driver import Connection
 from metadata.postgres.log import commit_calls, contention
 from metadata.postgres.store import PostgresMetadata
-from metadata.rules.invariants import check_log_1, check_prod_1
+from metadata.rules.invariants.all_levels import check_log_1, check_prod_1
 from tests.contract.metadata_worlds import Writer, batch, duplicate, new_topic, sent, stored
 
 # A call without the gate waits for 5 ms only, so that a test could not rely on it.

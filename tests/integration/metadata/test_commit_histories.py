@@ -18,7 +18,7 @@ from metadata.contract.store import MetadataStore
 from metadata.memory.store import MemoryMetadata
 from metadata.postgres.connection import connect
 from metadata.postgres.store import PostgresMetadata
-from metadata.rules.invariants import check_log_1, check_prod_1
+from metadata.rules.invariants.all_levels import check_log_1, check_prod_1
 from metadata.rules.packed_index import decode_index
 from runtime.clock import SystemClock
 from tests.contract.metadata_worlds import BATCH_BYTES, Writer, batch, new_key, new_topic, sent, stored

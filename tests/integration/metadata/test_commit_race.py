@@ -17,7 +17,7 @@ from pathlib import Path
 from metadata.postgres.connection import connect
 from metadata.postgres.driver import Connection
 from metadata.postgres.store import PostgresMetadata
-from metadata.rules.invariants import check_log_1, check_prod_1
+from metadata.rules.invariants.all_levels import check_log_1, check_prod_1
 from tests.contract.metadata_worlds import Writer, new_topic, sent
 
 APPLICATION = "siltstone-commit"

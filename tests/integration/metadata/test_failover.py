@@ -12,7 +12,7 @@ from metadata.contract.l0_commit import CommitInDoubtError, CommitL0, L0Batch
 from metadata.migrations.migrate import migrate_async
 from metadata.postgres.connection import connect
 from metadata.postgres.store import PostgresMetadata
-from metadata.rules.invariants import check_log_1, check_prod_1
+from metadata.rules.invariants.all_levels import check_log_1, check_prod_1
 from tests.contract.metadata_worlds import Writer, new_topic, sent, stored
 from tests.fixtures.faulty_proxies import CommitProxy
 from tests.fixtures.standby import Pair, at_port, primary_and_standby

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from metadata.postgres.driver import Connection, open_connection
 from metadata.postgres.store import PostgresMetadata
-from metadata.rules.invariants import check_log_1, check_prod_1
+from metadata.rules.invariants.all_levels import check_log_1, check_prod_1
 from siltstone.ops.fsck import check_system
 from storage.memory import MemoryStore
 from tests.contract.metadata_worlds import Writer, new_topic, sent, stored

@@ -11,8 +11,8 @@ from typing import Any
 from metadata.contract.groups import OffsetPlace
 from metadata.migrations.migrate import migrate_async
 from metadata.postgres.connection import connect
-from metadata.postgres.load_probe import probe_load
-from metadata.postgres.probe import probe_postgres
+from metadata.postgres.probes.facts import probe_postgres
+from metadata.postgres.probes.load import probe_load
 from metadata.postgres.store import PostgresMetadata
 from runtime.clock import SystemClock
 from siltstone.embedded.postgres import EmbeddedPostgres

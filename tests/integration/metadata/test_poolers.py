@@ -15,8 +15,8 @@ import pytest
 from metadata.contract.errors import MetadataUnavailableError
 from metadata.postgres.connection import connect
 from metadata.postgres.driver import open_connection
-from metadata.postgres.pooler import Pooler, SharedBackendsError, find_pooler
-from metadata.postgres.probe import probe_postgres
+from metadata.postgres.probes.facts import probe_postgres
+from metadata.postgres.probes.pooler import Pooler, SharedBackendsError, find_pooler
 from metadata.postgres.store import PostgresMetadata
 from tests.fixtures.poolers import PoolerStandIn, pgbouncer
 

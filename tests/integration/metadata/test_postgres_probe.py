@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from metadata.postgres.driver import Connection, open_connection
-from metadata.postgres.pooler import Pooler
-from metadata.postgres.probe import probe_postgres
+from metadata.postgres.probes.facts import probe_postgres
+from metadata.postgres.probes.pooler import Pooler
 from metadata.urls import open_metadata
 from runtime.clock import SystemClock
 from security.acls.values import Acl, Operation, PatternType, Permission, ResourceType

@@ -12,8 +12,8 @@ import pytest
 from metadata.contract.groups import CommittedOffset, OffsetPlace
 from metadata.contract.leases import WriterLease
 from metadata.memory.store import MemoryDatabase, MemoryMetadata
-from metadata.rules.invariants import walk_batches
-from metadata.rules.invariants_leveled import Allowances
+from metadata.rules.invariants.all_levels import walk_batches
+from metadata.rules.invariants.leveled import Allowances
 from metadata.rules.packed_index import iter_index
 from siltstone.kafka.client import KafkaClient, connected
 from siltstone.ops.fsck import Finding, check_system

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from security.acls.values import Acl, AclFilter, Operation, PatternType, Permission, ResourceType
+from siltstone.kafka.access.acls import creation_of, deletion_of
 from tests.simulation.access.access import Access, acl
 from tests.simulation.access.guests import VERSIONS, Guest
 from tests.simulation.access.principals import RESOURCES, SUPER_USER
@@ -16,14 +17,7 @@ from tests.simulation.clients import Line, LineLostError
 from tests.simulation.faults import Path
 from tests.simulation.producers import Producer
 from wire.error_codes import ErrorCode
-from wire.messages.acls import (
-    AclCreation,
-    CreateAclsRequest,
-    CreateAclsResponse,
-    DeleteAclsFilter,
-    DeleteAclsRequest,
-    DeleteAclsResponse,
-)
+from wire.messages.acls import CreateAclsRequest, CreateAclsResponse, DeleteAclsRequest, DeleteAclsResponse
 from wire.messages.produce import ProduceResponse
 
 if TYPE_CHECKING:
@@ -94,36 +88,10 @@ class AccessAdmin(Producer):
     # ---- requests
 
     async def _create(self, wanted: Acl) -> None:
-        request = CreateAclsRequest(
-            creations=[
-                AclCreation(
-                    resource_type=wanted.resource_type,
-                    resource_name=wanted.resource_name,
-                    resource_pattern_type=wanted.pattern_type,
-                    principal=wanted.principal,
-                    host=wanted.host,
-                    operation=wanted.operation,
-                    permission_type=wanted.permission,
-                )
-            ]
-        )
-        await self._until_answered(request, ("create", wanted), str(wanted))
+        await self._until_answered(creation_of([wanted]), ("create", wanted), str(wanted))
 
     async def _delete(self, wanted: AclFilter) -> None:
-        request = DeleteAclsRequest(
-            filters=[
-                DeleteAclsFilter(
-                    resource_type_filter=wanted.resource_type,
-                    resource_name_filter=wanted.resource_name,
-                    pattern_type_filter=wanted.pattern_type,
-                    principal_filter=wanted.principal,
-                    host_filter=wanted.host,
-                    operation=wanted.operation,
-                    permission_type=wanted.permission,
-                )
-            ]
-        )
-        await self._until_answered(request, ("delete", wanted), str(wanted))
+        await self._until_answered(deletion_of([wanted]), ("delete", wanted), str(wanted))
 
     async def _until_answered(
         self, request: CreateAclsRequest | DeleteAclsRequest, asked: tuple[str, Acl | AclFilter], said: str

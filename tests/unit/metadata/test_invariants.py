@@ -9,7 +9,7 @@ import pytest
 from metadata.contract.files import FileInfo, FileState, L0File
 from metadata.contract.l0_commit import ProducerState
 from metadata.contract.topics import Watermarks
-from metadata.rules.invariants import (
+from metadata.rules.invariants.all_levels import (
     LiveExtent,
     Violation,
     check_file_1,

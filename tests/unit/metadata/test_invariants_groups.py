@@ -9,7 +9,7 @@ import pytest
 
 from metadata.contract.groups import GroupRecord, GroupSummary, OffsetPlace
 from metadata.contract.operators import GroupsView, StrayOffset
-from metadata.rules.invariants_groups import check_grp_1, check_grp_2, check_grp_3
+from metadata.rules.invariants.groups import check_grp_1, check_grp_2, check_grp_3
 from tests.contract.groups import member, record
 
 LAST_EPOCH = 9

@@ -7,19 +7,11 @@ import random
 import time
 from collections.abc import Collection, Sequence
 
-from security.acls.values import CLUSTER_NAME, Acl, Operation, PatternType, Permission, ResourceType
+from security.acls.values import CLUSTER_NAME, Acl, AclFilter, Operation, PatternType, Permission, ResourceType
+from siltstone.kafka.access.acls import creation_of, deletion_of, description_of
 from tests.conformance.security.beside.sides import POLL_S, WAIT_S_MAX, Side
 from wire.error_codes import ErrorCode
-from wire.messages.acls import (
-    AclCreation,
-    CreateAclsRequest,
-    CreateAclsResponse,
-    DeleteAclsFilter,
-    DeleteAclsRequest,
-    DeleteAclsResponse,
-    DescribeAclsRequest,
-    DescribeAclsResponse,
-)
+from wire.messages.acls import CreateAclsResponse, DeleteAclsResponse, DescribeAclsResponse
 from wire.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
 from wire.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 
@@ -158,50 +150,20 @@ async def put(side: Side, acls: Collection[Acl]) -> None:
 
 
 async def create(side: Side, acls: Collection[Acl]) -> None:
-    creations = [
-        AclCreation(
-            resource_type=acl.resource_type,
-            resource_name=acl.resource_name,
-            resource_pattern_type=acl.pattern_type,
-            principal=acl.principal,
-            host=acl.host,
-            operation=acl.operation,
-            permission_type=acl.permission,
-        )
-        for acl in acls
-    ]
-    answer = await side.call(CreateAclsRequest(creations=creations), CreateAclsResponse)
+    answer = await side.call(creation_of(acls), CreateAclsResponse)
     assert {each.error_code for each in answer.results} == {0}, answer
 
 
 async def delete_of(side: Side, principal: str | None) -> None:
     """None: of all."""
-    which = DeleteAclsFilter(
-        resource_type_filter=1,
-        resource_name_filter=None,
-        pattern_type_filter=1,
-        principal_filter=principal,
-        host_filter=None,
-        operation=1,
-        permission_type=1,
-    )
-    answer = await side.call(DeleteAclsRequest(filters=[which]), DeleteAclsResponse)
+    answer = await side.call(deletion_of([AclFilter(principal=principal)]), DeleteAclsResponse)
     assert {each.error_code for each in answer.filter_results} == {0}, answer
 
 
 async def _until_described(side: Side, count: int) -> None:
-    request = DescribeAclsRequest(
-        resource_type_filter=1,
-        resource_name_filter=None,
-        pattern_type_filter=1,
-        principal_filter=None,
-        host_filter=None,
-        operation=1,
-        permission_type=1,
-    )
     deadline_s = time.monotonic() + WAIT_S_MAX
     while True:
-        answer = await side.call(request, DescribeAclsResponse)
+        answer = await side.call(description_of(AclFilter()), DescribeAclsResponse)
         if sum(len(each.acls) for each in answer.resources) == count:
             return
         assert time.monotonic() < deadline_s, f"{side.name} has other ACLs than it was given: {answer}"

@@ -6,11 +6,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from uuid import UUID
 
+from security.acls.values import AclFilter, Operation, PatternType, ResourceType
+from siltstone.kafka.access.acls import creation_of, deletion_of, description_of
 from tests.conformance.security.beside.group_questions import GROUP_QUESTIONS
 from tests.conformance.security.beside.sides import DOOMED_TOPICS, Side
+from tests.fixtures.acls import allow
 from tests.integration.agents.test_every_version import REQUESTS
 from wire.messages import alter_configs, incremental_alter_configs
-from wire.messages.acls import AclCreation, CreateAclsRequest, DeleteAclsFilter, DeleteAclsRequest, DescribeAclsRequest
 from wire.messages.alter_client_quotas import AlterClientQuotasRequest, EntityData, EntryData, OpData
 from wire.messages.alter_partition_reassignments import (
     AlterPartitionReassignmentsRequest,
@@ -293,58 +295,17 @@ def _describe_producers(version: int, side: Side) -> Iterator[tuple[str, Message
 
 
 def _describe_acls(version: int, side: Side) -> Iterator[tuple[str, Message]]:
-    every = DescribeAclsRequest(
-        resource_type_filter=1,
-        resource_name_filter=None,
-        pattern_type_filter=1,
-        principal_filter=None,
-        host_filter=None,
-        operation=1,
-        permission_type=1,
-    )
-    yield "all", every
-    one = DescribeAclsRequest(
-        resource_type_filter=TOPIC,
-        resource_name_filter="t1",
-        pattern_type_filter=2,
-        principal_filter=None,
-        host_filter=None,
-        operation=1,
-        permission_type=1,
-    )
-    yield "that apply to a topic", one
+    yield "all", description_of(AclFilter())
+    of_topic = AclFilter(resource_type=ResourceType.TOPIC, resource_name="t1", pattern_type=PatternType.MATCH)
+    yield "that apply to a topic", description_of(of_topic)
 
 
 def _create_acls(version: int, side: Side) -> Iterator[tuple[str, Message]]:
-    acls = [
-        AclCreation(
-            resource_type=TOPIC,
-            resource_name=name,
-            resource_pattern_type=3,
-            principal="User:made",
-            host="*",
-            operation=3,
-            permission_type=3,
-        )
-        for name in ("made", "")
-    ]
-    yield "good and bad", CreateAclsRequest(creations=acls)
+    yield "good and bad", creation_of(allow(Operation.READ, name, to="User:made") for name in ("made", ""))
 
 
 def _delete_acls(version: int, side: Side) -> Iterator[tuple[str, Message]]:
-    filters = [
-        DeleteAclsFilter(
-            resource_type_filter=1,
-            resource_name_filter=None,
-            pattern_type_filter=1,
-            principal_filter=principal,
-            host_filter=None,
-            operation=1,
-            permission_type=1,
-        )
-        for principal in ("User:kept", "User:nobody")
-    ]
-    yield "one and none", DeleteAclsRequest(filters=filters)
+    yield "one and none", deletion_of(AclFilter(principal=each) for each in ("User:kept", "User:nobody"))
 
 
 def _alter_quotas(version: int, side: Side) -> Iterator[tuple[str, Message]]:

@@ -5,25 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
+from typing import cast
 
 import pytest
 
 from agents.request_context import ANONYMOUS
 from runtime.logging import configure
-from security.acls.values import CLUSTER_NAME, Acl, Operation, PatternType, Permission, ResourceType
+from security.acls.values import CLUSTER_NAME, Acl, AclFilter, Operation, PatternType, ResourceType
+from siltstone.kafka.access.acls import creation_of, deletion_of, description_of
 from tests.fixtures.acls import an_acl, everything_to
 from tests.fixtures.agents import Dial, RawConnection, RunningAgent, StartAgent
 from wire.error_codes import ErrorCode
-from wire.messages.acls import (
-    AclCreation,
-    CreateAclsRequest,
-    CreateAclsResponse,
-    DeleteAclsFilter,
-    DeleteAclsRequest,
-    DeleteAclsResponse,
-    DescribeAclsRequest,
-    DescribeAclsResponse,
-)
+from wire.messages.acls import CreateAclsResponse, DeleteAclsResponse, DescribeAclsResponse
 from wire.messages.alter_client_quotas import (
     AlterClientQuotasRequest,
     AlterClientQuotasResponse,
@@ -42,6 +35,8 @@ ALTER_CLUSTER = an_acl(
     resource_type=ResourceType.CLUSTER, resource_name=CLUSTER_NAME, principal=ANONYMOUS, operation=Operation.ALTER
 )
 
+EVERY = AclFilter()
+
 
 @dataclass
 class Served:
@@ -49,63 +44,23 @@ class Served:
     raws: list[RawConnection]
 
     async def create(self, *acls: Acl, version: int = 3) -> list[int]:
-        answer = await self.raws[0].call(
-            CreateAclsRequest(
-                creations=[
-                    AclCreation(
-                        resource_type=acl.resource_type,
-                        resource_name=acl.resource_name,
-                        resource_pattern_type=acl.pattern_type,
-                        principal=acl.principal,
-                        host=acl.host,
-                        operation=acl.operation,
-                        permission_type=acl.permission,
-                    )
-                    for acl in acls
-                ]
-            ),
-            CreateAclsResponse,
-            version,
-        )
+        answer = await self.raws[0].call(creation_of(acls), CreateAclsResponse, version)
         return [each.error_code for each in answer.results]
 
-    async def delete(self, *filters: DeleteAclsFilter) -> list[tuple[int, list[str]]]:
-        answer = await self.raws[0].call(DeleteAclsRequest(filters=list(filters)), DeleteAclsResponse, 3)
+    async def delete(self, *filters: AclFilter) -> list[tuple[int, list[str]]]:
+        answer = await self.raws[0].call(deletion_of(filters), DeleteAclsResponse, 3)
         return [
             (each.error_code, sorted(acl.resource_name for acl in each.matching_acls)) for each in answer.filter_results
         ]
 
-    async def describe(self, **wanted: object) -> DescribeAclsResponse:
-        parts: dict[str, object] = {
-            "resource_type_filter": ResourceType.ANY,
-            "pattern_type_filter": PatternType.ANY,
-            "resource_name_filter": None,
-            "principal_filter": None,
-            "host_filter": None,
-            "operation": Operation.ANY,
-            "permission_type": Permission.ANY,
-        }
-        request = DescribeAclsRequest(**{**parts, **wanted})
-        return await self.raws[0].call(request, DescribeAclsResponse, 3)
+    async def describe(self, wanted: AclFilter = EVERY) -> DescribeAclsResponse:
+        return await self.raws[0].call(description_of(wanted), DescribeAclsResponse, 3)
 
     async def may_describe(self, topic: str) -> list[bool]:
         """At each agent."""
         request = MetadataRequest(topics=[MetadataRequestTopic(name=topic)], allow_auto_topic_creation=False)
         answers = [await raw.call(request, MetadataResponse, 9) for raw in self.raws]
         return [answer.topics[0].error_code != ErrorCode.TOPIC_AUTHORIZATION_FAILED for answer in answers]
-
-
-def a_filter(**changes: object) -> DeleteAclsFilter:
-    parts: dict[str, object] = {
-        "resource_type_filter": ResourceType.ANY,
-        "pattern_type_filter": PatternType.ANY,
-        "resource_name_filter": None,
-        "principal_filter": None,
-        "host_filter": None,
-        "operation": Operation.ANY,
-        "permission_type": Permission.ANY,
-    }
-    return DeleteAclsFilter(**{**parts, **changes})
 
 
 @pytest.fixture
@@ -125,7 +80,7 @@ async def test_a_right_is_at_every_agent_when_it_is_answered_and_gone_when_its_d
         assert await served.may_describe("t") == [False] * 3
         assert await served.create(right) == [0]
         assert await served.may_describe("t") == [True] * 3
-        assert await served.delete(a_filter(resource_name_filter="t")) == [(0, ["t"])]
+        assert await served.delete(AclFilter(resource_name="t")) == [(0, ["t"])]
     assert await served.may_describe("t") == [False] * 3
 
 
@@ -143,10 +98,10 @@ async def test_acls_are_described_by_resource_and_by_filter(served: Served) -> N
         (CLUSTER_NAME, PatternType.LITERAL): 2,
     }
     matching = await served.describe(
-        resource_type_filter=ResourceType.TOPIC, resource_name_filter="orders", pattern_type_filter=PatternType.MATCH
+        AclFilter(resource_type=ResourceType.TOPIC, resource_name="orders", pattern_type=PatternType.MATCH)
     )
     assert sorted(each.resource_name for each in matching.resources) == ["ord", "orders"]
-    [written] = (await served.describe(operation=Operation.WRITE)).resources
+    [written] = (await served.describe(AclFilter(operation=Operation.WRITE))).resources
     assert (written.resource_name, written.acls[0].principal) == ("ord", "User:ann")
 
 
@@ -160,14 +115,14 @@ async def test_what_says_nothing_is_refused_alone(served: Served) -> None:
         replace(good, host="a\x1bb"),
     ]
     assert await served.create(*wrong, good) == [ErrorCode.INVALID_REQUEST] * 5 + [0]
-    unknown = a_filter(operation=Operation.UNKNOWN)
-    newer = a_filter(operation=77)
-    found = await served.delete(unknown, newer, a_filter(principal_filter="User:ann"))
+    unknown = AclFilter(operation=Operation.UNKNOWN)
+    newer = AclFilter(operation=cast("Operation", 77))
+    found = await served.delete(unknown, newer, AclFilter(principal="User:ann"))
     assert found == [(ErrorCode.INVALID_REQUEST, []), (ErrorCode.INVALID_REQUEST, []), (0, ["good"])]
 
 
 async def test_who_takes_away_the_own_right_has_none_afterwards(served: Served) -> None:
-    assert await served.delete(a_filter()) == [(0, [CLUSTER_NAME])]
+    assert await served.delete(EVERY) == [(0, [CLUSTER_NAME])]
     assert await served.create(ALTER_CLUSTER) == [ErrorCode.CLUSTER_AUTHORIZATION_FAILED]
     assert (await served.describe()).error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
 
@@ -176,7 +131,7 @@ async def test_an_address_is_kept_in_one_way_of_writing(served: Served) -> None:
     right = an_acl(resource_name="t", principal=ANONYMOUS, operation=Operation.DESCRIBE, host="::ffff:127.0.0.1")
     assert await served.create(right) == [0]
     assert await served.may_describe("t") == [True] * 3
-    assert await served.delete(a_filter(host_filter="::ffff:7f00:1")) == [(0, ["t"])]
+    assert await served.delete(AclFilter(host="::ffff:7f00:1")) == [(0, ["t"])]
     assert await served.may_describe("t") == [False] * 3
 
 
@@ -190,7 +145,7 @@ async def test_the_audit_log_tells_who_changed_what(
     for name, operation in (("carol", Operation.READ), ("dave", Operation.WRITE)):
         acl = an_acl(resource_name="t", principal=f"User:{name}", operation=operation)
         assert await Served([running], [raw]).create(acl) == [0]
-    assert await Served([running], [raw]).delete(everything_of("User:carol")) == [(0, ["t"])]
+    assert await Served([running], [raw]).delete(AclFilter(principal="User:carol")) == [(0, ["t"])]
     quotas = AlterClientQuotasRequest(
         entries=[
             EntryData(
@@ -225,15 +180,3 @@ async def test_the_audit_log_tells_who_changed_what(
     altered = {"producer_byte_rate": "1024", "request_percentage": "removed"}
     assert changes[3].items() >= {"entity": "user=carol client_id=<default>", **altered}.items()
     assert changes[4]["user"] == "carol"
-
-
-def everything_of(principal: str) -> DeleteAclsFilter:
-    return DeleteAclsFilter(
-        resource_type_filter=ResourceType.ANY,
-        pattern_type_filter=PatternType.ANY,
-        resource_name_filter=None,
-        principal_filter=principal,
-        host_filter=None,
-        operation=Operation.ANY,
-        permission_type=Permission.ANY,
-    )

@@ -12,48 +12,25 @@ import pytest
 from agents.read.reader import Reader, Reading
 from metadata.contract.leases import LEASE_MS
 from metadata.memory.store import MemoryDatabase, MemoryMetadata
-from runtime.clock import SystemClock
 from runtime.runtime import Runtime
-from security.acls.values import CLUSTER_NAME, AclFilter, Operation, PatternType, Permission, ResourceType
+from security.acls.values import CLUSTER_NAME, AclFilter, Operation, ResourceType
+from siltstone.kafka.access.acls import deletion_of
 from storage.memory import MemoryStore
 from tests.fixtures.acls import allow
 from tests.fixtures.agents import Dial, RawConnection, RunningAgent, StartAgent, records_of
+from tests.fixtures.ahead_clock import AheadClock
 from tests.fixtures.waiting import until
 from wire.error_codes import ErrorCode
-from wire.messages.acls import DeleteAclsFilter, DeleteAclsRequest, DeleteAclsResponse
+from wire.messages.acls import DeleteAclsResponse
 from wire.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from wire.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
 from wire.messages.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
 from wire.records import NewRecord, build_batch
 
 RIGHTS = [allow(each, "t", to="User:ANONYMOUS") for each in (Operation.READ, Operation.WRITE)]
-DELETE_READ = DeleteAclsRequest(
-    filters=[
-        DeleteAclsFilter(
-            resource_type_filter=ResourceType.TOPIC,
-            resource_name_filter="t",
-            pattern_type_filter=PatternType.ANY,
-            principal_filter=None,
-            host_filter=None,
-            operation=Operation.READ,
-            permission_type=Permission.ANY,
-        )
-    ]
-)
+DELETE_READ = deletion_of([AclFilter(resource_type=ResourceType.TOPIC, resource_name="t", operation=Operation.READ)])
 ALTER_CLUSTER = allow(Operation.ALTER, CLUSTER_NAME, to="User:ANONYMOUS", resource_type=ResourceType.CLUSTER)
 DENIED = ErrorCode.TOPIC_AUTHORIZATION_FAILED
-
-
-class AheadClock(SystemClock):
-    """Goes on by itself while the process does not run: a test says for how long."""
-
-    ahead_ms = 0.0
-
-    def monotonic_ms(self) -> float:
-        return super().monotonic_ms() + self.ahead_ms
-
-    def wall_ms(self) -> int:
-        return super().wall_ms() + int(self.ahead_ms)
 
 
 def produce() -> ProduceRequest:

@@ -76,6 +76,8 @@ def test_another_claim_may_name_the_user() -> None:
         ({"sub": ""}, "names no user"),
         ({"sub": ["ann"]}, "names no user|InvalidSubject"),
         ({"sub": "x" * 2_000}, "names no user"),
+        ({"sub": "\ud800"}, "names no user"),
+        ({"sub": "ann\0"}, "names no user"),
     ],
 )
 def test_a_token_that_says_something_else_is_refused(claims: dict[str, Any], said: str) -> None:

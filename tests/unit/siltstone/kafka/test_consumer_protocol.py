@@ -6,8 +6,8 @@ from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment, Cons
 from hypothesis import given
 from hypothesis import strategies as st
 
-from siltstone.kafka.consumer_protocol import assignment as encoded_assignment
-from siltstone.kafka.consumer_protocol import parse_assignment, parse_subscription, subscription
+from siltstone.kafka.groups.consumer_protocol import assignment as encoded_assignment
+from siltstone.kafka.groups.consumer_protocol import parse_assignment, parse_subscription, subscription
 
 NAMES = st.text(st.characters(codec="ascii", exclude_categories=["C"]), min_size=1, max_size=12)
 ASSIGNMENTS = st.dictionaries(NAMES, st.lists(st.integers(0, 2**31 - 1), max_size=5), max_size=4)

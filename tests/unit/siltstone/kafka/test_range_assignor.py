@@ -7,7 +7,7 @@ from aiokafka.coordinator.protocol import ConsumerProtocolMemberMetadata
 from hypothesis import given
 from hypothesis import strategies as st
 
-from siltstone.kafka.range_assignor import assign
+from siltstone.kafka.groups.range_assignor import assign
 
 TOPICS = ["a", "b", "c"]
 SUBSCRIPTIONS = st.dictionaries(st.sampled_from("mnopqr"), st.sets(st.sampled_from(TOPICS)), min_size=1)

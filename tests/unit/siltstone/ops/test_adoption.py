@@ -10,7 +10,7 @@ from compactor.intervals import Intervals
 from metadata.contract.l0_commit import CommitL0, L0Batch
 from metadata.contract.leases import AgentAddress
 from metadata.memory.store import MemoryMetadata
-from metadata.rules.invariants import Violation
+from metadata.rules.invariants.all_levels import Violation
 from runtime.ids import SystemIds
 from runtime.settings.table import Settings
 from siltstone.ops.adoption import allowances, obstacles, unknown_objects

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from metadata.migrations.schema_versions import SchemaState
-from metadata.postgres.pooler import Pooler
-from metadata.postgres.probe import PostgresFacts
+from metadata.postgres.probes.facts import PostgresFacts
+from metadata.postgres.probes.pooler import Pooler
 from siltstone.ops.doctor import Verdict, judge_postgres, judge_python, judge_skew
 
 NO_SCHEMA = SchemaState(None, None)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from siltstone.kafka.groups import Committed, GroupDescription, Member
+from siltstone.kafka.groups.admin import Committed, GroupDescription, Member
 from siltstone.ops.group_report import (
     LogEnds,
     NothingCommittedError,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from metadata.postgres.load_probe import PostgresLoad, files_per_s
+from metadata.postgres.probes.load import PostgresLoad, files_per_s
 from siltstone.ops.capacity.figures import DEFAULT_CLASS
 from siltstone.ops.capacity.judge import judge_capacity
 from siltstone.ops.doctor import Check, Verdict

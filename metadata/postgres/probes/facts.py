@@ -12,7 +12,7 @@ from metadata.migrations.migrate import schema_state
 from metadata.migrations.schema_versions import SchemaState
 from metadata.postgres.connection import CONNECTION_ERRORS, connect, unavailable
 from metadata.postgres.driver import Connection
-from metadata.postgres.pooler import Pooler, find_pooler
+from metadata.postgres.probes.pooler import Pooler, find_pooler
 from metadata.postgres.tables import SCHEMA_REVISION
 
 STATEMENT_TIMEOUT_MS = 5_000

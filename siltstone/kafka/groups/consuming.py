@@ -16,7 +16,7 @@ from runtime.clock import Clock
 from runtime.errors import SiltstoneError
 from siltstone.kafka.client import KafkaClient
 from siltstone.kafka.consuming import Reach, reaches, read
-from siltstone.kafka.member import HEARTBEAT_MS, GroupMember, as_text
+from siltstone.kafka.groups.member import HEARTBEAT_MS, GroupMember, as_text
 from siltstone.kafka.offset_spec import OffsetRange, Place
 from siltstone.kafka.record_format import OutputRecord
 from siltstone.kafka.records import TopicPartition

@@ -13,16 +13,16 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 from runtime.clock import Clock
 from runtime.errors import BadInputError
-from siltstone.kafka import range_assignor
 from siltstone.kafka.client import TIMEOUT_MS, KafkaClient, KafkaError
-from siltstone.kafka.consumer_protocol import (
+from siltstone.kafka.groups import range_assignor
+from siltstone.kafka.groups.admin import GroupClient, check
+from siltstone.kafka.groups.consumer_protocol import (
     PROTOCOL_TYPE,
     assignment,
     parse_assignment,
     parse_subscription,
     subscription,
 )
-from siltstone.kafka.groups import GroupClient, check
 from siltstone.kafka.records import TopicPartition
 from wire.error_codes import ErrorCode
 from wire.messages import heartbeat, join_group, leave_group, sync_group

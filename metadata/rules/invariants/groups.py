@@ -1,4 +1,4 @@
-"""The invariants of consumer groups in the metadata store. Predicates, as in `metadata/rules/invariants.py`.
+"""The invariants of consumer groups in the metadata store. Predicates, as in `metadata/rules/invariants/all_levels.py`.
 
 - GRP-1  a commit of an older owner or generation is refused: every epoch comes from the sequence, and one group has it;
 - GRP-2  a committed offset belongs to a group and a partition that exist;
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 
 from metadata.contract.groups import GroupRecord, GroupSummary
 from metadata.contract.operators import GroupsView
-from metadata.rules.invariants import Violation
+from metadata.rules.invariants.all_levels import Violation
 
 
 def check_grp_1(view: GroupsView) -> list[Violation]:

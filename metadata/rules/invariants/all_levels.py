@@ -5,8 +5,8 @@
          bytes of that extent are whole record batches that hold exactly its offsets;
 - LOG-3  live extents of a partition are disjoint and cover [log start, high watermark);
 - FILE-1 a live file's object exists, with its length and CRC;
-- FILE-2, FILE-3, SUM-1, MERGE-1, and LOG-2 for the bytes of L1 and above: `metadata/rules/invariants_leveled.py`;
-- GRP-1, GRP-2, GRP-3: `metadata/rules/invariants_groups.py`;
+- FILE-2, FILE-3, SUM-1, MERGE-1, and LOG-2 for the bytes of L1 and above: `metadata/rules/invariants/leveled.py`;
+- GRP-1, GRP-2, GRP-3: `metadata/rules/invariants/groups.py`;
 - PROD-1 a retried batch is stored once: a producer's remembered batches are distinct, consecutive and below the high
          watermark, and no two stored batches carry the same producer id, epoch and sequence.
 

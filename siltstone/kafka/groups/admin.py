@@ -18,7 +18,7 @@ from typing import TypeVar
 from runtime.clock import Clock
 from runtime.errors import BadInputError, UnavailableError
 from siltstone.kafka.client import ConnectionLostError, HungAgentError, KafkaClient, KafkaError, connected
-from siltstone.kafka.consumer_protocol import PROTOCOL_TYPE, parse_assignment
+from siltstone.kafka.groups.consumer_protocol import PROTOCOL_TYPE, parse_assignment
 from siltstone.kafka.records import TopicPartition
 from siltstone.kafka.retrying import RetryNotice, address_of, is_passing
 from wire.error_codes import ErrorCode

@@ -1,4 +1,4 @@
-"""The invariants of L1 and above, as predicates; `metadata/rules/invariants.py` has the others.
+"""The invariants of L1 and above, as predicates; `metadata/rules/invariants/all_levels.py` has the others.
 
 - LOG-2   the batches of a live extent have strictly rising offsets inside its range and correct CRCs, and an extent
           holds a producer's sequences once (PROD-1);
@@ -20,7 +20,7 @@ from metadata.contract.files import FileInfo, FileState
 from metadata.contract.l0_commit import NO_PRODUCER
 from metadata.contract.leveled import LeveledExtent
 from metadata.contract.operators import SystemView
-from metadata.rules.invariants import Violation
+from metadata.rules.invariants.all_levels import Violation
 from wire.batch import BATCH_HEADER_BYTES, BATCH_LENGTH_MIN, MAGIC_V2, CorruptBatchError, crc_matches, read_header
 from wire.crc import crc32c
 

@@ -1,0 +1,1 @@
+"""The numbered invariants of metadata, as predicates."""

@@ -1,0 +1,1 @@
+"""Consumer groups, from the side of a client: their members, their offsets, and how they are looked at."""
