@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from typing import cast
 
 import pytest
 
+from agents.connections import connection
 from agents.connections.long_messages import LongMessages
+from agents.dispatch import HANDLERS, Handler
 from security.quotas.values import DEFAULT, QuotaEntity, QuotaKey
 from tests.fixtures.agents import Dial, RawConnection, RunningAgent, StartAgent
 from wire.api import encode_request
 from wire.compiler.compile import Steps
 from wire.compiler.source_text import STEP_ELEMENTS
 from wire.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse
+from wire.messages.fetch import FetchRequest, FetchResponse, ForgottenTopic
 from wire.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 from wire.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from wire.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
+from wire.messages.produce import PartitionProduceResponse, ProduceRequest, ProduceResponse, TopicProduceResponse
 
 MANY = 5 * STEP_ELEMENTS
 
@@ -106,3 +112,66 @@ async def test_a_long_answer_tells_a_client_over_its_quota_to_wait(start_agent: 
     answer = await raw.call(keys_of(MANY), FindCoordinatorResponse, 4)
     assert len(answer.coordinators) == MANY
     assert answer.throttle_time_ms > 0
+
+
+async def test_a_long_request_begins_only_while_its_rights_are_known(
+    start_agent: StartAgent, dial: Dial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may become unknown while it is decoded."""
+    running = await start_agent()
+    raw, other = await dial.raw(running.address), await dial.raw(running.address)
+    rights_are_known, finish = True, LongMessages.finish
+
+    async def lost_meanwhile(self: LongMessages, steps: Steps[object]) -> object:
+        nonlocal rights_are_known
+        rights_are_known = False
+        return await finish(self, steps)
+
+    monkeypatch.setattr(LongMessages, "finish", lost_meanwhile)
+    monkeypatch.setattr(connection, "is_held", lambda *_: not rights_are_known)
+    # Nothing in the answer is long: only the request has steps.
+    await raw.begin(FetchRequest(forgotten_topics_data=[ForgottenTopic(topic=f"t{n}") for n in range(MANY)]), 12)
+    server = running.agent._server
+    async with asyncio.timeout(20):
+        while not any(each._decoded for each in server.talking()):
+            await asyncio.sleep(0.01)
+    server._pump_all()
+    assert any(each._decoded for each in server.talking()), "it waits"
+    assert held_bytes(running) > MANY, "and counts"
+    rights_are_known = True
+    server._pump_all()
+    await raw.answer(FetchResponse, 12)
+    await other.call(HEARTBEAT, HeartbeatResponse, 4)
+    assert held_bytes(running) == 0
+
+
+async def test_a_long_answer_lets_no_two_requests_begin_at_once(
+    start_agent: StartAgent, dial: Dial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Produce goes on beside the requests behind it; these wait for each other, also when its answer is long."""
+    raw = await dial.raw((await start_agent()).address)
+    stored, goes_on, begun = asyncio.Event(), asyncio.Event(), 0
+
+    async def produced(*_: object) -> ProduceResponse:
+        await stored.wait()
+        partitions = [PartitionProduceResponse(index=n) for n in range(MANY)]
+        return ProduceResponse(responses=[TopicProduceResponse(name="t", partition_responses=partitions)])
+
+    async def beaten(*_: object) -> HeartbeatResponse:
+        nonlocal begun
+        begun += 1
+        await goes_on.wait()
+        return HeartbeatResponse()
+
+    for key, handle in ((0, produced), (12, beaten)):
+        monkeypatch.setitem(cast(dict[int, Handler], HANDLERS), key, replace(HANDLERS[key], handle=handle))
+    await raw.begin(ProduceRequest(acks=-1), 9)
+    await raw.begin(HEARTBEAT, 4)
+    await raw.begin(HEARTBEAT, 4)
+    stored.set()
+    await raw.answer(ProduceResponse, 9)
+    assert begun == 1
+    goes_on.set()
+    await raw.answer(HeartbeatResponse, 4)
+    await raw.answer(HeartbeatResponse, 4)
+    assert begun == 2
