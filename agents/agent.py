@@ -346,7 +346,9 @@ class Agent:
         self._server.stop_accepting()
         # A delayed answer slows nobody any more; it would only prolong the drain.
         self._stall.end()
-        # Before the write path, which takes in nothing after its drain.
+        # Before the write path, which takes in nothing after its drain: first of clients that wait, then of all others.
+        while self._server.has_produce_lines:
+            await self._runtime.clock.sleep_ms(FLUSH_POLL_MS)
         await self._record_walks.idle()
         await self._write_path.drain()
         # Every promise is kept now; the answers only have to reach the sockets.

@@ -190,6 +190,11 @@ class Server:
         """Whether a client still waits for the answer to records it sent."""
         return any(connection.produces_waiting for connection in self._connections)
 
+    @property
+    def has_produce_lines(self) -> bool:
+        """Whether records of requests that have begun are still to be handed to the write path."""
+        return not all(connection.client.produce_line.is_empty for connection in self._connections)
+
     # ---- called by connections
 
     def next_connection(self) -> int:

@@ -82,8 +82,10 @@ class Connection(SendingHalf):
         self._slow_ms = server.broker.settings.log_slow_request_ms or float("inf")
         self._exclusive = 0
         """The pieces of work that no other request may begin beside."""
+        self._is_decoding = False
+        """The last request in line is a long one, and has not begun."""
         self._decoded: Decoded | None = None
-        """A long request that has not begun."""
+        """This one, once it may begin."""
         self._write_paused_ms = 0.0
         self._read_paused = False
         self._ended = False
@@ -176,7 +178,7 @@ class Connection(SendingHalf):
 
     @property
     def produces_waiting(self) -> bool:
-        return self.sends_produce and bool(self._slots or self._unsent) and not self._ended
+        return self.sends_produce and (len(self._slots) > self._is_decoding or bool(self._unsent)) and not self._ended
 
     @property
     def is_sending(self) -> bool:
@@ -190,7 +192,7 @@ class Connection(SendingHalf):
     @property
     def waits_for_us(self) -> bool:
         """It has sent a request that may not begin, or is told to wait in the middle of one."""
-        return bool(self._frames) or self._read_paused
+        return bool(self._frames) or self._is_decoding or self._read_paused
 
     def is_idle(self, since_ms: float) -> bool:
         """Nothing is under way, and no request has come or gone forward since then, although we read."""
@@ -296,6 +298,7 @@ class Connection(SendingHalf):
             return self._protocol_error(error)
         if isinstance(request, Message):
             return self._carry_out(slot, header, len(frame), request)
+        self._is_decoding = True
         self._frames_bytes += len(frame)  # held until the request begins
         decoding = self._server.long_messages.finish(request)
         return self._wait_for(decoding, partial(self._long_decoded, slot, header, frame))
@@ -314,14 +317,17 @@ class Connection(SendingHalf):
         return self._pump_soon()
 
     def _begin_decoded(self, decoded: Decoded) -> None:
-        """That took a while: rights may have become unknown meanwhile."""
-        now_ms = self._broker.runtime.clock.monotonic_ms()
-        if self._ended or is_held(decoded.frame, self.client, self._gate, self._broker.freshness, now_ms):
-            return
-        self._decoded = None
-        self._frames_bytes -= len(decoded.frame)
+        """That took a while: meanwhile the agent may stop, rights be unknown, or the client's proof have expired."""
+        slot, header, frame, request = decoded
+        now_ms, freshness = self._broker.runtime.clock.monotonic_ms(), self._broker.freshness
+        if self._ended or self._server.draining or is_held(frame, self.client, self._gate, freshness, now_ms):
+            return None
+        self._decoded, self._is_decoding = None, False
+        self._frames_bytes -= len(frame)
         self._exclusive -= 1
-        self._carry_out(decoded.slot, decoded.header, len(decoded.frame), decoded.request)
+        if self._gate is not None and not self._gate.admits(frame):
+            return self._prove(slot, self._gate.receive(frame))
+        return self._carry_out(slot, header, len(frame), request)
 
     def _carry_out(self, slot: Slot, header: RequestHeader, frame_bytes: int, request: Message) -> None:
         if not self._has_asked:
@@ -345,9 +351,9 @@ class Connection(SendingHalf):
         """A message by which the client proves who it is. Nothing else begins before its reply."""
         if isinstance(reply, Reply):
             slot.parts, slot.ends = reply.parts, reply.ends
+            self._exclusive += bool(reply.ends)  # what came behind it at once is not judged, nor counted
             if self._gate is not None and reply.is_refusal and reply.parts:
                 slot.ends = ""
-                self._exclusive += 1
                 self._waiting.add(asyncio.ensure_future(self._gate.end_refused(self._end, reply.ends)))
             elif self._gate is not None and self._gate.is_open:
                 self._server.proved(self)

@@ -252,10 +252,13 @@ def _take_in_line(
             submitting = _submit_in_turns(broker, portions, waits=request.acks != 0)
             try:
                 # Shielded: a request without acks is stored whole, also if its client leaves at once.
-                await (asyncio.shield(submitting) if len(portions) > 1 else submitting)
+                whole = asyncio.shield(broker.record_walks.hand_over(submitting)) if len(portions) > 1 else submitting
+                await whole
             except asyncio.CancelledError:
                 if inspect.iscoroutine(answer):
                     answer.close()
+                elif isinstance(answer, asyncio.Future):
+                    answer.cancel()  # or it is kept until the timeout, which the client chose
                 raise
         finally:
             line.leave(place)

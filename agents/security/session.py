@@ -205,6 +205,9 @@ class Session:
         """Take a frame that `admits` did not let pass. After a step that is no Reply, nothing may be received before it
         is judged."""
         try:
+            begins_again = bytes(frame[:2]) == _HANDSHAKE_BYTES and self._may_begin_again(now_ms)
+            if self._state is _State.COMPLETE and not begins_again:
+                return self._end("the proof has expired, and the client has not proved itself again", Cause.EXPIRED)
             if len(frame) > self.receive_bytes_max:
                 return self._end("a message of a proof is too long")
             match self._state:
@@ -212,11 +215,9 @@ class Session:
                     return self._begin(frame)
                 case _State.TOKEN | _State.REFUSING:
                     return self._take_token(frame, now_ms)
-                case _State.COMPLETE if bytes(frame[:2]) == _HANDSHAKE_BYTES and self._may_begin_again(now_ms):
+                case _State.COMPLETE:
                     self._began_again_ms = now_ms
                     return self._begin(frame)
-                case _State.COMPLETE:
-                    return self._end("the proof has expired, and the client has not proved itself again", Cause.EXPIRED)
                 case _State.CHECKING | _State.FAILED:
                     return self._end("a request out of turn")
         except AuthenticationFailedError as error:

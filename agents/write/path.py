@@ -119,6 +119,7 @@ class WritePath:
         self._commits: asyncio.Queue[FileOnItsWay | None] = asyncio.Queue()
         self._committer: asyncio.Task[None] | None = None
         self._draining = False
+        self._is_drained = False
         outcomes = runtime.metrics.produce_batches_total
         self._stored = outcomes.labels(outcome="stored")
         self._duplicates = outcomes.labels(outcome="duplicate")
@@ -138,7 +139,7 @@ class WritePath:
         if self._committer is not None:
             # With records in it, `_seal` ends the line behind the last file: uploads may have no free slot now.
             if not len(self._buffer):
-                self._commits.put_nowait(None)
+                self._end_line()
             await self._committer
 
     async def close(self) -> None:
@@ -154,11 +155,17 @@ class WritePath:
 
     def submit(self, submission: Submission) -> None:
         """Take validated batches. The promise is kept when they are committed, refused or given up."""
+        if self._is_drained:
+            # Nobody would commit them, and the agent's end would wait for their answer.
+            moved = BatchResult(
+                error=int(ErrorCode.NOT_LEADER_OR_FOLLOWER), duplicate=False, base_offset=-1, log_append_time_ms=-1
+            )
+            return submission.promise.set_result([moved] * len(submission.batches))
         self._buffer.add(submission, self._clock.monotonic_ms())
         self.bytes += submission.held_bytes
         self._metrics.buffered_bytes.set(self.bytes)
         self._poke()
-        self._on_bytes_changed()
+        return self._on_bytes_changed()
 
     def set_early_share(self, share: float) -> None:
         """Seal early at this share of the budget's rate; 0 = never."""
@@ -233,7 +240,12 @@ class WritePath:
         self._metrics.l0_file_bytes.observe(len(sealed.file.parts))
         self._metrics.l0_bytes_total.inc(len(sealed.file.parts))
         if self._draining and not len(self._buffer):
-            self._commits.put_nowait(None)
+            self._end_line()
+
+    def _end_line(self) -> None:
+        """No file comes behind those in line."""
+        self._is_drained = True
+        self._commits.put_nowait(None)
 
     # ---- PUT
 

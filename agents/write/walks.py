@@ -52,12 +52,11 @@ class RecordWalks:
         # A first request is always taken, or one above the bound could never be.
         if self._bytes and self._bytes + request_bytes > WAITING_BYTES_MAX:
             return None
-        self._bytes += request_bytes
-        task = asyncio.create_task(work(), name="record walk")
-        self._under_way.add(task)
-        # Not at the end of the coroutine: one that is cancelled before it began has none.
-        task.add_done_callback(partial(self._ended, request_bytes))
-        return task
+        return self._begin(work(), request_bytes)
+
+    def hand_over(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """The end of what was begun here. It goes on when its client leaves, and `idle` waits for it too."""
+        return self._begin(work, 0)
 
     async def idle(self) -> None:
         """Wait until every walk that was begun has ended."""
@@ -67,6 +66,14 @@ class RecordWalks:
     def close(self) -> None:
         """A walk under way goes on to the end of its batch; nobody waits for it."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _begin(self, work: Coroutine[Any, Any, T], request_bytes: int) -> asyncio.Task[T]:
+        self._bytes += request_bytes
+        task = asyncio.create_task(work, name="record walk")
+        self._under_way.add(task)
+        # Not at the end of the coroutine: one that is cancelled before it began has none.
+        task.add_done_callback(partial(self._ended, request_bytes))
+        return task
 
     async def _verdicts(self, unwalked: Sequence[Unwalked]) -> list[Verdict]:
         verdicts: list[Verdict] = []

@@ -131,15 +131,15 @@ def producers_of(pages: Sequence[Mapping[str, Any]], earlier: Sequence[Mapping[s
             client_id=client_id,
             software=software,
             rounds=int(of["rounds"]),
-            requests=int(of["requests"]),
+            requests=max(0, int(of["requests"])),
             batches=int(of["batches"]),
-            bytes=int(of["bytes"]),
-            wait_ms=of["wait_ms"],
-            away_ms=of["away_ms"],
+            bytes=max(0, int(of["bytes"])),
+            wait_ms=max(0.0, of["wait_ms"]),
+            away_ms=max(0.0, of["away_ms"]),
         )
         for (client_id, software), of in sums.items()
-        # An agent that was started again, or that forgot a client, has smaller sums than before.
-        if of["rounds"] > 0 and of["batches"] > 0
+        # An agent that was started again, or that forgot a client, has smaller sums than before, of some or of all.
+        if of["rounds"] >= 1 and of["batches"] >= 1
     ]
     return sorted(found, key=lambda each: (-each.bytes, each.client_id))
 

@@ -21,7 +21,14 @@ from wire.messages.fetch import FetchRequest, FetchResponse, ForgottenTopic
 from wire.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 from wire.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from wire.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
-from wire.messages.produce import PartitionProduceResponse, ProduceRequest, ProduceResponse, TopicProduceResponse
+from wire.messages.produce import (
+    PartitionProduceData,
+    PartitionProduceResponse,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceData,
+    TopicProduceResponse,
+)
 
 MANY = 5 * STEP_ELEMENTS
 
@@ -175,3 +182,50 @@ async def test_a_long_answer_lets_no_two_requests_begin_at_once(
     await raw.answer(HeartbeatResponse, 4)
     await raw.answer(HeartbeatResponse, 4)
     assert begun == 2
+
+
+async def test_an_agent_stops_without_the_long_requests_that_are_decoded(
+    start_agent: StartAgent, dial: Dial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have not begun: their clients send them to another agent."""
+    running = await start_agent(drain_timeout_ms=600_000)
+    raw, server, decoding = await dial.raw(running.address), running.agent._server, asyncio.Event()
+    finish = LongMessages.finish
+
+    async def until_it_stops(self: LongMessages, steps: Steps[object]) -> object:
+        decoding.set()
+        while not server.draining:
+            await asyncio.sleep(0.01)
+        return await finish(self, steps)
+
+    monkeypatch.setattr(LongMessages, "finish", until_it_stops)
+    await raw.call(ProduceRequest(acks=-1), ProduceResponse, 9)
+    partitions = [PartitionProduceData(index=n, records=b"") for n in range(MANY)]
+    await raw.begin(ProduceRequest(acks=-1, topic_data=[TopicProduceData(name="t", partition_data=partitions)]), 9)
+    await decoding.wait()
+    async with asyncio.timeout(60):
+        await running.agent.stop()
+    assert await raw.is_closed_by_peer()
+
+
+async def test_a_client_whose_first_request_is_long_keeps_its_place_while_it_is_decoded(
+    start_agent: StartAgent, dial: Dial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await start_agent()
+    raw, server = await dial.raw(running.address), running.agent._server
+    goes_on, decoding = asyncio.Event(), asyncio.Event()
+    finish = LongMessages.finish
+
+    async def held(self: LongMessages, steps: Steps[object]) -> object:
+        decoding.set()
+        await goes_on.wait()
+        return await finish(self, steps)
+
+    monkeypatch.setattr(LongMessages, "finish", held)
+    await raw.begin(metadata_of(MANY), 12)
+    await decoding.wait()
+    now_ms = server._now_ms() + running.agent._settings.preauth_timeout_ms
+    monkeypatch.setattr(server, "_now_ms", lambda: now_ms)
+    server._close_unproved()
+    goes_on.set()
+    assert len((await raw.answer(MetadataResponse, 12)).topics) == MANY

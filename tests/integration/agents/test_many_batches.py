@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
+from agents.handlers import produce
 from agents.write import walks
+from agents.write.submission import BATCHES_MAX
 from agents.yielding import PARTS_PER_TURN
 from tests.fixtures.agents import Dial, RawConnection, RunningAgent, StartAgent
 from tests.fixtures.loop_stalls import loop_stalls
@@ -78,3 +81,37 @@ async def test_what_finds_no_room_is_refused_and_may_come_again(
     held.cancel()
     await asyncio.gather(held, return_exceptions=True)
     assert codes(await raw.call(request, ProduceResponse, 9)) == {0}
+
+
+@pytest.mark.parametrize("acks", [-1, 0])
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_an_agent_that_stops_stores_all_of_a_request_that_it_hands_over_in_turns(
+    start_agent: StartAgent, dial: Dial, monkeypatch: pytest.MonkeyPatch, *, leaves: bool, acks: int
+) -> None:
+    running, raw = await started(start_agent, dial)
+    submit, begun, count = produce._submit_in_turns, asyncio.Event(), 2 * BATCHES_MAX + 1
+    server, write_path = running.agent._server, running.agent._write_path
+    assert server is not None and write_path is not None
+
+    async def slow(*given: Any, **more: Any) -> None:
+        begun.set()
+        while not server.draining:
+            await asyncio.sleep(0.01)
+        for _ in range(20):  # the write path could end now
+            await asyncio.sleep(0)
+        await submit(*given, **more)
+
+    monkeypatch.setattr(produce, "_submit_in_turns", slow)
+    request = request_of(count, one_batch(1))
+    request.acks = acks
+    await raw.begin(request, 9)
+    await begun.wait()
+    if leaves:
+        [connection] = server.talking()
+        connection.abort()
+    async with asyncio.timeout(60):
+        await running.agent.stop()
+    assert running.metric("produce_batches_total", outcome="stored") == count
+    assert write_path.bytes == 0
+    if acks and not leaves:
+        assert codes(await raw.answer(ProduceResponse, 9)) == {0}

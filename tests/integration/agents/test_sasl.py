@@ -14,6 +14,7 @@ import confluent_kafka
 import kafka
 import pytest
 
+from agents.connections.long_messages import LongMessages
 from agents.security import gate
 from metadata.security.contract import UserChange
 from runtime.clock import Clock
@@ -28,7 +29,9 @@ from tests.fixtures.agents import RawConnection, RunningAgent, StartAgent
 from tests.fixtures.ahead_clock import AheadClock
 from tests.fixtures.waiting import until
 from tests.unit.agents.security.session_client import credential
+from wire.compiler.compile import Steps
 from wire.error_codes import ErrorCode
+from wire.messages.find_coordinator import FindCoordinatorRequest
 from wire.messages.metadata import MetadataRequest
 from wire.messages.sasl import (
     SaslAuthenticateRequest,
@@ -222,6 +225,35 @@ async def test_our_client_proves_itself_again_before_its_proof_expires(
         agent_clock.ahead_ms += HOUR_MS
         with pytest.raises(ConnectionLostError):
             await client.metadata([])
+
+
+async def test_a_long_request_does_not_begin_once_the_proof_has_expired(
+    start_sasl_agent: Callable[..., Awaitable[SaslAgent]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may wait, decoded, until rights are known again, for longer than the proof counts."""
+    clock = AheadClock()
+    agent = await start_sasl_agent(connections_max_reauth_ms=HOUR_MS, clock=clock)
+    server, freshness = agent.running.agent._server, agent.running.agent._access.freshness
+    assert server is not None and freshness is not None
+    finish = LongMessages.finish
+
+    async def lost_meanwhile(self: LongMessages, steps: Steps[object]) -> object:
+        monkeypatch.setattr(freshness, "holds", lambda *_: True)
+        return await finish(self, steps)
+
+    monkeypatch.setattr(LongMessages, "finish", lost_meanwhile)
+    raw = await RawConnection.connect(agent.address)
+    await raw.call(SaslHandshakeRequest(mechanism="PLAIN"), SaslHandshakeResponse, 1)
+    proof = SaslAuthenticateRequest(auth_bytes=plain.write("ann", "secret"))
+    assert (await raw.call(proof, SaslAuthenticateResponse, 2)).error_code == 0
+    await raw.begin(FindCoordinatorRequest(coordinator_keys=["group"] * 20_000), 4)
+    await until(lambda: any(each._decoded for each in server.talking()))
+    clock.ahead_ms += HOUR_MS
+    server._pump_all()
+    assert await raw.is_closed_by_peer(), "and nothing was answered"
+    refused = agent.running.metric("authentications_refused_total", mechanism="PLAIN", reason="expired")
+    assert refused == 1
+    await raw.close()
 
 
 async def test_tokens_after_the_proof_are_out_of_place(agent: SaslAgent) -> None:

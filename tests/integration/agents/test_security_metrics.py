@@ -116,6 +116,15 @@ async def test_each_other_way_not_to_come_in_has_its_reason(agent: RunningAgent,
     assert refused(agent, "none", "protocol") == 1
 
 
+async def test_a_connection_that_is_closed_is_counted_once_whatever_it_sent_at_once(
+    agent: RunningAgent, dial: Dial
+) -> None:
+    raw = await dial.raw(agent.address)
+    await raw.begin_together([MetadataRequest(topics=None)] * 100, 1)
+    assert await raw.is_closed_by_peer()
+    assert refused(agent, "none", "protocol") == 1
+
+
 async def test_while_the_store_is_away_a_refusal_is_no_wrong_password(
     agent: RunningAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""The write path when its lease is lost."""
+"""The write path when its lease is lost, and after its end."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from uuid import UUID
 
 from agents.write.buffer import SealOptions
-from agents.write.path import WriteCallbacks, WritePath
+from agents.write.path import Lease, WriteCallbacks, WritePath
 from agents.write.submission import PendingBatch, Submission
+from metadata.contract.agents import AgentMetadata
 from metadata.contract.errors import RightsMissingError
 from metadata.contract.l0_commit import BatchResult
 from metadata.contract.leases import AgentAddress, WriterLease
@@ -44,12 +45,8 @@ def submission() -> Submission:
     return Submission([PendingBatch(1, UUID(int=1), 0, records, read_header(records), False)], promise)
 
 
-async def test_a_file_of_a_lost_lease_is_given_up_once_although_the_lease_cannot_be_renewed() -> None:
-    metadata, metrics = MemoryMetadata().agents, Metrics()
-    address = AgentAddress(host="h", port=1)
-    lease = LostLease(await metadata.register_agent(address))
-    await metadata.register_agent(address, instead_of=lease.current)
-    path = WritePath(
+def write_path(metadata: AgentMetadata, lease: Lease, metrics: Metrics) -> WritePath:
+    return WritePath(
         options=SealOptions(
             linger_ms=1,
             file_bytes=1,
@@ -66,6 +63,14 @@ async def test_a_file_of_a_lost_lease_is_given_up_once_although_the_lease_cannot
         callbacks=WriteCallbacks(on_committed=lambda *_: None, on_bytes_changed=lambda: None),
         runtime=Runtime(metrics=metrics),
     )
+
+
+async def test_a_file_of_a_lost_lease_is_given_up_once_although_the_lease_cannot_be_renewed() -> None:
+    metadata, metrics = MemoryMetadata().agents, Metrics()
+    address = AgentAddress(host="h", port=1)
+    lease = LostLease(await metadata.register_agent(address))
+    await metadata.register_agent(address, instead_of=lease.current)
+    path = write_path(metadata, lease, metrics)
     path.start()
     # when: a file is fenced, and another one after it
     for files in (1, 2):
@@ -80,4 +85,24 @@ async def test_a_file_of_a_lost_lease_is_given_up_once_although_the_lease_cannot
         await asyncio.sleep(0)
         assert path.bytes == 0
         assert metrics.registry.get_sample_value("siltstone_commits_total", {"outcome": "given_up"}) == files
+    await path.close()
+
+
+async def test_what_comes_after_the_drain_is_refused_at_once() -> None:
+    """Nobody would commit it any more, and the agent's end would wait for its answer."""
+    metadata = MemoryMetadata().agents
+    path = write_path(metadata, LostLease(await metadata.register_agent(AgentAddress(host="h", port=1))), Metrics())
+    path.start()
+    before = submission()
+    path.submit(before)
+    draining = asyncio.create_task(path.drain())
+    await asyncio.sleep(0)
+    for _ in range(2):
+        late = submission()
+        path.submit(late)
+        assert isinstance(late.promise, asyncio.Future)
+        assert [result.error for result in late.promise.result()] == [ErrorCode.NOT_LEADER_OR_FOLLOWER]
+        await draining
+    assert before.promise.done()
+    assert path.bytes == 0
     await path.close()

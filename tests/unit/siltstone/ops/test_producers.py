@@ -63,6 +63,20 @@ def test_a_client_without_rounds_meanwhile_and_an_agent_that_started_again_are_l
     assert not producers_of([{}])
 
 
+@pytest.mark.parametrize("fewer", ["requests", "bytes", "wait_ms", "away_ms"])
+def test_an_agent_that_started_again_may_have_some_larger_sums_than_before(fewer: str) -> None:
+    (found,) = producers_of([page(client())], [page(client(rounds=1, batches=1, **{fewer: 1e9}))])
+    assert getattr(found, fewer) == 0
+    assert 0 <= found.waiting_share <= 1
+    assert round_text(found)
+    advice_for(found)
+
+
+@pytest.mark.parametrize("part", [{"rounds": 0.5}, {"batches": 0.5}])
+def test_less_than_one_round_or_batch_is_none(part: dict[str, float]) -> None:
+    assert not producers_of([page(client(**part))])
+
+
 @pytest.mark.parametrize(
     ("software", "setting"),
     [
