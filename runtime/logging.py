@@ -21,11 +21,10 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, Final, Protocol, TextIO, cast
 
-import structlog
-
 from runtime.clock import Clock, SystemClock
 from runtime.log_bursts import Bursts
 from runtime.passwords import masked
+from runtime.structlog_without_rich import structlog
 from runtime.text import printable
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}

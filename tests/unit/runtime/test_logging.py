@@ -185,3 +185,15 @@ def test_lines_of_level_debug_are_never_left_out(capsys: pytest.CaptureFixture[s
     for _ in range(9):
         get_logger("x").debug("file sealed")
     assert len(lines_of(capsys)) == 9
+
+
+def test_a_process_that_logs_and_prints_no_tables_does_not_load_rich() -> None:
+    program = (
+        "import runtime.logging, siltstone.processes.agent, siltstone.processes.compactor, sys\n"
+        "print(sorted({'rich', 'pygments'} & sys.modules.keys()))\n"
+        "import rich\n"
+        "print(rich.__name__)\n"
+    )
+    assert subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    ).stdout.splitlines() == ["[]", "rich"]
