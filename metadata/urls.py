@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from metadata.contract.store import MetadataStore
-from metadata.memory.store import MemoryMetadata
 from runtime.errors import BadInputError
 from runtime.passwords import scheme_in
-from runtime.runtime import Runtime
+
+if TYPE_CHECKING:
+    from runtime.runtime import Runtime
 
 PRODUCER_ID_EXPIRATION_MS = 86_400_000
 """Kafka's default for producer.id.expiration.ms: one day."""
@@ -28,6 +31,8 @@ def open_metadata(
     """
     scheme = scheme_in(url).partition("+")[0]
     if url == "memory://":
+        from metadata.memory.store import MemoryMetadata  # Postgres needs none of it
+
         return MemoryMetadata(runtime=runtime, producer_id_expiration_ms=producer_id_expiration_ms)
     if scheme in {"postgresql", "postgres"}:
         from metadata.postgres.store import PostgresMetadata  # memory:// needs no SQLAlchemy

@@ -27,7 +27,7 @@ from metadata.contract.topics import Topic
 from metadata.memory.store import MemoryMetadata
 from runtime.runtime import Runtime
 from runtime.settings.table import Settings
-from siltstone.processes.agent import GARBAGE_THRESHOLDS
+from siltstone.processes.garbage import SELDOM
 from storage.memory import MemoryStore
 from wire.api import RequestHeader, encode_response
 from wire.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
@@ -156,7 +156,7 @@ async def _encoded(broker: Broker, header: RequestHeader, request: MetadataReque
 def _collecting_as_agents_do() -> Generator[None]:
     """Garbage is collected as rarely as in an agent's process; with 50,000 topics each collection is a long stall."""
     before = gc.get_threshold()
-    gc.set_threshold(*GARBAGE_THRESHOLDS)
+    gc.set_threshold(*SELDOM)
     yield
     gc.set_threshold(*before)
     gc.unfreeze()

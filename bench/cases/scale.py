@@ -30,7 +30,7 @@ from runtime.runtime import Runtime
 from runtime.settings.table import Settings
 from siltstone.embedded.postgres import EmbeddedPostgres
 from siltstone.kafka.client import KafkaClient
-from siltstone.processes.agent import GARBAGE_THRESHOLDS
+from siltstone.processes.garbage import SELDOM
 from storage.memory import MemoryStore
 from wire.error_codes import ErrorCode
 from wire.messages import join_group, offset_commit, sync_group
@@ -210,7 +210,7 @@ async def _serve(url: str, parent: Connection) -> None:
     # As `siltstone agent` does.
     gc.collect()
     gc.freeze()
-    gc.set_threshold(*GARBAGE_THRESHOLDS)
+    gc.set_threshold(*SELDOM)
     watch = Watch()
     empty_bytes = resident_bytes(os.getpid())
     await asyncio.sleep(10 * TICK_S)

@@ -9,7 +9,7 @@ from typing import Any
 from compactor.cleaning.unreadable import PARTITIONS_TOLD_MAX
 from compactor.heavy.manifest import ManifestMismatchError, UnitResult, check_result
 from compactor.heavy.units import HeavyPlan, UnitKind
-from compactor.merging.segments import joined_ranges
+from compactor.merging.ranges import joined_ranges
 from metadata.contract.jobs import CleanedPartition, CommitMerge, OutputFile
 from metadata.rules.jobs import UNREADABLE
 

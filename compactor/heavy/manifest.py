@@ -14,7 +14,7 @@ from typing import Any, cast
 import zstandard
 
 from compactor.heavy.units import HeavyPlan, PlanError, Unit, UnitKind, decompress, load_json
-from compactor.merging.segments import joined_ranges
+from compactor.merging.ranges import joined_ranges
 from metadata.contract.jobs import CleanedPartition, OutputExtent, OutputFile
 from metadata.contract.leveled import FileClass
 from metadata.rules.jobs import UNREADABLE

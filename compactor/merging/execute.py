@@ -39,7 +39,7 @@ from compactor.merging.partition_merge import (
     PartitionDedupe,
     copy_partition,
 )
-from compactor.merging.segments import joined_ranges
+from compactor.merging.ranges import joined_ranges
 from compactor.merging.windows import Flags, KernelCaller, LateCorruptionError
 from compactor.planning.options import MergeMemory
 from compactor.planning.spec import MergeKind, MergeSpec

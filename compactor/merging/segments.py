@@ -130,14 +130,3 @@ def ends_file(*, file_bytes: int, file_extents: int, next_bytes: int, output_byt
     over = file_bytes + next_bytes - output_bytes
     # Ends only if the file is then nearer to the wanted size than with the next extent.
     return over > 0 and over >= output_bytes - file_bytes
-
-
-def joined_ranges(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Disjoint inclusive (base, last) ranges in order, with touching ranges joined."""
-    joined: list[tuple[int, int]] = []
-    for base, last in ranges:
-        if joined and joined[-1][1] + 1 == base:
-            joined[-1] = (joined[-1][0], last)
-        else:
-            joined.append((base, last))
-    return joined

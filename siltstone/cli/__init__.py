@@ -9,6 +9,7 @@ traceback.
 from __future__ import annotations
 
 import errno
+import gc
 import importlib
 import os
 import sys
@@ -18,6 +19,7 @@ from typing import Any, NoReturn
 import click
 
 from runtime.errors import SiltstoneError
+from siltstone.processes.garbage import SELDOM
 from siltstone.terminal.plain import escape_error, say
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
@@ -109,6 +111,7 @@ class LazyGroup(click.Group):
             raise
 
     def invoke(self, ctx: click.Context) -> Any:
+        gc.set_threshold(*SELDOM)  # before the imports of the command, which take most of its time
         try:
             return super().invoke(ctx)
         except click.UsageError as error:

@@ -24,6 +24,7 @@ from runtime.runtime import Runtime
 from runtime.settings.table import Settings
 from siltstone.processes.descriptors import settings_within_descriptors
 from siltstone.processes.ecs_metadata import settings_on_ecs
+from siltstone.processes.garbage import SELDOM
 from siltstone.processes.http_endpoint import HttpEndpoint
 from siltstone.processes.log_and_traces import log_and_traces
 from siltstone.processes.metrics_tls import metrics_tls_of
@@ -34,12 +35,6 @@ from siltstone.processes.stopping import on_hangup, stop_signals, unless
 from storage.objects import ObjectStore
 
 _log = get_logger(__name__)
-
-GARBAGE_THRESHOLDS = (20_000, 4, 100)
-"""Thresholds of the garbage collector. With Python's default of 700 it would run after every few requests and look
-through thousands of batches that are in use. The second is small, so that a request of very many elements does not lead
-to one look through all of them: 20 ms instead of 100. The product bounds how often it looks through everything."""
-
 
 Beside = Callable[[Settings, ObjectStore, MetadataStore, Runtime], AbstractAsyncContextManager[None]]
 """A part that uses the same open stores while the agent runs."""
@@ -64,7 +59,7 @@ async def run_agent(
 
     gc.collect()  # what the imports left
     gc.freeze()
-    gc.set_threshold(*GARBAGE_THRESHOLDS)
+    gc.set_threshold(*SELDOM)
 
     with stop_signals(stopping, again), lifeline_watched(lifeline, stopping):
         await serve_agent(settings, on_ready=ready, stopping=stopping, again=again, on_hangup=on_hangup)

@@ -24,6 +24,7 @@ from runtime.runtime import Runtime
 from runtime.settings.checks import is_memory
 from runtime.settings.table import Settings
 from siltstone.processes.engines import engines
+from siltstone.processes.garbage import USUAL
 from siltstone.processes.http_endpoint import HttpEndpoint
 from siltstone.processes.log_and_traces import log_and_traces
 from siltstone.processes.metrics_tls import metrics_tls_of
@@ -53,6 +54,7 @@ async def run_compactor(
             remedy="name the Postgres and the object store of the agents; `siltstone dev` compacts memory:// itself",
         )
     keep_freed_memory()
+    gc.set_threshold(*USUAL)
     stopping = asyncio.Event()
 
     def ready(running: RunningCompactor) -> None:

@@ -88,7 +88,7 @@ def test_a_seed_that_fails_can_be_replayed_by_the_command_it_prints() -> None:
     name = "serves-over-a-gap"
     with PLANTED[name]():
         failed = next(
-            outcome for outcome in (run_seed(seed, planted=name) for seed in range(100)) if outcome.violations
+            outcome for outcome in (run_seed(seed, planted=name) for seed in range(12, 100)) if outcome.violations
         )
     assert f"seed {failed.seed}" in str(failed)
     # when the command in its text is run

@@ -17,7 +17,6 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from sqlalchemy.pool import NullPool
 
 from metadata.contract.backup import REBUILT_HOST, Row
-from metadata.migrations.migrate import STATEMENT_TIMEOUT_MS
 from metadata.postgres.backup.producers import restored
 from metadata.postgres.backup.tables import PRODUCERS, TABLES
 from metadata.postgres.connection import CONNECTION_ERRORS, connect, unavailable
@@ -26,6 +25,7 @@ from metadata.postgres.tables import ACLS, CLIENT_QUOTAS, CLUSTER, FILES, PRODUC
 from runtime.errors import BadInputError, BugError
 
 ROWS_AT_A_TIME = 2_000
+STATEMENT_TIMEOUT_MS = 3_600_000
 _JOB_IDS = "pg_get_serial_sequence('merge_jobs', 'job_id')"
 
 

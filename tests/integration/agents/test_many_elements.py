@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from siltstone.processes.agent import GARBAGE_THRESHOLDS
+from siltstone.processes.garbage import SELDOM
 from tests.fixtures.agents import Dial, StartAgent
 from tests.fixtures.loop_stalls import LoopStalls, loop_stalls
 from tests.fixtures.many_elements import Case, arrays_of, made_long
@@ -49,7 +49,7 @@ def cases() -> Iterator[Case]:
 def as_in_an_agent() -> Iterator[None]:
     """The collector of garbage looks through the elements as often as in an agent's process."""
     before = gc.get_threshold()
-    gc.set_threshold(*GARBAGE_THRESHOLDS)
+    gc.set_threshold(*SELDOM)
     yield
     gc.set_threshold(*before)
 

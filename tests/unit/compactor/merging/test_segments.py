@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compactor.merging.segments import EXTENTS_MAX, ExtentCutter, SegmentRule, ends_file, joined_ranges, segment_rule
+from compactor.merging.ranges import joined_ranges
+from compactor.merging.segments import EXTENTS_MAX, ExtentCutter, SegmentRule, ends_file, segment_rule
 from compactor.planning.spec import GIB
 
 DAY_MS = 86_400_000

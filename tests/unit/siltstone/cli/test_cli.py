@@ -66,6 +66,13 @@ def test_the_list_of_commands_loads_none_of_them() -> None:
     assert outcome.stdout.splitlines()[-1] == "[]"
 
 
+def test_commands_that_read_and_check_load_nothing_that_merges_or_migrates() -> None:
+    modules = ", ".join(f"siltstone.cli.{name}" for name in ("fsck", "record", "erase.command", "files.list_files"))
+    code = f"import sys, {modules}\nprint(sorted({{'numpy', 'numba', 'alembic', 'metadata.memory.store'}} & sys.modules.keys()))"
+    outcome = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert outcome.stdout == "[]\n"
+
+
 def test_every_command_of_the_list_has_the_name_it_is_listed_under() -> None:
     context = click.Context(cli.main)
     for name in cli.COMMANDS:
