@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from agents.connections.long_messages import LongMessages
-from agents.request_context import ClientConnection
-from wire.compiler.compile import Steps
+from agents.quotas.meter import Meter
+from agents.request_context import ClientConnection, RequestContext
+from runtime.clock import SystemClock
+from wire.api import RequestHeader
+from wire.compiler.compile import Steps, encode
+from wire.compiler.source_text import STEP_ELEMENTS
+from wire.messages.find_coordinator import Coordinator, FindCoordinatorResponse
 
 
 class Lane:
@@ -95,3 +102,14 @@ async def test_who_leaves_at_any_moment_leaves_the_turn_to_the_next() -> None:
         assert {"0", "2"} <= set(lane.ended)
         await ended([lane.begin("new", "10.0.0.4")])
         assert lane.ended[-1] == "new"
+
+
+async def test_the_time_that_it_takes_to_write_a_long_answer_counts_for_its_client() -> None:
+    header = RequestHeader(10, 5, 1, "c")
+    context = RequestContext(header, ClientConnection(0, "10.0.0.1:1"), 100)
+    context.meter = Meter(SystemClock())
+    answer = FindCoordinatorResponse(coordinators=[Coordinator(key="g", host="h")] * 5 * STEP_ELEMENTS)
+    throttle: Any = SimpleNamespace(on=True, tells=lambda *_: False)
+    parts = await LongMessages().encode(throttle, context, answer)
+    assert b"".join(parts).endswith(b"".join(encode(answer, 5)))
+    assert context.meter.spent_ms > 0
