@@ -300,7 +300,7 @@ class Connection(SendingHalf):
             return self._carry_out(slot, header, len(frame), request)
         self._is_decoding = True
         self._frames_bytes += len(frame)  # held until the request begins
-        decoding = self._server.long_messages.finish(request)
+        decoding = self._server.long_messages.finish(request, self.client)
         return self._wait_for(decoding, partial(self._long_decoded, slot, header, frame))
 
     def _long_decoded(

@@ -11,6 +11,7 @@ import pytest
 from agents.connections import connection
 from agents.connections.long_messages import LongMessages
 from agents.dispatch import HANDLERS, Handler
+from agents.request_context import ClientConnection
 from security.quotas.values import DEFAULT, QuotaEntity, QuotaKey
 from tests.fixtures.agents import Dial, RawConnection, RunningAgent, StartAgent
 from wire.api import encode_request
@@ -64,9 +65,9 @@ async def test_another_client_is_served_between_two_steps(
     long, other = await dial.raw(running.address), await dial.raw(running.address)
     finish, goes_on = LongMessages.finish, asyncio.Event()
 
-    async def held(self: LongMessages, steps: Steps[object]) -> object:
+    async def held(self: LongMessages, steps: Steps[object], client: ClientConnection) -> object:
         await goes_on.wait()
-        return await finish(self, steps)
+        return await finish(self, steps, client)
 
     monkeypatch.setattr(LongMessages, "finish", held)
     await long.begin(metadata_of(MANY), 12)
@@ -129,10 +130,10 @@ async def test_a_long_request_begins_only_while_its_rights_are_known(
     raw, other = await dial.raw(running.address), await dial.raw(running.address)
     rights_are_known, finish = True, LongMessages.finish
 
-    async def lost_meanwhile(self: LongMessages, steps: Steps[object]) -> object:
+    async def lost_meanwhile(self: LongMessages, steps: Steps[object], client: ClientConnection) -> object:
         nonlocal rights_are_known
         rights_are_known = False
-        return await finish(self, steps)
+        return await finish(self, steps, client)
 
     monkeypatch.setattr(LongMessages, "finish", lost_meanwhile)
     monkeypatch.setattr(connection, "is_held", lambda *_: not rights_are_known)
@@ -192,11 +193,11 @@ async def test_an_agent_stops_without_the_long_requests_that_are_decoded(
     raw, server, decoding = await dial.raw(running.address), running.agent._server, asyncio.Event()
     finish = LongMessages.finish
 
-    async def until_it_stops(self: LongMessages, steps: Steps[object]) -> object:
+    async def until_it_stops(self: LongMessages, steps: Steps[object], client: ClientConnection) -> object:
         decoding.set()
         while not server.draining:
             await asyncio.sleep(0.01)
-        return await finish(self, steps)
+        return await finish(self, steps, client)
 
     monkeypatch.setattr(LongMessages, "finish", until_it_stops)
     await raw.call(ProduceRequest(acks=-1), ProduceResponse, 9)
@@ -216,10 +217,10 @@ async def test_a_client_whose_first_request_is_long_keeps_its_place_while_it_is_
     goes_on, decoding = asyncio.Event(), asyncio.Event()
     finish = LongMessages.finish
 
-    async def held(self: LongMessages, steps: Steps[object]) -> object:
+    async def held(self: LongMessages, steps: Steps[object], client: ClientConnection) -> object:
         decoding.set()
         await goes_on.wait()
-        return await finish(self, steps)
+        return await finish(self, steps, client)
 
     monkeypatch.setattr(LongMessages, "finish", held)
     await raw.begin(metadata_of(MANY), 12)

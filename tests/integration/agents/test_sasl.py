@@ -15,6 +15,7 @@ import kafka
 import pytest
 
 from agents.connections.long_messages import LongMessages
+from agents.request_context import ClientConnection
 from agents.security import gate
 from metadata.security.contract import UserChange
 from runtime.clock import Clock
@@ -237,9 +238,9 @@ async def test_a_long_request_does_not_begin_once_the_proof_has_expired(
     assert server is not None and freshness is not None
     finish = LongMessages.finish
 
-    async def lost_meanwhile(self: LongMessages, steps: Steps[object]) -> object:
+    async def lost_meanwhile(self: LongMessages, steps: Steps[object], client: ClientConnection) -> object:
         monkeypatch.setattr(freshness, "holds", lambda *_: True)
-        return await finish(self, steps)
+        return await finish(self, steps, client)
 
     monkeypatch.setattr(LongMessages, "finish", lost_meanwhile)
     raw = await RawConnection.connect(agent.address)

@@ -11,6 +11,7 @@ import pytest
 
 from agents.request_context import ANONYMOUS
 from agents.security import audit, gate
+from agents.security.passwords import PasswordChecks
 from metadata.security.contract import UserChange
 from runtime.errors import UnavailableError
 from runtime.logging import configure
@@ -134,6 +135,20 @@ async def test_while_the_store_is_away_a_refusal_is_no_wrong_password(
     with pytest.raises(UnavailableError):
         await KafkaClient.connect(agent.address, security=as_ann("PLAIN", "new"))
     assert (refused(agent, "PLAIN", "store_away"), refused(agent, "PLAIN")) == (1, 0)
+
+
+async def test_a_proof_that_could_not_be_judged_is_counted_as_an_error(
+    agent: RunningAgent, dial: Dial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(*_: object) -> bool:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(PasswordChecks, "is_right", fails)
+    raw = await dial.raw(agent.address)
+    await raw.call(SaslHandshakeRequest(mechanism="PLAIN"), SaslHandshakeResponse, 1)
+    await raw.begin(SaslAuthenticateRequest(auth_bytes=plain.write("ann", "secret")), 2)
+    assert await raw.is_closed_by_peer()
+    assert (refused(agent, "PLAIN", "error"), refused(agent, "PLAIN")) == (1, 0)
 
 
 async def test_a_guesser_that_leaves_before_the_answer_is_counted(agent: RunningAgent) -> None:
