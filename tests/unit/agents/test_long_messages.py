@@ -109,7 +109,11 @@ async def test_the_time_that_it_takes_to_write_a_long_answer_counts_for_its_clie
     context = RequestContext(header, ClientConnection(0, "10.0.0.1:1"), 100)
     context.meter = Meter(SystemClock())
     answer = FindCoordinatorResponse(coordinators=[Coordinator(key="g", host="h")] * 5 * STEP_ELEMENTS)
-    throttle: Any = SimpleNamespace(on=True, tells=lambda *_: False)
+
+    def tells(*_: object) -> bool:
+        return False
+
+    throttle: Any = SimpleNamespace(on=True, tells=tells)
     parts = await LongMessages().encode(throttle, context, answer)
     assert b"".join(parts).endswith(b"".join(encode(answer, 5)))
     assert context.meter.spent_ms > 0

@@ -10,9 +10,10 @@ from uuid import UUID
 
 import pytest
 
-from agents.read.sessions import EVICT_MS, FetchContext, FetchSessions, TopicKey
+from agents.read.sessions import EVICT_MS, FetchContext, FetchPart, FetchSessions, TopicKey, add_by_topic
 from wire.error_codes import ErrorCode
 from wire.messages.fetch import (
+    FetchableTopicResponse,
     FetchPartition,
     FetchRequest,
     FetchResponse,
@@ -406,3 +407,15 @@ def test_ids_are_positive_and_never_used_twice_at_once() -> None:
         context = sessions.begin(asks(("a", 0)), by_id=False, now_ms=0)
         ids.append(sessions.answer(context, now_ms=0).session_id)
     assert ids == [1, 1 + (2**31 - 2) // 2, 2**31 - 2]
+
+
+@pytest.mark.parametrize("topic", ["t", UUID(int=7)])
+def test_a_topic_whose_parts_are_answered_in_several_turns_stands_once_in_the_answer(topic: TopicKey) -> None:
+    answered = [
+        (FetchPart(topic, FetchPartition(partition=n, fetch_offset=0, partition_max_bytes=1)), PartitionData())
+        for n in range(5)
+    ]
+    topics: list[FetchableTopicResponse] = []
+    for some in (answered[:2], answered[2:4], answered[4:]):
+        add_by_topic(topics, some)
+    assert [len(each.partitions) for each in topics] == [5]
