@@ -9,11 +9,13 @@ import pytest
 
 from agents.handlers import produce
 from agents.write import walks
+from agents.write.reply import ProduceReply
 from agents.write.submission import BATCHES_MAX
 from agents.yielding import PARTS_PER_TURN
 from tests.fixtures.agents import Dial, RawConnection, RunningAgent, StartAgent
 from tests.fixtures.loop_stalls import loop_stalls
 from tests.fixtures.record_batches import one_batch, with_header
+from tests.fixtures.waiting import until
 from wire.error_codes import ErrorCode
 from wire.messages.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
 
@@ -115,3 +117,39 @@ async def test_an_agent_that_stops_stores_all_of_a_request_that_it_hands_over_in
     assert write_path.bytes == 0
     if acks and not leaves:
         assert codes(await raw.answer(ProduceResponse, 9)) == {0}
+
+
+async def test_batches_of_several_files_keep_their_order(start_agent: StartAgent, dial: Dial) -> None:
+    _, raw = await started(start_agent, dial)
+    count = 2 * BATCHES_MAX + 1
+    answer = await raw.call(request_of(count, one_batch(1)), ProduceResponse, 9)
+    offsets = [part.base_offset for topic in answer.responses for part in topic.partition_responses]
+    assert offsets == list(range(count))
+
+
+async def test_the_answer_of_a_client_that_leaves_meanwhile_is_not_kept_for_the_timeout_it_chose(
+    start_agent: StartAgent, dial: Dial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, raw = await started(start_agent, dial)
+    replies: list[ProduceReply] = []
+    begun = asyncio.Event()
+
+    class Kept(ProduceReply):
+        def __init__(self, *given: Any, **more: Any) -> None:
+            super().__init__(*given, **more)
+            replies.append(self)
+
+    async def never(*_: object, **__: object) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(produce, "ProduceReply", Kept)
+    monkeypatch.setattr(produce, "_submit_in_turns", never)
+    await raw.begin(request_of(2 * BATCHES_MAX, one_batch(1)), 9)
+    await begun.wait()
+    await raw.close()
+    try:
+        await until(lambda: replies[0].future.cancelled())
+    finally:
+        for task in running.agent._record_walks._under_way:
+            task.cancel()
