@@ -77,7 +77,12 @@ class Metrics:
         text = "How long a client had to wait after a request, because it was over that quota."
         self.throttle_seconds = self._histogram("throttle_seconds", text, SECONDS, "quota")
         self.protocol_errors_total = self._counter(
-            "protocol_errors_total", "Connections closed because of malformed input.", "reason"
+            "protocol_errors_total",
+            "Connections closed because of malformed input: `frame_too_large`, `malformed_frame`, `unknown_api`,"
+            " `unsupported_version`, `malformed_message`, `proxy_header`, `zone` (of another agent), `other`, or"
+            " `tls`. A refused certificate counts as `tls` and in `authentications_refused_total`; a client that"
+            " distrusts the agent's certificate only as `tls`.",
+            "reason",
         )
         self.produce_bytes_total = self._counter("produce_bytes_total", "Bytes of record batches acknowledged.")
         self.produce_batches_total = self._counter(

@@ -67,12 +67,16 @@ NOT_RUN = {
     ("docs/security.md", "siltstone users set-password"): (
         "asks agents elsewhere; tests/integration/siltstone/test_secure_dev.py gives such commands"
     ),
-    ("docs/operations/logs-and-traces.md", 'jq -cR \'fromjson? | select(.module == "siltstone.audit"'): (
+    ("docs/operations/logs-and-traces.md", "jq -cnR --arg event 'would be denied'"): (
         "reads the log of a shadow that the reader has; tests/integration/agents/acls has the lines"
     ),
-    ("docs/operations/runbook.md", 'jq -cR \'fromjson? | select(.event == "client not authenticated")'): (
+    ("docs/operations/runbook.md", "# with log.format=json"): (
         "reads the log of agents that the reader has; tests/integration/agents/test_oauth.py has such lines"
     ),
+    ("docs/operations/runbook.md", 'jq -nR \'[inputs | fromjson? | select("client not authenticated"'): (
+        "reads the log of agents that the reader has; tests/unit/runtime/test_log_bursts.py counts such lines"
+    ),
+    ("docs/security.md", "openssl req"): "asks for a certificate by an authority of the reader's own",
     ("docs/reading-topics.md", "pip install"): INSTALLS,
     ("docs/reading-topics.md", "psql -c"): SERVERS,
     ("docs/spark.md", "pip install"): INSTALLS,
