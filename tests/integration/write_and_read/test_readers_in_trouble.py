@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from agents.handlers import fetch
 from agents.read import pools
 from agents.tail import fresh_watermarks as fresh
 from metadata.contract.agents import AgentMetadata
@@ -394,3 +395,26 @@ async def test_connections_that_send_their_first_batch_while_the_agent_is_full_w
     await asyncio.gather(*sending)
     for raw in raws:
         assert (await raw.answer(ProduceResponse, 9)).responses[0].partition_responses[0].error_code == 0
+
+
+async def test_a_client_that_leaves_while_its_answer_is_put_together_gives_the_memory_back(
+    start_agent: StartAgent, dial: Dial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, client, raw = await two_topics(start_agent, dial, Store())
+    await client.produce("hot", 0, batch(b"x" * 400_000))
+    assert running.agent._server is not None
+    budget, in_turns, begun = running.agent._server.broker.reader._budget, fetch.chunks_with_yields, asyncio.Event()
+
+    async def for_ever(parts: Sequence[Any], *more: Any) -> AsyncIterator[Sequence[Any]]:
+        if parts and isinstance(parts[0], tuple):  # a part and its answer
+            begun.set()
+            await asyncio.Event().wait()
+        async for some in in_turns(parts, *more):
+            yield some
+
+    monkeypatch.setattr(fetch, "chunks_with_yields", for_ever)
+    await raw.begin(fetch_of({"hot": 0}), 12)
+    await begun.wait()
+    assert budget.taken >= 400_000
+    await raw.close()
+    await until(lambda: budget.taken == 0)
