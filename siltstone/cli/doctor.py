@@ -62,6 +62,10 @@ from storage.objects import StoreFullError
 from storage.probe import probe_conditional_create
 from storage.urls import ObjectStoreUrl, parse_store_url
 
+_EXPOSURE_NOT_CHECKED = (
+    "not checked: listeners, ACLs and certificates; with --data they are those of `siltstone dev`; for those of"
+    " an agent add --config FILE"
+)
 _STYLES: Mapping[Verdict, str] = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "red"}
 
 
@@ -94,8 +98,11 @@ def doctor(given: SystemOptions, instance_class: str, as_json: bool) -> None:
     vcpus_of(instance_class)  # an unknown class is an error before anything is asked
     with resolved(given) as urls:
         checks = [*asyncio.run(_examine(urls, instance_class)), *_producer_checks(given.data)]
-    if given.data is None:  # the agents of a directory have settings of their own
+    asks_exposure = given.data is None or given.config is not None
+    if asks_exposure:  # the agents of a directory have settings of their own, unless the user names others
         checks += [*judge_exposure(given.settings), *_certificate_checks(given.settings)]
+    if not asks_exposure:
+        say(_EXPOSURE_NOT_CHECKED, err=as_json)
     if as_json:
         fields = ("name", "verdict", "detail", "remedy")
         print_json([{field: str(getattr(check, field)) for field in fields} for check in checks])

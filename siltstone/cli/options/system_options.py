@@ -49,6 +49,8 @@ class SystemOptions:
     object_store_url: str
     settings: Settings
     """Every setting of the command: from options, the environment and the file."""
+    config: Path | None = None
+    """The file of --config."""
     hints: HintOptions = NO_HINT_OPTIONS
     """The options that printed hints repeat, so that a hint can be run as it is printed."""
 
@@ -115,6 +117,7 @@ def url_options(command: Callable[..., T]) -> Callable[..., T]:
             metadata_url=settings.metadata_url if data is None else "",
             object_store_url=place_of(settings) if data is None else "",
             settings=settings,
+            config=config,
             hints=hint_options_for(
                 data="" if data is None else str(data),
                 metadata_url=metadata_url or "",

@@ -297,6 +297,23 @@ def test_doctor_finds_a_dev_stack_fit(stack: Stack) -> None:
     assert "remedy: " in shown and shown.strip().endswith("0 fail")
 
 
+def test_doctor_of_a_directory_judges_the_listeners_of_a_config_and_says_what_it_leaves_out(
+    stack: Stack, tmp_path: Path
+) -> None:
+    # without a file the listeners are those of `siltstone dev`
+    left_out = "not checked: listeners, ACLs and certificates"
+    directory = "--data", str(stack.data)
+    assert left_out in run_ok("doctor", *directory)
+    as_json = run("doctor", *directory, "--json")
+    assert left_out in as_json.stderr and json.loads(as_json.stdout)
+    # with a file they are those of the agents that go by it
+    config = tmp_path / "agent.toml"
+    config.write_text('insecure = true\n[listener.open]\naddress = "0.0.0.0:9092"\nadvertised = "a:9092"\n')
+    checks = {check["name"]: check for check in run_json("doctor", *directory, "--config", str(config))}
+    assert checks["listener open"]["verdict"] == checks["acl.mode"]["verdict"] == "warn"
+    assert left_out not in run_ok("doctor", *directory, "--config", str(config))
+
+
 def test_doctor_reports_what_it_cannot_reach_and_goes_on(unused_tcp_port: int, tmp_path: Path) -> None:
     (tmp_path / "objects").mkdir()
     found = run(
