@@ -37,6 +37,15 @@ class Rights:
     limits_ms: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     """Time-outs of the role's sessions. A process sets its own; a person's queries do not."""
 
+    def each(self) -> Iterator[tuple[str, str, str]]:
+        """Table, privilege, and column; the column is "" if the privilege is on the whole table."""
+        for table, privileges in self.tables.items():
+            for privilege, columns in _PRIVILEGE.findall(privileges):
+                for column in columns.split(", "):
+                    yield table, privilege, column
+
+
+_PRIVILEGE: Final = re.compile(r"([A-Z]+)(?: \(([a-z_, ]+)\))?")
 
 READER_COLUMNS: Final = {
     "alembic_version": "version_num",

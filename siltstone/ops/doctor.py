@@ -6,6 +6,7 @@ Facts come from `metadata/postgres/probes/facts.py` and `storage/probe.py`.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -216,14 +217,16 @@ def _rights(facts: PostgresFacts) -> Check:
         shown = ", ".join(facts.tables_lacking_rights[:5])
         return failure(
             name,
-            f"the role may not read and write {shown}",
-            "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO the role",
+            f"role {facts.role} lacks rights of agents on {shown}",
+            # Never all rights: a role that may change users or ACLs is a super user of the cluster.
+            f"`siltstone migrate --agent {shlex.quote(facts.role)}`, or --compactor, gives a role what its process"
+            " needs; a role that only reads needs none of this: run doctor with the agents' role",
         )
     if not facts.may_create:
         remedy = "agents do not need it; `siltstone migrate` does: GRANT CREATE ON SCHEMA public TO the role"
         # Without a schema nothing can start before `siltstone migrate` has run, and that needs the right to create.
         verdict = failure if facts.schema.revision is None else warning
-        return verdict(name, "the role may not create tables", remedy)
+        return verdict(name, f"role {facts.role} may not create tables", remedy)
     return passed(name, "tables and schema")
 
 

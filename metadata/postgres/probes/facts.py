@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from metadata.migrations.grants import AGENT, COMPACTOR
 from metadata.migrations.migrate import schema_state
 from metadata.migrations.schema_versions import SchemaState
 from metadata.postgres.connection import CONNECTION_ERRORS, connect, unavailable
@@ -32,15 +33,18 @@ SELECT current_setting('server_version_num')::int AS version_number,
        current_setting('wal_compression') <> 'off' AS compresses_wal,
        (SELECT max(age(datfrozenxid)) FROM pg_database) AS transactions_unfrozen,
        pg_is_in_recovery() AS is_standby,
-       has_schema_privilege(current_schema(), 'CREATE') AS may_create
+       has_schema_privilege(current_schema(), 'CREATE') AS may_create,
+       current_user::text AS role
 """
+# A table or a column that an older schema does not have yet is not missed: the condition is null then.
 _LACKING = """
-SELECT coalesce(array_agg(relname::text ORDER BY relname), '{}')
-FROM pg_class
-WHERE relnamespace = to_regnamespace(current_schema()) AND relkind IN ('r', 'p')
-  AND relname <> 'schema_versions'  -- everybody may read it, and only a migration writes it
-  AND NOT (has_table_privilege(oid, 'SELECT') AND has_table_privilege(oid, 'INSERT')
-           AND has_table_privilege(oid, 'UPDATE') AND has_table_privilege(oid, 'DELETE'))
+SELECT coalesce(array_agg(DISTINCT name ORDER BY name), '{}')
+FROM unnest($1::text[], $2::text[], $3::text[]) AS needed (name, privilege, part)
+WHERE NOT CASE
+    WHEN part = '' THEN has_table_privilege(to_regclass(name), privilege)
+    ELSE has_column_privilege(to_regclass(name), (
+        SELECT attnum FROM pg_attribute WHERE attrelid = to_regclass(name) AND attname = part), privilege)
+END
 """
 # A session that wrote and idles has no snapshot, but its transaction id holds vacuum back all the same. Vacuum itself,
 # and the sessions of other databases, hold nothing back here.
@@ -104,10 +108,12 @@ class PostgresFacts:
     is_standby: bool
     pooler: Pooler
     """Which pooler stands between; one that shares backends is an error."""
+    role: str
+    """The role that the probe logged in as."""
     may_create: bool
     """The role may create tables in its schema, which `siltstone migrate` needs."""
     tables_lacking_rights: tuple[str, ...]
-    """Tables of the schema that the role may not read and write."""
+    """Tables on which the role lacks rights that agents need, unless it has all those of compactors."""
     oldest_snapshot_ms: int
     """Age of the oldest transaction, prepared ones too, that keeps vacuum from removing dead rows."""
     sessions_hidden: int
@@ -131,7 +137,12 @@ async def probe_postgres(url: str) -> PostgresFacts:
         pooler = await find_pooler(connection, lambda: _connect(url))
         schema = await schema_state(url)
         server: Any = await connection.fetchrow(_SERVER)
-        lacking: list[str] = await connection.fetchval(_LACKING)
+        lacking: list[str] = []
+        for rights in (COMPACTOR, AGENT):  # of agents last: theirs are told
+            needed = list(rights.each())
+            lacking = await connection.fetchval(_LACKING, *map(list, zip(*needed, strict=True)))
+            if not lacking:
+                break
         connections_of_others: int = await connection.fetchval(_STRANGERS)
         oldest_snapshot_ms: int = await connection.fetchval(_OLDEST_SNAPSHOT)
         sessions_hidden: int = await connection.fetchval(_HIDDEN)
@@ -154,6 +165,7 @@ async def probe_postgres(url: str) -> PostgresFacts:
             compresses_wal=server["compresses_wal"],
             is_standby=server["is_standby"],
             pooler=pooler,
+            role=str(server["role"]),
             may_create=bool(server["may_create"]),
             tables_lacking_rights=tuple(lacking),
             oldest_snapshot_ms=oldest_snapshot_ms,

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
+from metadata.migrations.grants import AGENT, COMPACTOR, Rights, grant
 from metadata.postgres.driver import Connection, open_connection
 from metadata.postgres.probes.facts import probe_postgres
 from metadata.postgres.probes.pooler import Pooler
@@ -54,10 +57,26 @@ async def test_a_role_without_rights_is_found(postgres_url: str) -> None:
         await owner.close()
         await run_sql(postgres_url, f"DROP OWNED BY {role}", f"DROP ROLE {role}")
     assert "files" in facts.tables_lacking_rights
+    assert facts.role == role
     assert not facts.may_create
     # and it does not see what the sessions of others do
     assert facts.sessions_hidden >= 1
     assert (await probe_postgres(postgres_url)).sessions_hidden == 0
+
+
+@pytest.mark.parametrize("rights", [AGENT, COMPACTOR], ids=["agents", "compactors"])
+async def test_the_roles_of_processes_lack_nothing(postgres_url: str, rights: Rights) -> None:
+    role = f"process_{postgres_url.rpartition('/')[2]}"
+    await run_sql(postgres_url, f"CREATE ROLE {role} LOGIN PASSWORD 'x'")
+    url = f"postgresql://{role}:x@{postgres_url.rpartition('@')[2]}"
+    try:
+        await grant(postgres_url, role, rights)
+        assert (await probe_postgres(url)).tables_lacking_rights == ()
+        # and one right less, on a column alone, is noticed
+        await run_sql(postgres_url, f"REVOKE UPDATE (state) ON files FROM {role}")
+        assert (await probe_postgres(url)).tables_lacking_rights
+    finally:
+        await run_sql(postgres_url, f"DROP OWNED BY {role}", f"DROP ROLE {role}")
 
 
 async def test_a_role_that_reads_past_the_acls_is_told_once_there_are_acls(postgres_url: str) -> None:

@@ -28,6 +28,7 @@ HEALTHY = PostgresFacts(
     compresses_wal=True,
     is_standby=False,
     pooler=Pooler.NONE,
+    role="agents",
     may_create=True,
     tables_lacking_rights=(),
     oldest_snapshot_ms=0,
@@ -77,6 +78,15 @@ def test_without_a_schema_the_right_to_create_tables_is_needed() -> None:
         check.name: check for check in judge_postgres(replace(HEALTHY, schema=NO_SCHEMA, may_create=False), NOW_MS)
     }
     assert checks["postgres rights"].verdict is Verdict.FAIL
+
+
+def test_a_role_without_rights_is_named_and_not_told_to_take_all_of_them() -> None:
+    lacking = replace(HEALTHY, role="analysts", tables_lacking_rights=("acls", "agents"))
+    [told] = [check for check in judge_postgres(lacking, NOW_MS) if check.verdict is not Verdict.OK]
+    assert told.detail == "role analysts lacks rights of agents on acls, agents"
+    # a role that may change ACLs is a super user of the cluster
+    assert "GRANT" not in told.remedy and "`siltstone migrate --agent analysts`" in told.remedy
+    assert "run doctor with the agents' role" in told.remedy
 
 
 def test_a_clock_told_in_whole_seconds_is_not_blamed_for_them() -> None:
