@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -22,6 +22,7 @@ from typing import TypeVar, cast
 
 from runtime.errors import BadInputError, Outcome, SiltstoneError, UnavailableError
 from siltstone.kafka.addresses import parse_bootstrap, reason_of
+from siltstone.kafka.closing import CLOSE_TIMEOUT_MS, close
 from siltstone.kafka.security import tls
 from siltstone.kafka.security.authenticating import authenticate
 from siltstone.kafka.security.remedies import DENIED, HUNG, no_agent
@@ -181,7 +182,7 @@ class KafkaClient:
         self.address, self._client_id, self._timeout_ms = address, client_id, timeout_ms
         self._agents_timeout_ms = int(timeout_ms * 0.9)  # its own answer comes before this client gives up
         self._correlation_id = 0
-        self._broken = False
+        self._broken = self._is_unanswered = False
         self._one_at_a_time = asyncio.Lock()
         self._served: dict[int, VersionRange] = {API_VERSIONS: VersionRange(0, 0)}
 
@@ -244,9 +245,7 @@ class KafkaClient:
     async def close(self) -> None:
         if self._broken:
             self._writer.transport.abort()  # a hung agent does not take what is still to be sent: do not wait for it
-        self._writer.close()
-        with suppress(OSError):
-            await self._writer.wait_closed()
+        await close(self._writer, None if self._is_unanswered else CLOSE_TIMEOUT_MS)
 
     async def call(self, request: Message, response: type[Response], *, timeout_ms: float | None = None) -> Response:
         """Send one request in the newest version that both sides know, and wait for its answer.
@@ -282,6 +281,7 @@ class KafkaClient:
         if correlation_id != self._correlation_id or not isinstance(answer, response):
             self._broken = True
             raise MalformedMessageError(f"{self.address} answered request {self._correlation_id} with {correlation_id}")
+        self._is_unanswered = False
         return answer
 
     async def send(self, request: Message) -> None:
@@ -290,6 +290,7 @@ class KafkaClient:
         version = self._version(table.api_key, table.versions)
         async with self._one_at_a_time:
             await self._prepare()
+            self._is_unanswered = True  # it may still be on its way when this client is closed
             self._correlation_id += 1
             try:
                 async with asyncio.timeout(self._timeout_ms / 1000):

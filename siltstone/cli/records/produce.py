@@ -110,7 +110,7 @@ class Tally:
     def throttled(self, wait_ms: float) -> None:
         self.throttled_ms += wait_ms
         if wait_ms >= THROTTLED_SHOWN_MS:
-            say(f"throttled: over a quota, the next records wait {wait_ms / 1000:.1f} s", err=True)
+            say(f"throttled: over a quota, the next records wait up to {wait_ms / 1000:.1f} s", err=True)
 
     def fail(self, which: str, count: int, why: str, remedy: str) -> None:
         self.failed += count
@@ -391,7 +391,9 @@ def print_tally(tally: Tally, *, as_json: bool) -> None:
             {"partition": partition, "first_offset": first, "last_offset": last, "records": count}
             for partition, (first, last, count) in ranges
         ]
-        print_json({"topic": tally.topic, "written": tally.written, "failed": tally.failed, "partitions": partitions})
+        numbers = {"written": tally.written, "failed": tally.failed}
+        throttled_s = round(tally.throttled_ms / 1000, 3)
+        print_json({"topic": tally.topic, **numbers, "throttled_seconds": throttled_s, "partitions": partitions})
         return
     if tally.failed_unshown:
         say(f"and {plural(tally.failed_unshown, 'more record')} failed", err=True)
@@ -403,5 +405,6 @@ def print_tally(tally: Tally, *, as_json: bool) -> None:
     places = f": {', '.join(where[:PARTITIONS_SHOWN])}{more}" if where else ""
     failed = f"; {plural(tally.failed, 'record')} failed" if tally.failed else ""
     if tally.throttled_ms:
-        say(f"throttled for {tally.throttled_ms / 1000:.1f} s in all; `siltstone quotas list` shows quotas", err=True)
+        seconds = tally.throttled_ms / 1000
+        say(f"throttled for up to {seconds:.1f} s in all; `siltstone quotas list` shows quotas", err=True)
     say(f"wrote {plural(tally.written, 'record')} to {tally.topic}{places}{failed}", err=tally.verbose)

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 from click.testing import CliRunner
@@ -40,8 +41,10 @@ class Server:
         self.authentication, self.mechanisms = authentication, mechanisms
         self.principals: list[str] = []
         self.port = 0
+        self.transports: list[asyncio.Transport] = []
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.transports.append(cast("asyncio.Transport", writer.transport))
         client = ClientConnection(1, "127.0.0.1:1")
         gate = self.authentication.gate(client, self.mechanisms)
         try:
@@ -122,6 +125,22 @@ async def test_the_client_comes_in_over_tls_by_every_mechanism(
             async with connected(f"127.0.0.1:{server.port}", security=replace(secure, mechanism=mechanism)) as client:
                 await client.metadata([])
     assert server.principals == ["User:ann"] * 3
+
+
+async def test_a_client_does_not_wait_at_its_end_for_an_agent_that_reads_nothing_more(
+    tls: Callable[..., ssl.SSLContext], secure: ClientSecurity
+) -> None:
+    async with serving(tls()) as server:
+        client = await KafkaClient.connect(f"127.0.0.1:{server.port}", security=secure)
+        await client.metadata([])
+        # when the client is over its quota
+        for each in server.transports:
+            each.pause_reading()
+        # then it ends long before the 30 s of TLS
+        async with asyncio.timeout(15):
+            await client.close()
+        for each in server.transports:
+            each.abort()
 
 
 async def test_an_agent_that_is_not_trusted_gets_no_password(

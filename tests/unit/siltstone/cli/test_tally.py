@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from siltstone.cli.records.produce import ERRORS_SHOWN, Tally, print_tally
@@ -29,6 +31,17 @@ def test_every_group_of_a_few_partitions_is_named(capsys: pytest.CaptureFixture[
         "error: record 92: stopped",
     ]
     assert told.out == "wrote 0 records to t; 63 records failed\n"
+
+
+def test_waits_for_a_quota_are_in_the_sum_and_long_ones_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    tally = Tally(topic="t", verbose=False)
+    tally.throttled(400)
+    tally.throttled(2_400)
+    assert capsys.readouterr().err == "throttled: over a quota, the next records wait up to 2.4 s\n"
+    print_tally(tally, as_json=True)
+    assert json.loads(capsys.readouterr().out)["throttled_seconds"] == 2.8
+    print_tally(tally, as_json=False)
+    assert capsys.readouterr().err.startswith("throttled for up to 2.8 s in all; ")
 
 
 def test_the_records_of_errors_that_are_not_shown_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
