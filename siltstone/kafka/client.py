@@ -25,7 +25,7 @@ from siltstone.kafka.addresses import parse_bootstrap, reason_of
 from siltstone.kafka.closing import CLOSE_TIMEOUT_MS, close
 from siltstone.kafka.security import tls
 from siltstone.kafka.security.authenticating import authenticate
-from siltstone.kafka.security.remedies import DENIED, HUNG, no_agent
+from siltstone.kafka.security.remedies import DENIED, HUNG, closed, no_agent
 from siltstone.kafka.security.values import CLIENT_SECURITY, ClientSecurity
 from wire.api import API_VERSIONS, decode_response, encode_request
 from wire.error_codes import ErrorCode
@@ -275,7 +275,8 @@ class KafkaClient:
             if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
                 raise tls.failed(self.address, error, self._security) from error
             if isinstance(error, (OSError, EOFError)):
-                raise ConnectionLostError(f"{self.address} closed the connection") from error
+                remedy = closed(self._security, is_first=self._correlation_id <= 2)  # after ApiVersions
+                raise ConnectionLostError(f"{self.address} closed the connection", remedy=remedy) from error
             raise
         correlation_id, answer = decode_response(table.api_key, version, frame)
         if correlation_id != self._correlation_id or not isinstance(answer, response):

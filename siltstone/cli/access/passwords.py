@@ -41,6 +41,11 @@ def read_password(file: Path | None, user: str) -> str:
             if stat.S_IMODE(os.fstat(opened.fileno()).st_mode) & 0o077:
                 say(f"warning: others may read {file}; `chmod 600 {file}` ends that", err=True)
             password = _line(opened.read(PASSWORD_BYTES_MAX + 3), str(file))
+    if not password:
+        where, ways = (file, "write it there") if file and str(file) != "-" else ("stdin", "pipe it in")
+        raise BadInputError(
+            f"{where} held no password; nothing was done", remedy=f"give --password-file FILE, or {ways}"
+        )
     check_password(password)
     return password
 

@@ -8,7 +8,10 @@ from typing import Final
 from siltstone.kafka.security.values import ClientSecurity
 
 _ALLOW: Final = "`siltstone acls create --allow-principal User:NAME "
-_WHICH: Final = "the agent's audit log names the missing right (`denied`)"
+_WHICH: Final = (
+    "the agent's audit log names the missing right (`denied`), unless an ACL denies it: `siltstone acls list"
+    " --principal User:NAME`"
+)
 DENIED: Final[Mapping[str, str]] = {
     "TOPIC_AUTHORIZATION_FAILED": f"{_ALLOW}--consumer --topic TOPIC --group GROUP` gives what a consumer needs,"
     f" `--producer --topic TOPIC` what a producer needs; {_WHICH}",
@@ -23,6 +26,17 @@ HUNG: Final = (
     "the process accepts connections and does not answer: look at its log and `siltstone doctor`, restart it, or name"
     " another agent with --bootstrap"
 )
+
+
+def closed(security: ClientSecurity, *, is_first: bool) -> str:
+    """The agent closes the connection; `is_first`: upon the first request that wants to know who we are."""
+    if not is_first or security.has_sasl:
+        return ""
+    protocol = "SASL_SSL" if security.has_tls else "SASL_SSL or SASL_PLAINTEXT"
+    users = f"security.protocol={protocol}, sasl.mechanism, sasl.username and sasl.password"
+    if not security.source:
+        return f"this listener may want a user: give --client-config FILE with {users}"
+    return f"this listener may want a user: {users}; {security.source} has {security.protocol}"
 
 
 def no_agent(security: ClientSecurity) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -21,14 +22,16 @@ from runtime.errors import UnavailableError
 from runtime.runtime import Runtime
 from security.scram import Mechanism
 from siltstone.cli import main
-from siltstone.kafka.client import KafkaClient, connected
+from siltstone.kafka.client import ConnectionLostError, KafkaClient, KafkaError, connected
 from siltstone.kafka.retrying import RetryingClient
 from siltstone.kafka.security.authenticating import LoginError
+from siltstone.kafka.security.remedies import DENIED
 from siltstone.kafka.security.tls import TlsFailedError, failed
 from siltstone.kafka.security.values import CLIENT_SECURITY, ClientConfigError, ClientSecurity
 from tests.fixtures.certificates import PASSPHRASE, Certificates
 from tests.unit.agents.security.session_client import Users, credential
 from wire.api import decode_request, encode_response, read_request_header
+from wire.error_codes import ErrorCode
 from wire.messages.metadata import MetadataResponse, MetadataResponseBroker
 
 MECHANISMS = ("SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN")
@@ -208,6 +211,28 @@ async def test_a_login_that_is_missing_is_a_guess_when_nothing_is_said(
             await KafkaClient.connect(address, security=replace(secure, protocol="SSL"))
     assert "security.protocol=SSL of client.properties" in caught.value.remedy
     assert "may want SASL: security.protocol=SASL_SSL" in caught.value.remedy
+
+
+async def test_a_client_without_a_user_is_told_that_the_listener_may_want_one(
+    tls: Callable[..., ssl.SSLContext], secure: ClientSecurity
+) -> None:
+    for context, security, wanted in (
+        (tls(), replace(secure, protocol="SSL"), "security.protocol=SASL_SSL, .*; client.properties has SSL"),
+        (None, ClientSecurity(), "give --client-config FILE with security.protocol=SASL_SSL or SASL_PLAINTEXT"),
+    ):
+        async with serving(context) as server:
+            client = await KafkaClient.connect(f"127.0.0.1:{server.port}", security=security)
+            with pytest.raises(ConnectionLostError, match="closed the connection") as caught:
+                await client.metadata([])
+            await client.close()
+        assert re.match(f"this listener may want a user: {wanted}", caught.value.remedy)
+
+
+@pytest.mark.parametrize("name", DENIED)
+def test_the_remedy_of_a_denial_knows_that_an_acl_may_deny(name: str) -> None:
+    denied = KafkaError(int(ErrorCode[name]), "topic 't'")
+    assert "`siltstone acls create --allow-principal" in denied.remedy
+    assert denied.remedy.endswith("unless an ACL denies it: `siltstone acls list --principal User:NAME`")
 
 
 async def test_files_that_are_of_no_use_are_named(

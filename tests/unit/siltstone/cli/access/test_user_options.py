@@ -21,8 +21,8 @@ def run(*words: str, stdin: bytes | None = None) -> Result:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (b"", "a password has 1 to 4,096 bytes"),
-        (b"\n", "a password has 1 to 4,096 bytes"),
+        (b"", "stdin held no password; nothing was done\nremedy: give --password-file FILE, or pipe it in"),
+        (b"\n", "stdin held no password"),
         (b"x" * 4_097, "a password has 1 to 4,096 bytes"),
         (b"hunter2\nhunter3\n", "stdin has more than one line"),
         (b"hunter2\xff", "stdin is not UTF-8"),
@@ -48,6 +48,8 @@ def test_a_good_password_goes_on_to_the_agent(tmp_path: Path) -> None:
         ):
             assert ran.exit_code == 1
             assert "127.0.0.1:1" in ran.stderr and "warning" not in ran.stderr and "hunter" not in ran.output
+    path.write_bytes(b"\n")
+    assert f"{path} held no password" in run("create", "ann", "--password-file", str(path), *NOBODY).stderr
     path.chmod(0o640)
     assert f"chmod 600 {path}" in run("create", "ann", "--password-file", str(path), *NOBODY).stderr
 
