@@ -85,25 +85,34 @@ def filter_options(command: Callable[..., T]) -> Callable[..., T]:
     with_principal = click.option(
         "--principal", "principals", multiple=True, metavar="User:NAME", help="Whom it allows or denies."
     )
-    return with_principal(acl_options("literal", "prefixed", "match", "any")(command))
+    return with_principal(acl_options(*PATTERNS, narrows=True)(command))
 
 
-def acl_options(*patterns: str) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """Add the options; the command gets them as `words`. `patterns`: the allowed values of --resource-pattern-type."""
+_PATTERNS_OF_FILTER = (
+    "How the names are meant. literal: ACLs on exactly this name; prefixed: on exactly this prefix; any: on this name,"
+    " literal or prefixed; match: every ACL that counts for a resource of this name, also by a prefix or '*'."
+    " Default: any."
+)
+
+
+def acl_options(*patterns: str, narrows: bool = False) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """Add the options; the command gets them as `words`. `patterns`: the allowed values of --resource-pattern-type.
+    `narrows`: they look for ACLs, so that an option which is not given matches everything."""
+    hosts = "From where. Default: from every host, and from anywhere." if narrows else "From where. Default: anywhere."
 
     def decorate(command: Callable[..., T]) -> Callable[..., T]:
         @click.option(
             "--allow-principal", "allow_principals", multiple=True, metavar="User:NAME", help="Whom it allows."
         )
         @click.option("--deny-principal", "deny_principals", multiple=True, metavar="User:NAME", help="Whom it denies.")
-        @click.option("--allow-host", "allow_hosts", multiple=True, metavar="IP", help="From where. Default: anywhere.")
-        @click.option("--deny-host", "deny_hosts", multiple=True, metavar="IP", help="From where. Default: anywhere.")
+        @click.option("--allow-host", "allow_hosts", multiple=True, metavar="IP", help=hosts)
+        @click.option("--deny-host", "deny_hosts", multiple=True, metavar="IP", help=hosts)
         @click.option(
             "--operation",
             "operations",
             multiple=True,
             type=_OperationName(),
-            help="Repeatable.",
+            help="Repeatable. Default: every operation." if narrows else "Repeatable.",
         )
         @click.option("--topic", "topics", multiple=True, metavar="NAME", help="Repeatable; '*' means every topic.")
         @click.option("--group", "groups", multiple=True, metavar="NAME", help="Repeatable; '*' means every group.")
@@ -113,7 +122,7 @@ def acl_options(*patterns: str) -> Callable[[Callable[..., T]], Callable[..., T]
             "--resource-pattern-type",
             "pattern",
             type=click.Choice(patterns),
-            help="How the names are meant; prefixed: every name that begins so.",
+            help=_PATTERNS_OF_FILTER if narrows else "How the names are meant; prefixed: every name that begins so.",
         )
         @wraps(command)
         def with_words(

@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from security.acls.values import Acl, AclFilter, Operation, PatternType, Permission, ResourceType
+from siltstone.cli import main
 from siltstone.cli.access.acl_options import (
     AclWords,
     acl_options,
@@ -198,3 +199,12 @@ def test_an_acl_s_own_filter_matches_nothing_else() -> None:
     )
     for each in made:
         assert [other for other in made if exactly(each).matches(other)] == [each]
+
+
+@pytest.mark.parametrize("command", ["list", "delete"])
+def test_the_help_of_a_filter_says_what_is_left_out_means(command: str) -> None:
+    said = " ".join(CliRunner().invoke(main, ["acls", command, "--help"]).stdout.split())
+    assert said.count("Default: from every host") == 2 and "Default: anywhere" not in said
+    assert "also by a prefix or '*'. Default: any." in said
+    created = " ".join(CliRunner().invoke(main, ["acls", "create", "--help"]).stdout.split())
+    assert created.count("Default: anywhere") == 2 and "match" not in created.partition("--resource-pattern-type")[2]
