@@ -43,7 +43,7 @@ def list_command(bootstrap: str, names_only: bool, as_json: bool) -> None:
         columns = ["topic", "partitions", "records", "size", "policy", "id"]
         print_table(columns, [_cells(row) for row in rows], right=["partitions", "records", "size"])
     else:
-        say("no topics")
+        say("no topics, or none that this client may describe")
 
 
 def _cells(row: Mapping[str, object]) -> Sequence[str]:
