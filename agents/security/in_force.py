@@ -17,6 +17,8 @@ class AuthenticatingListener(Protocol):
     @property
     def authenticates(self) -> bool: ...
 
+    def setting_name(self, member: str) -> str: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Notice:
@@ -40,15 +42,18 @@ def notices_of(
         return
     if not super_users:
         yield Notice(
-            "nobody may create ACLs but whom an ACL allows it: super.users is empty",
+            "super.users is empty: nobody can create the first ACL",
             remedy="set super.users to who administers the cluster, such as User:admin",
         )
-    strangers = [each.name for each in listeners if not each.authenticates]
+    strangers = [each for each in listeners if not each.authenticates]
     if strangers:
-        names = f"listener{'s' if len(strangers) > 1 else ''} {', '.join(strangers)}"
+        names = f"listener{'s' if len(strangers) > 1 else ''} {', '.join(each.name for each in strangers)}"
+        protocols, certificates = (
+            " and ".join(each.setting_name(member) for each in strangers) for member in ("protocol", "tls.client.auth")
+        )
         yield Notice(
             f"clients of {names} are {ANONYMOUS} unless they prove who they are",
-            remedy="set protocol to SASL_SSL, or tls.client.auth to required; or see that no ACL allows"
+            remedy=f"set {protocols} to SASL_SSL, or {certificates} to required; or see that no ACL allows"
             f" {ANONYMOUS} or User:* more than strangers may do",
         )
 

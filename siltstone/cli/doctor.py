@@ -235,7 +235,7 @@ def _certificate_checks(settings: Settings) -> Iterator[Check]:
             yield failure(f"certificate {tls.listener}", error.message, error.remedy)
             continue
         certificate = ServedCertificate(certificate=own, expires_ms=loaded.expires_ms, warnings=loaded.warnings)
-        yield from judge_certificate(tls.listener, certificate, host, now_ms)
+        yield from judge_certificate(tls.listener, certificate, host, now_ms, setting=f"{tls.prefix}.cert.file")
 
 
 def _print(checks: Sequence[Check]) -> None:

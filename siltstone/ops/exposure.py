@@ -59,7 +59,8 @@ def _listeners(
                 name,
                 f"{address} can be reached from other machines, and {' and '.join(lacks)}",
                 f"set {each.setting_name('protocol')} to SASL_SSL, or to SSL with"
-                f" {each.setting_name('tls.client.auth')}=required; or listen on 127.0.0.1",
+                f" {each.setting_name('tls.client.auth')}=required, with a certificate, its key and users or an"
+                " authority (docs/security.md); or listen on 127.0.0.1",
             )
         else:
             yield passed(name, f"{address} encrypts, and clients prove who they are")
@@ -80,9 +81,10 @@ def _acls(
 ) -> Iterator[Check]:
     if mode is AclMode.OFF:
         names = ", ".join(f"listener {each.name}" for each in reachable)
+        why = " (acl.mode=auto, and no listener authenticates)" if settings.acl_mode == "auto" else ""
         yield warning(
             "acl.mode",
-            f"ACLs are off, and other machines can reach {names}: whoever comes in may do everything",
+            f"ACLs are off{why}, and other machines can reach {names}: whoever comes in may do everything",
             "set acl.mode to shadow, write ACLs, then set it to on (docs/security.md)",
         )
         return
@@ -99,20 +101,24 @@ def _acls(
             yield passed("acl.mode", notice.text)
 
 
-def judge_certificate(name: str, served: ServedCertificate, host: str | None, now_ms: int) -> Sequence[Check]:
-    """`host`: where clients connect to; None if it is not known here."""
+def judge_certificate(
+    name: str, served: ServedCertificate, host: str | None, now_ms: int, *, setting: str
+) -> Sequence[Check]:
+    """`host`: where clients connect to; None if it is not known here. `setting`: the one that names the file."""
     check = f"certificate {name}"
     checks: list[Check] = []
     left_ms = served.expires_ms - now_ms
     days = left_ms / _DAY_MS
     if left_ms < EXPIRES_SOON_MS:
         remedy = "get a new one from its authority, and write it and its key over the old files"
-        checks.append(warning(check, f"it, or that of an issuer in its file, expires in {days:.1f} days", remedy))
+        checks.append(
+            warning(check, f"the one of {setting}, or of an issuer in its file, expires in {days:.1f} days", remedy)
+        )
     if host is not None and not covers(served.certificate, host):
         checks.append(
             warning(
                 check,
-                f"it does not name {host}, where clients connect to: they refuse it",
+                f"the one of {setting} does not name {host}, where clients connect to: they refuse it",
                 f"get one whose subject alternative names hold {host}, or advertise a name that it has",
             )
         )

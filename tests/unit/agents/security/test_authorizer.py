@@ -201,7 +201,7 @@ PLAIN, SECURE = ListenerSettings(name="default"), ListenerSettings(name="secure"
             (PLAIN, SECURE),
             [
                 "ACLs are enforced, because acl.mode=auto and listener secure authenticates",
-                "WARN nobody may create ACLs but whom an ACL allows it: super.users is empty",
+                "WARN super.users is empty: nobody can create the first ACL",
                 "WARN clients of listener default are User:ANONYMOUS unless they prove who they are",
             ],
         ),

@@ -74,6 +74,19 @@ def test_each_fault_is_told_alone_with_a_remedy(settings: dict[str, Any], name: 
     assert list(found) == [name] and says in found[name]
 
 
+def test_acls_that_nobody_turned_off_are_told_with_the_reason() -> None:
+    assert "(acl.mode=auto, and no listener authenticates)" in faults(listeners=(OPEN,), insecure=True)["acl.mode"]
+    chosen = faults(listeners=(OPEN,), insecure=True, acl_mode="off")["acl.mode"]
+    assert chosen.startswith("ACLs are off, and other machines")
+
+
+def test_the_remedy_for_strangers_names_the_settings_of_their_listener() -> None:
+    local = ListenerSettings(name="local", address="127.0.0.1:9093")
+    checks = judge_exposure(Settings(super_users="User:admin", listeners=(SECURED, local)))
+    [told] = [check for check in checks if check.name == "strangers"]
+    assert told.remedy.startswith("set listener.local.protocol to SASL_SSL, or listener.local.tls.client.auth to")
+
+
 def test_an_open_listener_is_named_for_all_that_it_lacks() -> None:
     found = faults(listeners=(OPEN,), insecure=True, super_users="")
     assert set(found) == {"listener open", "acl.mode"}
@@ -85,14 +98,19 @@ def test_a_certificate_is_told_before_it_expires_and_where_it_lacks_a_name() -> 
 
     def told(days: float, host: str | None, *warnings: str) -> list[tuple[Verdict, str]]:
         served = ServedCertificate(certificate=own, expires_ms=NOW_MS + int(days * DAY_MS), warnings=warnings)
-        return [(check.verdict, check.detail) for check in judge_certificate("public", served, host, NOW_MS)]
+        checks = judge_certificate("public", served, host, NOW_MS, setting="listener.public.tls.cert.file")
+        return [(check.verdict, check.detail) for check in checks]
 
     assert told(30, "agent-7.example.com") == [(Verdict.OK, "good for 30 days")]
     assert told(30, None) == [(Verdict.OK, "good for 30 days")]
     [(verdict, detail)] = told(6.9, "10.0.0.7")
-    assert verdict is Verdict.WARN and "expires in 6.9 days" in detail
+    assert verdict is Verdict.WARN and "the one of listener.public.tls.cert.file, or" in detail
+    assert "expires in 6.9 days" in detail
     [(verdict, detail)] = told(30, "agent-8.example.com")
-    assert verdict is Verdict.WARN and "it does not name agent-8.example.com" in detail
+    assert (
+        verdict is Verdict.WARN
+        and "the one of listener.public.tls.cert.file does not name agent-8.example.com" in detail
+    )
     assert len(told(1, "other", "everybody may read the key")) == 3
 
 
