@@ -25,7 +25,7 @@ from siltstone.kafka.addresses import parse_bootstrap, reason_of
 from siltstone.kafka.closing import CLOSE_TIMEOUT_MS, close
 from siltstone.kafka.security import tls
 from siltstone.kafka.security.authenticating import authenticate
-from siltstone.kafka.security.remedies import DENIED, HUNG, closed, no_agent
+from siltstone.kafka.security.remedies import CLOSED, DENIED, HUNG, closed, no_agent
 from siltstone.kafka.security.values import CLIENT_SECURITY, ClientSecurity
 from wire.api import API_VERSIONS, decode_response, encode_request
 from wire.error_codes import ErrorCode
@@ -232,10 +232,7 @@ class KafkaClient:
                 raise
             _ANSWERED[bootstrap] = (host, port)
             return client
-        raise UnavailableError(
-            f"no agent answers at {', '.join(refusals)}",
-            remedy=HUNG if is_hung else no_agent(security),
-        )
+        raise no_agent(refusals, security, is_hung=is_hung)
 
     @property
     def is_closed_by_agent(self) -> bool:
@@ -276,7 +273,7 @@ class KafkaClient:
                 raise tls.failed(self.address, error, self._security) from error
             if isinstance(error, (OSError, EOFError)):
                 remedy = closed(self._security, is_first=self._correlation_id <= 2)  # after ApiVersions
-                raise ConnectionLostError(f"{self.address} closed the connection", remedy=remedy) from error
+                raise ConnectionLostError(f"{self.address} {CLOSED}", remedy=remedy) from error
             raise
         correlation_id, answer = decode_response(table.api_key, version, frame)
         if correlation_id != self._correlation_id or not isinstance(answer, response):

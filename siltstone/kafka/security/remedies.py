@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
+from runtime.errors import UnavailableError
 from siltstone.kafka.security.values import ClientSecurity
 
 _ALLOW: Final = "`siltstone acls create --allow-principal User:NAME "
@@ -22,6 +23,7 @@ DENIED: Final[Mapping[str, str]] = {
     f" producer needs; {_WHICH}",
 }
 """By the name of the error."""
+CLOSED: Final = "closed the connection"
 HUNG: Final = (
     "the process accepts connections and does not answer: look at its log and `siltstone doctor`, restart it, or name"
     " another agent with --bootstrap"
@@ -39,8 +41,21 @@ def closed(security: ClientSecurity, *, is_first: bool) -> str:
     return f"this listener may want a user: {users}; {security.source} has {security.protocol}"
 
 
-def no_agent(security: ClientSecurity) -> str:
-    """Nothing answers at the addresses, or it closes the connection before it says a word."""
+def no_agent(refusals: Sequence[str], security: ClientSecurity, *, is_hung: bool) -> UnavailableError:
+    """Nothing answers at the addresses, or it closes the connection before it says a word. `refusals`: each address
+    with what came of it in brackets."""
+    by_closing = f" (connected, but it {CLOSED})"
+    if not security.source and all(each.endswith(by_closing) for each in refusals):
+        addresses = ", ".join(each.removesuffix(by_closing) for each in refusals)
+        return UnavailableError(
+            f"{addresses} {CLOSED}",
+            remedy="it may want TLS: give --client-config FILE; or it is no agent: name another with --bootstrap",
+        )
+    remedy = HUNG if is_hung else _of_no_agent(security)
+    return UnavailableError(f"no agent answers at {', '.join(refusals)}", remedy=remedy)
+
+
+def _of_no_agent(security: ClientSecurity) -> str:
     if not security.source:
         return "start one with `siltstone dev`, or name another with --bootstrap; TLS needs --client-config"
     sasl = "; the listener may want SASL: security.protocol=SASL_SSL" if security.protocol == "SSL" else ""

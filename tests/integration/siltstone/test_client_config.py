@@ -213,6 +213,14 @@ async def test_a_login_that_is_missing_is_a_guess_when_nothing_is_said(
     assert "may want SASL: security.protocol=SASL_SSL" in caught.value.remedy
 
 
+async def test_a_client_without_tls_is_told_that_the_port_may_want_it(tls: Callable[..., ssl.SSLContext]) -> None:
+    async with serving(tls()) as server:
+        address = f"127.0.0.1:{server.port}"
+        with pytest.raises(UnavailableError, match=f"^{address} closed the connection") as caught:
+            await KafkaClient.connect(address, security=ClientSecurity())
+    assert caught.value.remedy.startswith("it may want TLS: give --client-config FILE; ")
+
+
 async def test_a_client_without_a_user_is_told_that_the_listener_may_want_one(
     tls: Callable[..., ssl.SSLContext], secure: ClientSecurity
 ) -> None:
