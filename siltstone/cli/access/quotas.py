@@ -16,7 +16,7 @@ from siltstone.cli.access.user_words import check_is_no_principal
 from siltstone.cli.options.agent_options import agent_options
 from siltstone.cli.options.usage import WrongUsageError, as_usage
 from siltstone.kafka.access import quotas as calls
-from siltstone.kafka.client import connected
+from siltstone.kafka.client import KafkaClient, connected
 from siltstone.terminal.output import json_option, print_json, print_table
 from siltstone.terminal.plain import say
 
@@ -135,21 +135,31 @@ def alter(named: Named, added: Sequence[str], deleted: Sequence[str], dry_run: b
     if added and isinstance(entity.user, str):
         check_is_no_principal(entity.user)
 
-    async def work() -> list[str]:
-        """The keys that are to be deleted, and are not there."""
+    async def work() -> tuple[list[str], dict[str, float]]:
+        """The keys that are to be deleted and are not there, and what holds in the end."""
         async with connected(bootstrap) as client:
-            there: set[str] = set()
-            if deleted:
-                there.update(*(await calls.describe_quotas(client, _components(named), strict=True)).values())
+            before = await _quotas_of(client, named) if deleted else {}
             await calls.alter_quotas(client, entity, changes, validate_only=dry_run)
-        return [key for key, value in changes.items() if value is None and key not in there]
+            now = {} if dry_run else await _quotas_of(client, named)
+        return [key for key, value in changes.items() if value is None and key not in before], now
 
-    missing = asyncio.run(work())
+    missing, now = asyncio.run(work())
     if missing:
         say(f"not set: {', '.join(missing)} of {_text(entity)}")
     if len(missing) < len(changes):
-        done = "would be changed" if dry_run else "changed"
-        say(f"{done}: {_text(entity)}")
+        if dry_run:
+            say(f"would be changed: {_text(entity)}")
+        else:
+            values = ", ".join(f"{key}={value:,.15g}" for key, value in sorted(now.items()))
+            say(f"changed: {_text(entity)} now has {values or 'no quotas'}")
+
+
+async def _quotas_of(client: KafkaClient, named: Named) -> dict[str, float]:
+    """Those of exactly this entity."""
+    found: dict[str, float] = {}
+    for values in (await calls.describe_quotas(client, _components(named), strict=True)).values():
+        found.update(values)
+    return found
 
 
 def _components(named: Named) -> list[Component]:

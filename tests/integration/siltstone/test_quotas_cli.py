@@ -31,7 +31,7 @@ async def test_quotas_are_set_listed_and_lifted(run: Run, agent: RunningAgent) -
     known = agent.agent._access.known
     assert "no quotas" in (await run("list")).output
     done = await run("alter", "--user", "ann", "--add", "producer_byte_rate=1048576", "--add", "request_percentage=2.5")
-    assert "changed: user ann" in done.output
+    assert done.stdout == "changed: user ann now has producer_byte_rate=1,048,576, request_percentage=2.5\n"
     await run("alter", "--user", "ann", "--client-defaults", "--add", "consumer_byte_rate=10")
     await run("alter", "--ip-defaults", "--add", "connection_creation_rate=20")
     ann = {"producer_byte_rate": 1048576.0, "request_percentage": 2.5}
@@ -51,7 +51,8 @@ async def test_quotas_are_set_listed_and_lifted(run: Run, agent: RunningAgent) -
 
     dry = await run("alter", "--user", "ann", "--delete", "producer_byte_rate", "--dry-run")
     assert "would be changed" in dry.output and known.quotas[QuotaEntity(user="ann")] == ann
-    await run("alter", "--user", "ann", "--delete", "producer_byte_rate", "--delete", "request_percentage")
+    lifted = await run("alter", "--user", "ann", "--delete", "producer_byte_rate", "--delete", "request_percentage")
+    assert lifted.stdout == "changed: user ann now has no quotas\n"
     again = await run("alter", "--user", "ann", "--delete", "producer_byte_rate")
     assert again.stdout == "not set: producer_byte_rate of user ann\n"
     assert QuotaEntity(user="ann") not in known.quotas
