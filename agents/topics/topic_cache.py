@@ -13,6 +13,7 @@ import uuid
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import repeat
 from typing import Any, NamedTuple
 
 from agents.write.validation import TopicRules
@@ -128,8 +129,9 @@ class TopicCache:
         self._by_name[topic.name] = topic
         self._by_id[topic.topic_id] = topic
         self._rules.pop(topic.topic_id, None)
-        for number, partition_id in enumerate(topic.partition_ids):
-            self._partitions[partition_id] = PartitionRef(topic, number)
+        # By C code: a topic may have 100,000, and this is one turn of the event loop.
+        refs = map(PartitionRef, repeat(topic), range(len(topic.partition_ids)))
+        self._partitions.update(zip(topic.partition_ids, refs, strict=True))
 
     def _remove(self, topic: Topic) -> None:
         del self._by_id[topic.topic_id]
