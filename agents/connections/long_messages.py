@@ -69,7 +69,7 @@ class LongMessages:
             self._pass_on()
 
     async def encode(self, throttle: Throttle, context: RequestContext, answer: Message) -> Sequence[Octets]:
-        """What `Throttle.encode` does for other answers."""
+        """Encode a long answer and charge for it, as `Throttle.encode` does with a short one."""
         write = partial(encode_response_in_steps, context.header, answer)
         if not throttle.on:
             return await self.finish(write(), context.client)

@@ -109,7 +109,9 @@ async def alter(broker: Broker, header: RequestHeader, request: AlterClientQuota
             tell_changes(list(changes.items()), lambda change: ("quotas altered", _facts(*change)))
             await broker.taken_in_everywhere(change_id)
     except SiltstoneError as error:
-        for entry in good if entries else (entries := [_refused(asked) for asked in request.entries]):
+        if not entries:  # the request was refused before its entries were looked at
+            entries = good = [_refused(asked) for asked in request.entries]
+        for entry in good:
             entry.error_code, entry.error_message = code_of(error), str(error)
     return AlterClientQuotasResponse(entries=entries)
 

@@ -78,7 +78,7 @@ class TlsOfListeners:
 
 
 def tls_settings_of(listener: ListenerSettings) -> ServerTlsSettings:
-    """Of a listener that encrypts."""
+    """The settings of TLS of a listener that encrypts."""
     return ServerTlsSettings(
         listener=listener.name,
         prefix=listener.setting_name("tls"),

@@ -1,10 +1,10 @@
-"""Finds the quota that binds a request: Kafka's order of eight levels (KIP-13, KIP-546, `DefaultQuotaCallback`).
+"""The quota that binds a request, by Kafka's order of eight levels (KIP-13, KIP-546, `DefaultQuotaCallback`).
 
 From the narrowest: a user with a client id; a user with the default client; a user; the default user with a client id,
 with the default client, alone; a client id; the default client. The first level that sets the key wins.
 
-The level also says who shares the limit. A user's quota is shared by all his clients, and a client's by all who call
-themselves so. The quota of a default level is not shared: everybody that it binds has that much.
+The level also decides how the limit is shared. All clients of a user share the user's quota, and all clients with one
+id share that of the id. Nobody shares the quota of a default level: each client that it binds has that much.
 """
 
 from __future__ import annotations

@@ -200,7 +200,7 @@ class KafkaClient:
         Raises BadInputError, such as TlsFailedError and LoginError, and UnavailableError."""
         security = CLIENT_SECURITY.get() if security is None else security
         context = tls.context_of(security) if security.has_tls else None
-        refusals: list[str] = []
+        refusals: dict[str, str] = {}
         is_hung = False
         loop = asyncio.get_running_loop()
         addresses = sorted(parse_bootstrap(bootstrap), key=lambda each: each != _ANSWERED.get(bootstrap))
@@ -216,7 +216,7 @@ class KafkaClient:
             except (OSError, TimeoutError) as error:
                 if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
                     raise tls.failed(address, error, security) from error
-                refusals.append(f"{address} ({reason_of(error, limit_s)})")
+                refusals[address] = reason_of(error, limit_s)
                 continue  # one address that answers is enough
             client = cls(reader, writer, address=address, client_id=client_id, timeout_ms=timeout_ms, security=security)
             try:
@@ -225,7 +225,7 @@ class KafkaClient:
             except ConnectionLostError as error:
                 await client.close()
                 is_hung = is_hung or isinstance(error, HungAgentError)
-                refusals.append(f"{address} (connected, but it {error.message.removeprefix(address).strip()})")
+                refusals[address] = f"connected, but it {error.message.removeprefix(address).strip()}"
                 continue
             except BaseException:
                 await client.close()

@@ -1,4 +1,4 @@
-"""What the doctor says of who may come in, and to what: listeners, certificates, ACLs. Pure."""
+"""The doctor's judgement of listeners, certificates and ACLs: whether strangers can come in, and to what. Pure."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ def budget_of(agent: str, page: Mapping[str, Any]) -> Budget:
 
 
 def advice_for(producer: Producer) -> str:
-    """What the client should set, in its library's own words; empty if it does not wait for the agents."""
+    """The settings that the client should change, by its library's names; empty if it does not wait for the agents."""
     if not producer.waits:
         return ""
     if producer.round_bytes < ONE_RECORD_BYTES:

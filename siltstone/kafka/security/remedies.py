@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
 from runtime.errors import UnavailableError
@@ -41,18 +41,17 @@ def closed(security: ClientSecurity, *, is_first: bool) -> str:
     return f"this listener may want a user: {users}; {security.source} has {security.protocol}"
 
 
-def no_agent(refusals: Sequence[str], security: ClientSecurity, *, is_hung: bool) -> UnavailableError:
-    """Nothing answers at the addresses, or it closes the connection before it says a word. `refusals`: each address
-    with what came of it in brackets."""
-    by_closing = f" (connected, but it {CLOSED})"
-    if not security.source and all(each.endswith(by_closing) for each in refusals):
-        addresses = ", ".join(each.removesuffix(by_closing) for each in refusals)
+def no_agent(refusals: Mapping[str, str], security: ClientSecurity, *, is_hung: bool) -> UnavailableError:
+    """Nothing answers at the addresses, or it closes the connection before it says a word. `refusals`: the reason
+    by address."""
+    if not security.source and set(refusals.values()) == {f"connected, but it {CLOSED}"}:
         return UnavailableError(
-            f"{addresses} {CLOSED}",
+            f"{', '.join(refusals)} {CLOSED}",
             remedy="it may want TLS: give --client-config FILE; or it is no agent: name another with --bootstrap",
         )
     remedy = HUNG if is_hung else _of_no_agent(security)
-    return UnavailableError(f"no agent answers at {', '.join(refusals)}", remedy=remedy)
+    told = ", ".join(f"{address} ({reason})" for address, reason in refusals.items())
+    return UnavailableError(f"no agent answers at {told}", remedy=remedy)
 
 
 def _of_no_agent(security: ClientSecurity) -> str:

@@ -1,4 +1,4 @@
-"""What metrics tell of logins and of denials by ACLs, by real clients of a running agent."""
+"""Metrics count logins and denials by ACLs, seen with real clients of a running agent."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ def run(world: IdleWorld, work: Coroutine[Any, Any, None]) -> None:
 
 
 def too_often(requests: Sequence[tuple[float, str, str]], hours: float) -> list[str]:
-    """What an idle system must not ask: anything but listings, and a prefix more than once an hour."""
+    """The requests that an idle system must not make: all but listings, and a listing more than once an hour."""
     found = [f"{op} {key} after {at_s:.0f} s" for at_s, op, key in requests if op != "list"]
     counts = Counter(prefix for _, _, prefix in requests)
     # One more than the hours: a listing may fall on either end of the time.

@@ -1,4 +1,4 @@
-"""What `siltstone produce` says of records that were not written: each is in a line, or counted as not shown."""
+"""`siltstone produce` names each record that was not written in a line, or counts it as not shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the doctor says of listeners, ACLs and certificates, fault by fault."""
+"""The doctor's judgement of listeners, ACLs and certificates, fault by fault."""
 
 from __future__ import annotations
 
