@@ -2,7 +2,8 @@
 
 The encoder appends to a bytearray; a run of fixed-width fields is one `pack`. A `records` field closes the bytearray,
 goes uncopied into the list of parts, and opens a new one. The encoder refuses a value that the version cannot carry,
-unless its field is ignorable. It does not write a tagged field that has its default (KIP-482).
+unless its field is ignorable; the text of an error is cut where it is too long. It does not write a tagged field that
+has its default (KIP-482).
 
 An encoder that is not in steps gives up, and returns None, as soon as it comes to more elements than a step may have:
 before it writes the elements of the array with which there are too many.
@@ -12,7 +13,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from wire.compiler.primitives import NUMBER_LAYOUTS, STRING_BYTES_MAX, number_bytes, octets_parts, octets_size, uvarint
+from wire.compiler.primitives import (
+    NUMBER_LAYOUTS,
+    STRING_BYTES_MAX,
+    cut_text,
+    number_bytes,
+    octets_parts,
+    octets_size,
+    uvarint,
+)
 from wire.compiler.source_text import STEP_ELEMENTS, SourceText, layout
 from wire.errors import EncodingError
 from wire.schema import (
@@ -29,6 +38,7 @@ from wire.schema import (
 
 _NAMES: dict[str, Any] = {
     "EncodedElements": EncodedElements,
+    "cut_text": cut_text,
     "Unfit": EncodingError,
     "number_bytes": number_bytes,
     "octets_parts": octets_parts,
@@ -173,7 +183,12 @@ class EncoderSource(SourceText):
                 self.line(f"{content} = {content}.encode()")
                 self.line(f"{length} = len({content})")
                 with self.block(f"if {length} > {STRING_BYTES_MAX}:"):
-                    self._refuse(path, f"is longer than {STRING_BYTES_MAX} bytes")
+                    if path.endswith("error_message"):
+                        # It may repeat what the client sent, and the answer must not fail by that.
+                        self.line(f"{content} = cut_text({content})")
+                        self.line(f"{length} = len({content})")
+                    else:
+                        self._refuse(path, f"is longer than {STRING_BYTES_MAX} bytes")
                 self.took_bytes(length)
             else:
                 self.line(f"{length} = octets_size({content})")

@@ -100,6 +100,11 @@ def uvarint(value: int) -> bytes:
     return bytes(encoded)
 
 
+def cut_text(content: bytes) -> bytes:
+    """The start of a text in UTF-8 that is too long for a string."""
+    return content[:STRING_BYTES_MAX].decode(errors="ignore").encode()
+
+
 def octets_size(content: RecordData) -> int:
     """The size of a buffer, or of a sequence of them, in bytes."""
     if isinstance(content, memoryview):

@@ -9,6 +9,7 @@ import pytest
 from wire.compiler.compile import decode, encode
 from wire.compiler.primitives import uvarint
 from wire.errors import EncodingError, MalformedMessageError
+from wire.messages.acls import AclCreationResult, CreateAclsResponse
 from wire.messages.offset_delete import OffsetDeleteRequest, OffsetDeleteRequestPartition, OffsetDeleteRequestTopic
 from wire.schema import (
     ELEMENTS_MAX,
@@ -275,3 +276,12 @@ def test_every_message_has_lists_of_its_own() -> None:
 
     assert Everything().numbers == []
     assert read(2, written(Everything(point=Point()), 2)).tagged_names == []
+
+
+@pytest.mark.parametrize(("letter", "length"), [("x", 32_767), ("\u00e9", 32_766)])
+def test_the_text_of_an_error_is_cut_where_it_is_too_long(letter: str, length: int) -> None:
+    """It may repeat what a client sent: the answer must not fail by that."""
+    parts = encode(CreateAclsResponse(results=[AclCreationResult(error_message=letter * 40_000)]), 2)
+    answer, _ = decode(CreateAclsResponse, 2, memoryview(b"".join(parts)))
+    said = answer.results[0].error_message
+    assert said is not None and set(said) == {letter} and len(said.encode()) == length
