@@ -8,7 +8,7 @@ import zlib
 
 import pytest
 
-from tests.fixtures.loop_stalls import lock_free_share, loop_stalls
+from tests.fixtures.loop_stalls import TRIES, LoopStalls, assert_holds_up_nobody, lock_free_share, loop_stalls
 
 
 def burn(cpu_s: float) -> None:
@@ -47,6 +47,26 @@ async def test_nothing_is_metered_after_the_end_not_even_after_an_error() -> Non
     seen = stalls.callbacks
     await asyncio.sleep(0.01)
     assert stalls.callbacks == seen
+
+
+@pytest.mark.parametrize("short_try", [1, TRIES, TRIES + 1])
+async def test_work_that_is_long_in_each_try_is_found(short_try: int) -> None:
+    tries = 0
+
+    async def attempt() -> LoopStalls:
+        nonlocal tries
+        tries += 1
+        with loop_stalls() as stalls:
+            asyncio.get_running_loop().call_soon(burn, 0.001 if tries == short_try else 0.11)
+            await asyncio.sleep(0.001)
+        return stalls
+
+    if short_try > TRIES:
+        with pytest.raises(AssertionError, match="burn"):
+            await assert_holds_up_nobody(attempt)
+    else:
+        await assert_holds_up_nobody(attempt)
+    assert tries == min(short_try, TRIES)
 
 
 def test_work_that_keeps_the_interpreters_lock_is_told_from_work_that_does_not() -> None:

@@ -14,7 +14,7 @@ from agents.write import walks
 from agents.write.validation import Refusal, Unwalked, check_produced
 from agents.write.walking import WalkBudget
 from agents.write.walks import JOB_BATCHES, THREADS, ProduceLine, RecordWalks, judge_some
-from tests.fixtures.loop_stalls import loop_stalls
+from tests.fixtures.loop_stalls import LoopStalls, assert_holds_up_nobody, loop_stalls
 from tests.fixtures.produced import bomb, of_many
 from tests.fixtures.record_batches import NOW_MS, as_sent, one_batch
 from tests.unit.agents.write.test_walking import COMPACTED
@@ -53,18 +53,22 @@ async def test_memory_is_bounded_by_the_threads_and_not_by_the_requests(
 ) -> None:
     """The formula: each thread holds one unfolded batch, and up to twice as much that it is joined from."""
     one = unwalked(bomb(16 * MIB, codec))
-    tracemalloc.start()
-    try:
+
+    async def walk_through() -> LoopStalls:
         with loop_stalls() as stalls:
             begun = [record_walks.begin([one] * 2, 1) for _ in range(8)]
             for walk in begun:
                 assert walk is not None
                 assert all(isinstance(each, Refusal) for each in await walk)
+        return stalls
+
+    tracemalloc.start()
+    try:
+        await assert_holds_up_nobody(walk_through)
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert peak_bytes < THREADS * 3 * 16 * MIB
-    assert stalls.longest_ms < 100, stalls
 
 
 async def test_a_request_gives_way_after_some_work(record_walks: RecordWalks, monkeypatch: pytest.MonkeyPatch) -> None:
