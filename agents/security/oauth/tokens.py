@@ -87,6 +87,9 @@ def judge(token: str, keys: Mapping[str, jwt.PyJWK], expected: Expected, *, now_
     return Judged(_user(claims, expected.user_claim), expires_s)
 
 
+_KEY_MEMBERS = ("kty", "alg", "crv", "n", "e", "x", "y")
+
+
 def keys_of(document: object) -> dict[str, jwt.PyJWK]:
     """The keys of a JWKS document by id. Keys that cannot check signatures of ours are left out."""
     listed = cast("dict[str, Any]", document).get("keys") if isinstance(document, dict) else None
@@ -97,9 +100,14 @@ def keys_of(document: object) -> dict[str, jwt.PyJWK]:
         entry = cast("dict[str, Any]", each)
         if entry.get("use", "sig") != "sig" or not isinstance(entry.get("kid"), str):
             continue
+        # The library takes for granted that they are texts, and lets the errors of its own library through.
+        if any(not isinstance(entry.get(member, ""), str) for member in _KEY_MEMBERS):
+            continue
+        if "alg" in entry and entry["alg"] not in ALGORITHMS:
+            continue
         try:
             key = jwt.PyJWK(entry)
-        except jwt.PyJWTError:
+        except (jwt.PyJWTError, ValueError):
             continue
         if key.algorithm_name in ALGORITHMS:
             found[entry["kid"]] = key

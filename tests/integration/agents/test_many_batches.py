@@ -60,7 +60,7 @@ async def test_batches_of_several_turns_keep_their_order_and_that_of_their_conne
 ) -> None:
     _, raw = await started(start_agent, dial)
     count = 2 * PARTS_PER_TURN + 100
-    for topics in (1, 4):
+    for topics in (1, 4, count):
         await raw.begin(request_of(count, one_batch(1), topics), 9)
         await raw.begin(request_of(1, one_batch(1)), 9)
         answers = [await raw.answer(ProduceResponse, 9) for _ in range(2)]

@@ -46,6 +46,14 @@ def test_only_public_keys_that_sign_are_taken() -> None:
         assert keys_of(nothing) == {}
 
 
+@pytest.mark.parametrize("member", ["kty", "alg", "crv", "n", "e", "x", "y", "kid", "use", "d"])
+@pytest.mark.parametrize("value", [None, 7, ["RS256"], {"a": 1}, "", "AA", "none", "é"], ids=str)
+def test_a_broken_key_spoils_no_other(member: str, value: object) -> None:
+    rsa_key, _, ec_key, *_ = JWKS["keys"]
+    broken = [{**each, "kid": "broken", member: value} for each in (rsa_key, ec_key)]
+    assert keys_of({"keys": [*broken, rsa_key]}).keys() - {"broken"} >= {"rsa"}
+
+
 @pytest.mark.parametrize(
     ("key", "kid", "algorithm"), [(RSA, "rsa", "RS256"), (RSA, "pss", "PS512"), (EC, "ec", "ES256")]
 )
