@@ -56,8 +56,8 @@ SETTINGS: dict[str, Any] = {
     "cache_hot_bytes": 16 * MIB,
     "cache_cold_bytes": 8 * MIB,
     "produce_linger_ms": 250,
-    # All connections come at once from one address, and the agent reads no first request while its buffer is full: those
-    # above the bound would put out the first ones.
+    # All connections come at once from one address, and the agent reads no first request while its buffer is full:
+    # those above the bound would put out the first ones.
     "preauth_connections_max": 400,
 }
 
