@@ -357,6 +357,7 @@ async def test_a_process_whose_address_was_taken_is_behind_until_its_lease_would
     assert await behind() == [cut_off.writer_id]
     await service.agents.unregister_agent(heir)
     assert await service.agents.live_agents() == [] and await behind() == [cut_off.writer_id]
+    assert [each.epoch for each in await service.security.agents_behind(change_id)] == [heir.epoch]
     with pytest.raises(WriterFencedError):
         await service.agents.heartbeat(heir)
     heir = await service.agents.register_agent(here)

@@ -27,7 +27,8 @@ from metadata.rules.refusals import agent_lease_ended, check_not_taken, former_u
 AGENTS_QUERY = (
     sa.select(
         AGENTS.c.writer_id,
-        AGENTS.c.epoch,
+        # Not that of AGENTS: a row that is nobody's has none.
+        WRITERS.c.epoch,
         AGENTS.c.zone,
         AGENTS.c.zone_port,
         AGENTS.c.endpoints,

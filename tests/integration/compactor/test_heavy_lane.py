@@ -239,6 +239,6 @@ async def test_an_erasing_merge_of_any_size_runs_here_and_takes_the_marks_of_its
     # then the compactor has done it, and no live file is pending
     result = (await job(system, job_id)).result
     assert ("engine" in result, result["records_erased"]) == (False, 1)
-    assert running.metric("erased_records_total") == 1
+    await until(lambda: running.metric("erased_records_total") == 1)  # counted after the commit
     pending = await system.metadata.erasures.pending_files(erasure_id)
     assert [each for each in pending if each.state is FileState.LIVE] == []
