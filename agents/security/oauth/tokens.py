@@ -20,6 +20,7 @@ ALGORITHMS: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES25
 SKEW_S: Final = 30
 """How far the clocks of the issuer and the agent may be apart; Kafka's `sasl.oauthbearer.clock.skew.seconds`."""
 _SEPARATOR: Final = "\x01"
+_KEY_MEMBERS: Final = ("kty", "crv", "n", "e", "x", "y")
 _BEARER: Final = "bearer "
 
 
@@ -87,9 +88,6 @@ def judge(token: str, keys: Mapping[str, jwt.PyJWK], expected: Expected, *, now_
     return Judged(_user(claims, expected.user_claim), expires_s)
 
 
-_KEY_MEMBERS = ("kty", "alg", "crv", "n", "e", "x", "y")
-
-
 def keys_of(document: object) -> dict[str, jwt.PyJWK]:
     """The keys of a JWKS document by id. Keys that cannot check signatures of ours are left out."""
     listed = cast("dict[str, Any]", document).get("keys") if isinstance(document, dict) else None
@@ -103,7 +101,7 @@ def keys_of(document: object) -> dict[str, jwt.PyJWK]:
         # The library takes for granted that they are texts, and lets the errors of its own library through.
         if any(not isinstance(entry.get(member, ""), str) for member in _KEY_MEMBERS):
             continue
-        if "alg" in entry and entry["alg"] not in ALGORITHMS:
+        if "alg" in entry and entry["alg"] not in ALGORITHMS:  # nor does it expect algorithms that it does not know
             continue
         try:
             key = jwt.PyJWK(entry)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from tests.fixtures.agents import Dial, StartAgent
-from tests.fixtures.loop_stalls import LoopStalls, assert_holds_up_nobody, loop_stalls
+from tests.fixtures.loop_stalls import assert_holds_up_nobody, stalls_of_frame
 from wire.api import encode_request
 from wire.messages.create_topics import CreatableTopic, CreateTopicsRequest
 from wire.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
@@ -69,20 +67,4 @@ async def test_a_costly_request_holds_up_nobody(start_agent: StartAgent, dial: D
     frame = b"".join(
         bytes(part) for part in encode_request(message_table(type(request)).api_key, version, 1, "c", request)
     )
-    await assert_holds_up_nobody(lambda: longest_stall(running.address, frame))
-
-
-async def longest_stall(address: str, frame: bytes) -> LoopStalls:
-    host, port = address.rsplit(":", 1)
-    reader, writer = await asyncio.open_connection(host, int(port))
-    try:
-        with loop_stalls() as stalls:
-            writer.write(frame)
-            async with asyncio.timeout(60):
-                size = int.from_bytes(await reader.readexactly(4), "big")
-                while size:
-                    size -= len(await reader.read(min(size, 1 << 16)))
-    finally:
-        writer.close()
-        await writer.wait_closed()
-    return stalls
+    await assert_holds_up_nobody(lambda: stalls_of_frame(running.address, frame))

@@ -3,7 +3,6 @@ request may have. None of them keeps the event loop from others for long, from i
 
 from __future__ import annotations
 
-import asyncio
 import gc
 from collections.abc import Iterator
 from functools import partial
@@ -12,7 +11,7 @@ import pytest
 
 from siltstone.processes.garbage import SELDOM
 from tests.fixtures.agents import Dial, StartAgent
-from tests.fixtures.loop_stalls import LoopStalls, assert_holds_up_nobody, loop_stalls
+from tests.fixtures.loop_stalls import assert_holds_up_nobody, stalls_of_frame
 from tests.fixtures.many_elements import Case, arrays_of, made_long
 from wire.api import APIS, encode_request
 from wire.schema import Message
@@ -79,27 +78,8 @@ async def check(start_agent: StartAgent, dial: Dial, checked: list[Case]) -> Non
         request = with_id(REQUESTS[case.api_key](case.version), topic_id)
         frame = frame_of(made_long(request, case), case)
         print(case)  # for a failure
-        await assert_holds_up_nobody(partial(longest_stall, running.address, frame))
+        await assert_holds_up_nobody(partial(stalls_of_frame, running.address, frame))
 
 
 def frame_of(request: Message, case: Case) -> bytes:
     return b"".join(bytes(part) for part in encode_request(case.api_key, case.version, 1, "c", request))
-
-
-async def longest_stall(address: str, frame: bytes) -> LoopStalls:
-    host, port = address.rsplit(":", 1)
-    reader, writer = await asyncio.open_connection(host, int(port))
-    try:
-        with loop_stalls() as stalls:
-            # In pieces: the transport of the test's own client would copy all that the socket does not take.
-            for start in range(0, len(frame), 1 << 18):
-                writer.write(frame[start : start + (1 << 18)])
-                await writer.drain()
-            async with asyncio.timeout(120):
-                size = int.from_bytes(await reader.readexactly(4), "big")
-                assert size > 0
-                while size:
-                    size -= len(await reader.read(min(size, 1 << 16)))
-    finally:
-        writer.transport.abort()
-    return stalls
