@@ -22,6 +22,7 @@ from metadata.contract.l0_commit import CommitL0, Committed, ProducerState
 from metadata.contract.leases import AgentAddress, AgentInfo, WriterLease
 from metadata.contract.tail import Cursor, Snapshot, Tail
 from metadata.contract.topics import Topic, Watermarks
+from metadata.transactions.contract import AbortedTransaction
 
 
 class AgentMetadata(Protocol):
@@ -157,6 +158,11 @@ class AgentMetadata(Protocol):
     async def delete_records(self, partition_id: int, offset: int) -> int:
         """Move the log start to `offset` (-1 = high watermark) and kill the extents that lie wholly below it. Returns
         the log start. An offset below the log start changes nothing. Raises InvalidOffsetError, UnknownTopicError."""
+        ...
+
+    async def aborted_transactions(self, bases: Mapping[int, int]) -> Sequence[AbortedTransaction]:
+        """Aborted transactions whose markers lie at or above the given offset of their partition, by partition and
+        marker. `bases`: partition id -> offset."""
         ...
 
     async def leveled_bytes(self, partition_ids: Sequence[int]) -> Mapping[int, int]:

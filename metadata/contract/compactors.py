@@ -43,6 +43,8 @@ class FileView:
     trouble: str = ""
     uncompressed_bytes: int = 0
     """`cap_bytes` of its live extents, added up; 0 for L0."""
+    is_inline: bool = False
+    """No object holds it (`metadata.contract.files.L0File.inline`): a merge reads it for nothing."""
 
     @property
     def cap_bytes(self) -> int:
@@ -77,6 +79,9 @@ class PartitionView:
     """Live L1+ extents in offset order, including the inputs of live jobs."""
     last_pass_took_ms: int | None = None
     """How long its last forced pass took, from the claim to the commit; None = not known."""
+    aborted: Sequence[tuple[int, int, int]] = ()
+    """(producer id, first offset, offset of the marker) of each aborted transaction whose marker lies below the last
+    stable offset, by first offset."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

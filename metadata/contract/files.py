@@ -37,6 +37,9 @@ class FileInfo:
     """How many of its extents are live. L0: the number of rows of its index while it lives."""
     job_id: int | None = None
     """The merge that wrote it; None for L0."""
+    inline: bytes = b""
+    """As in `L0File`; none once the file is deleted."""
+    txn_rows: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,3 +55,8 @@ class L0File:
     live: bool = True
     """False: a merge replaced the file before the follower saw it. Its rows only move the ends of their partitions; the
     records are read from L1+."""
+    inline: bytes = b""
+    """The bytes of the file, if no object holds them: markers of transactions. Its index rows point into them, several
+    of them at the same bytes."""
+    txn_rows: bytes = b""
+    """The transactions that begin and end in the file (`metadata/transactions/rows.py`), also if it is not live."""

@@ -53,6 +53,8 @@ class L0Input:
     size_bytes: int
     created_ms: int
     index: bytes
+    inline: bytes = b""
+    """As in `metadata.contract.files.L0File`."""
 
 
 class JobState(StrEnum):
@@ -184,6 +186,9 @@ class CleanedPartition:
     """Exclusive end of the pass; None when it did not begin at the log start. The stored value never goes back."""
     passes_needed: int
     """1, or more when the buffer overflowed and the next pass must be deep."""
+    aborted_gone: Sequence[int] = ()
+    """The markers' offsets of aborted transactions of which the pass took every record: the store forgets them. Their
+    markers stay until a later pass, whose spec no longer lists them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@
    not have;
 3. refuse an older writer epoch (`WriterFencedError`) or a seq not above the writer's last (`CommitRefusedError`);
 4. *then* read producer state and judge every batch by itself, chaining the sequences of one producer in arrival order;
+   a transactional batch that is no duplicate must belong to the transaction that is ongoing on its partition;
 5. give offsets to the accepted batches, store results and packed index in the file row.
 
 A crash before the commit leaves nothing; a crash after it loses nothing. A caller that lost the answer repeats the
@@ -29,6 +30,9 @@ ProducerStateEntry.NUM_BATCHES_TO_RETAIN."""
 
 
 NO_PRODUCER = -1
+NOT_TRANSACTIONAL = -1
+NOT_ENTERED = 0
+"""The `txn_seq` of a transactional batch whose producer did not enter its transaction: the commit refuses it."""
 
 
 class L0Batch(NamedTuple):
@@ -55,6 +59,8 @@ class L0Batch(NamedTuple):
     masked_error: int = 0
     """A Kafka error code with which this batch is refused without a judgement, because it caused a definite refusal by
     the database; 0 = judge it."""
+    txn_seq: int = NOT_TRANSACTIONAL
+    """Of a transactional batch: the number of its transaction, which `TransactionMetadata.enter` gave."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +92,8 @@ class Committed:
     index: bytes
     """The packed index (`metadata/rules/packed_index.py`): the only source of truth about the contents of the file."""
     created_ms: int
+    txn_rows: bytes = b""
+    """As in `L0File`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

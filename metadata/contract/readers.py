@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 from metadata.contract.leveled import LeveledExtent
 from metadata.contract.topics import Topic, UnknownTopicError, Watermarks
 from metadata.rules.packed_index import iter_index, rows_of
+from metadata.transactions.contract import AbortedTransaction
 
 PIN_MS_MAX = 86_400_000
 """The longest lifetime of a pin without renewal: a reader that is gone delays deletions for at most this long."""
@@ -139,6 +140,15 @@ def _base_offset(extent: L0Extent | LeveledExtent) -> int:
     return extent.base_offset
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeveledWindow:
+    extents: Sequence[LeveledExtent]
+    """By offset."""
+    aborted: Sequence[AbortedTransaction]
+    """By marker: those whose marker is at or above the offset asked for, and that began at or below the last offset of
+    the extents. A later merge may remove their records and then forget them; so they belong to these extents alone."""
+
+
 class ReaderMetadata(Protocol):
     """Every method may raise `MetadataUnavailableError`."""
 
@@ -146,6 +156,10 @@ class ReaderMetadata(Protocol):
 
     async def leveled_extents(self, partition_id: int, offset: int, *, limit: int = 64) -> Sequence[LeveledExtent]:
         """Live L1+ extents whose last offset is at or above `offset`, in offset order. One indexed read."""
+        ...
+
+    async def leveled_window(self, partition_id: int, offset: int, *, limit: int = 64) -> LeveledWindow:
+        """The same extents, and at the same instant the aborted transactions that may have records in them."""
         ...
 
     async def leveled_extents_by_timestamp(

@@ -19,6 +19,7 @@ from metadata.contract.operators import OperatorMetadata
 from metadata.contract.readers import ReaderMetadata
 from metadata.erasures.contract import ErasureMetadata
 from metadata.security.contract import SecurityMetadata
+from metadata.transactions.contract import TransactionMetadata
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,9 @@ class MetadataStore(Protocol):
 
     @property
     def security(self) -> SecurityMetadata: ...
+
+    @property
+    def transactions(self) -> TransactionMetadata: ...
 
     @property
     def readers(self) -> ReaderMetadata: ...

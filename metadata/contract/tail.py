@@ -10,6 +10,7 @@ from typing import Any
 
 from metadata.contract.files import L0File
 from metadata.contract.topics import Topic, Watermarks
+from metadata.transactions.contract import OpenTransaction
 
 TAIL_FILES_MAX = 1_000
 """Files per writer that one call of `tail` gives. A follower that is further behind calls again."""
@@ -92,3 +93,5 @@ class Snapshot:
     cursor: Cursor
     broker_configs: Mapping[str, str] = field(default_factory=dict[str, str])
     """The cluster-wide ones that are set, by Kafka's names."""
+    open_transactions: Sequence[OpenTransaction] = ()
+    """Those with records, on partitions of `watermarks`."""

@@ -24,8 +24,8 @@ class Topic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watermarks:
-    """The offsets that bound a partition. `high_watermark` is the next offset to be given; `last_stable_offset` equals
-    it until transactions exist."""
+    """The offsets that bound a partition. `high_watermark` is the next offset to be given; `last_stable_offset` is the
+    first offset of the oldest open transaction (at least the log start), or equals it."""
 
     partition_id: int
     log_start_offset: int

@@ -1,0 +1,1 @@
+"""Transactions: the contract between their coordinators and the metadata store, and its rules."""
