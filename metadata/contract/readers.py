@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import NamedTuple, Protocol
 
 from metadata.contract.leveled import LeveledExtent
@@ -42,6 +43,8 @@ class L0Extent(NamedTuple):
     length: int
     min_timestamp_ms: int
     max_timestamp_ms: int
+    inline: bytes = b""
+    """The bytes of the file, if no object holds them (`metadata.contract.files.L0File`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +60,8 @@ class PartitionSnapshot:
     """Live extents of L1 and above, by offset. Together with `l0` they cover [log start, high watermark) exactly once.
     The first may begin below the log start."""
     aborted: Sequence[tuple[int, int, int]] = ()
-    """Aborted transactions by first offset: (producer id, first offset, offset of the marker)."""
+    """Aborted transactions below the last stable offset, by first offset: (producer id, first offset, offset of the
+    marker)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,15 +90,20 @@ class L0FileRow(NamedTuple):
     size_bytes: int
     created_ms: int
     packed_index: bytes
+    inline: bytes = b""
 
 
 def partition_snapshots(
-    watermarks: Sequence[Watermarks], files: Iterable[L0FileRow], extents: Iterable[LeveledExtent]
+    watermarks: Sequence[Watermarks],
+    files: Iterable[L0FileRow],
+    extents: Iterable[LeveledExtent],
+    aborted: Iterable[AbortedTransaction] = (),
 ) -> list[PartitionSnapshot]:
     """The snapshots of all partitions of a topic, by partition number. Pure.
 
     `watermarks`: by partition number, from 0. `files`: live L0 files; their packed indexes may be reduced to the rows
-    of this topic (`rows_of`). `extents`: live L1+ extents of the topic. Raises PackedIndexError.
+    of this topic (`rows_of`). `extents`: live L1+ extents of the topic. `aborted`: of the topic. Raises
+    PackedIndexError.
     """
     stretches: dict[int, list[L0Extent]] = {marks.partition_id: [] for marks in watermarks}
     leveled: dict[int, list[LeveledExtent]] = {marks.partition_id: [] for marks in watermarks}
@@ -118,10 +127,14 @@ def partition_snapshots(
                         row.length,
                         row.min_timestamp_ms,
                         row.max_timestamp_ms,
+                        file.inline,
                     )
                 )
     for extent in extents:
         leveled[extent.partition_id].append(extent)
+    lists: dict[int, list[tuple[int, int, int]]] = {marks.partition_id: [] for marks in watermarks}
+    for each in aborted:
+        lists[each.partition_id].append((each.producer_id, each.first_offset, each.last_offset))
     return [
         PartitionSnapshot(
             partition=number,
@@ -131,6 +144,10 @@ def partition_snapshots(
             high_watermark=marks.high_watermark,
             l0=sorted(stretches[marks.partition_id], key=_base_offset),
             extents=sorted(leveled[marks.partition_id], key=_base_offset),
+            aborted=sorted(
+                (each for each in lists[marks.partition_id] if each[2] < marks.last_stable_offset),
+                key=itemgetter(1),
+            ),
         )
         for number, marks in enumerate(watermarks)
     ]

@@ -14,7 +14,14 @@ from typing import Any
 from metadata.configs.broker import topic_defaults
 from metadata.configs.changes import Changes, ClusterDecision, TopicDecision, changed
 from metadata.contract.files import FileInfo, FileState, L0File
-from metadata.contract.l0_commit import BatchResult, CommitL0, Committed, ProducerState
+from metadata.contract.l0_commit import (
+    NOT_TRANSACTIONAL,
+    BatchResult,
+    CommitL0,
+    Committed,
+    L0Batch,
+    ProducerState,
+)
 from metadata.contract.leases import LEASE_MS, AgentAddress, AgentInfo, WriterLease
 from metadata.contract.tail import LIVE_FILES_MAX, ChangeKind, Cursor, Snapshot, Tail
 from metadata.contract.topics import (
@@ -28,8 +35,10 @@ from metadata.rules import refusals
 from metadata.rules.jobs import holds
 from metadata.rules.object_keys import key_hour, key_too_old
 from metadata.rules.packed_index import decode_index, encode_index
-from metadata.rules.producer_state import is_possible, judge, may_lack_state
+from metadata.rules.producer_state import is_possible, judge, may_lack_state, transaction_error
 from metadata.rules.stretches import stretches
+from metadata.transactions.contract import AbortedTransaction
+from metadata.transactions.rows import TxnRow, TxnRowKind, encode_txn_rows
 from runtime.clock import Clock
 from runtime.ids import IdSource
 from wire.error_codes import ErrorCode
@@ -162,6 +171,10 @@ class MemoryAgents:
         db.producers_seen_ms = {where: at for where, at in db.producers_seen_ms.items() if where[0] not in gone}
         for group in db.groups.values():
             group.offsets = {place: offset for place, offset in group.offsets.items() if place.topic_id != topic_id}
+        db.transactions.drop_partitions(gone)
+        pending = db.transactions.pending_offsets
+        for key in [key for key in pending if key[2].topic_id == topic_id]:
+            del pending[key]
         self._changed(ChangeKind.TOPIC_DELETED, topic, partition_ids=list(topic.partition_ids))
 
     async def create_partitions(
@@ -252,12 +265,16 @@ class MemoryAgents:
                 if batch.partition_id in db.partitions
             },
             producers=db.producers,
-            state_may_be_absent=lambda partition_id, producer_id: may_lack_state(
-                allocated_ms=self._allocated_ms(producer_id),
-                predecessor_deleted_ms=db.partitions[partition_id].predecessor_deleted_ms,
-                now_ms=now_ms,
-                producer_id_expiration_ms=self._expiration_ms,
+            state_may_be_absent=lambda batch: (
+                not self._begins_anew(batch)
+                and may_lack_state(
+                    allocated_ms=self._allocated_ms(batch.producer_id),
+                    predecessor_deleted_ms=db.partitions[batch.partition_id].predecessor_deleted_ms,
+                    now_ms=now_ms,
+                    producer_id_expiration_ms=self._expiration_ms,
+                )
             ),
+            txn_error=self._txn_error,
         )
         for partition_id, next_offset in judgement.next_offsets.items():
             db.partitions[partition_id].next_offset = next_offset
@@ -265,13 +282,19 @@ class MemoryAgents:
         db.producers_seen_ms.update(dict.fromkeys(judgement.producers, now_ms))
         writer.last_seq = request.seq
         index = encode_index(stretches(batches, judgement.results))
-        file = self._insert_file(request, index, tuple(judgement.results), now_ms)
+        begun: list[TxnRow] = []
+        for batch, result in zip(batches, judgement.results, strict=True):
+            if batch.txn_seq != NOT_TRANSACTIONAL and not result.error and not result.duplicate:
+                where = (batch.partition_id, batch.producer_id)
+                if db.transactions.begin(*where, result.base_offset):
+                    begun.append(TxnRow(TxnRowKind.BEGIN, *where, result.base_offset, result.base_offset))
+        file = self._insert_file(request, index, tuple(judgement.results), encode_txn_rows(begun), now_ms)
         writer.files.append(file.info.file_id)
         return _repeated(file)
 
     async def watermarks(self, partition_ids: Sequence[int]) -> Mapping[int, Watermarks]:
         known = self.database.partitions
-        return {id_: watermarks_of(id_, known[id_]) for id_ in partition_ids if id_ in known}
+        return {id_: watermarks_of(self.database, id_) for id_ in partition_ids if id_ in known}
 
     async def delete_records(self, partition_id: int, offset: int) -> int:
         db = self.database
@@ -291,6 +314,10 @@ class MemoryAgents:
         db.append_change(ChangeKind.LOG_START_MOVED, partition.topic_id, detail, now_ms=now_ms)
         return wanted
 
+    async def aborted_transactions(self, bases: Mapping[int, int]) -> Sequence[AbortedTransaction]:
+        found = (each for each in self.database.transactions.aborted if each.partition_id in bases)
+        return sorted(each for each in found if each.last_offset >= bases[each.partition_id])
+
     async def leveled_bytes(self, partition_ids: Sequence[int]) -> Mapping[int, int]:
         found = {id_: sum(row.length for row in self.database.leveled(id_)) for id_ in partition_ids}
         return {id_: size for id_, size in found.items() if size}
@@ -301,13 +328,14 @@ class MemoryAgents:
         db = self.database
         return Snapshot(
             topics=await self.list_topics(),
-            watermarks=[watermarks_of(id_, partition) for id_, partition in sorted(db.partitions.items())],
+            watermarks=[watermarks_of(db, id_) for id_ in sorted(db.partitions)],
             last_file_id=max(self._live_l0(), default=0),
             cursor=Cursor(
                 writers={id_: (writer.epoch, writer.last_seq) for id_, writer in db.writers.items()},
                 change_id=db.next_change_id - 1,
             ),
             broker_configs=dict(db.broker_configs),
+            open_transactions=list(db.transactions.open()),
         )
 
     async def live_files(self, snapshot: Snapshot, after: int) -> Sequence[L0File]:
@@ -386,7 +414,24 @@ class MemoryAgents:
             raise refusals.commit_refused(request.key, key_too_old(request.key))
         return writer
 
-    def _insert_file(self, request: CommitL0, index: bytes, results: tuple[BatchResult, ...], now_ms: int) -> File:
+    def _begins_anew(self, batch: L0Batch) -> bool:
+        """Each transaction of this producer begins at sequence 0."""
+        found = self.database.transactions.of_producer(batch.producer_id)
+        return batch.txn_seq != NOT_TRANSACTIONAL and found is not None and found[1].client_version >= 2
+
+    def _txn_error(self, batch: L0Batch) -> int:
+        tables = self.database.transactions
+        row = tables.entered.get((batch.partition_id, batch.producer_id))
+        found = tables.of_producer(batch.producer_id)
+        return transaction_error(
+            batch,
+            entered=None if row is None else (row.epoch, row.txn_seq),
+            producer_epoch=None if found is None else found[1].producer_epoch,
+        )
+
+    def _insert_file(
+        self, request: CommitL0, index: bytes, results: tuple[BatchResult, ...], txn_rows: bytes, now_ms: int
+    ) -> File:
         db = self.database
         file_id, db.next_file_id = db.next_file_id, db.next_file_id + 1
         rows = decode_index(index)
@@ -405,6 +450,7 @@ class MemoryAgents:
             index=index,
             dead_ms=now_ms if empty else None,
             live_extents=len(rows),
+            txn_rows=txn_rows,
         )
         db.file_ids[request.key] = file_id
         file = db.files[file_id] = File(info=info, results=results, lo=file_id, hi=file_id)
@@ -417,5 +463,9 @@ def _repeated(file: File) -> Committed:
     if file.info.state is FileState.ABORTED:
         raise refusals.commit_refused(file.info.key, refusals.key_aborted(file.info.key))
     return Committed(
-        file_id=file.info.file_id, results=file.results, index=file.info.index, created_ms=file.info.created_ms
+        file_id=file.info.file_id,
+        results=file.results,
+        index=file.info.index,
+        created_ms=file.info.created_ms,
+        txn_rows=file.info.txn_rows,
     )

@@ -276,6 +276,7 @@ class MemoryCompactors:
                 partition = db.partitions[pass_.partition_id]
                 took_ms = pass_took_ms(job.row.kind, job.row.started_ms, now_ms)
                 partition.cleaned = cleaned(partition.cleaned, pass_, now_ms=now_ms, took_ms=took_ms)
+                db.transactions.forget_aborted(pass_.partition_id, pass_.aborted_gone)
         job.committed = MergeCommitted(file_ids=tuple(file_ids), trimmed_extents=decision.trimmed_extents)
         job.row = replace(
             job.row, state=JobState.DONE, finished_ms=now_ms, lease_until_ms=None, result=dict(commit.summary)
@@ -396,6 +397,7 @@ class MemoryCompactors:
                     size_bytes=info.size_bytes,
                     created_ms=info.created_ms,
                     index=info.index,
+                    inline=info.inline,
                 )
                 for info in files
                 if info.state is FileState.LIVE
@@ -419,7 +421,7 @@ class MemoryCompactors:
             configs=self.database.in_force(topic),
             config_version=self.database.config_versions.get(topic.topic_id, 1),
             log_start_offset=partition.log_start_offset,
-            last_stable_offset=partition.next_offset,
+            last_stable_offset=self.database.last_stable_offset(partition_id),
             high_watermark=partition.next_offset,
         )
 

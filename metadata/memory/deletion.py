@@ -73,7 +73,11 @@ class MemoryDeletion:
         db = self.database
         silent_since_ms = self._clock.wall_ms() - self._expiration_ms
         looked = sorted(where for where in db.producers_seen_ms if after is None or where > after)[:limit]
-        silent = [where for where in looked if db.producers_seen_ms[where] < silent_since_ms]
+        silent = [
+            where
+            for where in looked
+            if db.producers_seen_ms[where] < silent_since_ms and where not in db.transactions.entered
+        ]
         for where in silent:
             del db.producers_seen_ms[where]
             db.producers.pop(where, None)
@@ -181,7 +185,7 @@ class MemoryDeletion:
         writer = db.writers[info.writer_id]
         newest = max(other.seq or 0 for id_ in writer.files if (other := db.files[id_].info).epoch == info.epoch)
         if info.seq < newest:  # else its commit may be in doubt, and its answer must bring the index
-            file.info = replace(info, index=encode_index(()))
+            file.info = replace(info, index=encode_index(()), txn_rows=b"")
             writer.forgotten = max(writer.forgotten, (info.epoch, info.seq))
 
     async def known_keys(self, keys: Sequence[str]) -> frozenset[str]:

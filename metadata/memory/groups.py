@@ -87,6 +87,9 @@ class MemoryGroups:
     async def delete_group(self, lease: GroupLease) -> None:
         self._held(lease)
         del self.database.groups[lease.group_id]
+        pending = self.database.transactions.pending_offsets
+        for key in [key for key in pending if key[1] == lease.group_id]:
+            del pending[key]
 
     async def list_groups(self, *, after: str | None = None, limit: int = 10_000) -> Sequence[GroupSummary]:
         ids = sorted(id_ for id_ in self.database.groups if after is None or id_ > after)
@@ -117,7 +120,10 @@ class MemoryGroups:
         nothing = [
             group_id
             for group_id, group in db.groups.items()
-            if group.empty_since_ms is not None and not group.offsets and now_ms - group.empty_since_ms >= idle_group_ms
+            if group.empty_since_ms is not None
+            and not group.offsets
+            and now_ms - group.empty_since_ms >= idle_group_ms
+            and not db.transactions.holds_offsets_of(group_id)
         ][:EXPIRED_MAX]
         for group_id in nothing:
             del db.groups[group_id]

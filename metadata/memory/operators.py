@@ -117,7 +117,7 @@ class MemoryOperators:
         rows = (shown_to_readers(extent.row) for extent in db.extents.values() if extent.dead_ms is None)
         return SystemView(
             now_ms=now_ms,
-            watermarks=[watermarks_of(id_, partition) for id_, partition in sorted(db.partitions.items())],
+            watermarks=[watermarks_of(db, id_) for id_ in sorted(db.partitions)],
             l0_files=[l0_file(file.info) for file in live if file.info.level == 0],
             extents=sorted(rows, key=lambda row: (row.partition_id, row.base_offset)),
             live_extents={file.info.file_id: file.info.live_extents for file in live if file.info.level > 0},

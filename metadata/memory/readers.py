@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from metadata.contract.leveled import LeveledExtent
-from metadata.contract.readers import PIN_MS_MAX, L0FileRow, TopicSnapshot, partition_snapshots, unknown_topic
+from metadata.contract.readers import (
+    PIN_MS_MAX,
+    L0FileRow,
+    LeveledWindow,
+    TopicSnapshot,
+    partition_snapshots,
+    unknown_topic,
+)
 from metadata.contract.topics import Topic
 from metadata.memory.tables import MemoryDatabase, Pin
 from metadata.memory.views import shown_to_readers, watermarks_of
@@ -24,6 +31,18 @@ class MemoryReaders:
         return [shown_to_readers(row) for row in self.database.leveled(partition_id) if row.last_offset >= offset][
             :limit
         ]
+
+    async def leveled_window(self, partition_id: int, offset: int, *, limit: int = 64) -> LeveledWindow:
+        extents = await self.leveled_extents(partition_id, offset, limit=limit)
+        end = extents[-1].last_offset if extents else -1
+        aborted = (each for each in self.database.transactions.aborted if each.partition_id == partition_id)
+        return LeveledWindow(
+            extents=extents,
+            aborted=sorted(
+                (each for each in aborted if each.last_offset >= offset and each.first_offset <= end),
+                key=lambda each: each.last_offset,
+            ),
+        )
 
     async def leveled_extents_by_timestamp(
         self, partition_id: int, timestamp_ms: int, *, from_offset: int = 0, limit: int = 16
@@ -49,9 +68,13 @@ class MemoryReaders:
             topic=replace(topic, replication_factor=1),
             taken_ms=self._clock.wall_ms(),
             partitions=partition_snapshots(
-                [watermarks_of(id_, db.partitions[id_]) for id_ in topic.partition_ids],
-                [L0FileRow(info.file_id, info.key, info.size_bytes, info.created_ms, info.index) for info in live],
+                [watermarks_of(db, id_) for id_ in topic.partition_ids],
+                [
+                    L0FileRow(info.file_id, info.key, info.size_bytes, info.created_ms, info.index, info.inline)
+                    for info in live
+                ],
                 [shown_to_readers(row) for id_ in topic.partition_ids for row in db.leveled(id_)],
+                [each for each in db.transactions.aborted if each.partition_id in topic.partition_ids],
             ),
         )
 

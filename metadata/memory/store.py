@@ -18,6 +18,7 @@ from metadata.memory.operators import MemoryOperators
 from metadata.memory.readers import MemoryReaders
 from metadata.memory.security import MemorySecurity
 from metadata.memory.tables import MemoryDatabase
+from metadata.memory.transactions import MemoryTransactions
 from runtime.runtime import Runtime
 
 
@@ -46,6 +47,7 @@ class MemoryMetadata:
         self.deletion = MemoryDeletion(self.database, clock, producer_id_expiration_ms=producer_id_expiration_ms)
         self.erasures = MemoryErasures(self.database, clock)
         self.security = MemorySecurity(self.database, clock, ids)
+        self.transactions = MemoryTransactions(self.database, clock)
         self.readers = MemoryReaders(self.database, clock)
         self.operators = MemoryOperators(self.database, clock)
 

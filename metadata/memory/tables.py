@@ -18,9 +18,11 @@ from metadata.contract.tail import Change, ChangeKind
 from metadata.contract.topics import Topic
 from metadata.erasures.contract import Erasure, ErasureStage, KeyMark
 from metadata.memory.hints import Hint
+from metadata.memory.transaction_tables import TransactionTables
 from metadata.rules.history import ServerHistory
 from metadata.rules.merge_commit import CleanedState
 from metadata.rules.producer_state import Producer
+from metadata.transactions.contract import TransactionEnded
 from security.acls.values import Acl
 from security.quotas.values import QuotaEntity
 from security.scram import Mechanism, ScramCredential
@@ -57,6 +59,8 @@ class File:
     info: FileInfo
     """Replaced when the file's state, dead_ms or live_extents change."""
     results: tuple[BatchResult, ...] = ()
+    ended: tuple[TransactionEnded, ...] = ()
+    """Of a file of markers."""
     lo: int = 0
     hi: int = 0
     max_timestamp_ms: int = -1
@@ -73,7 +77,7 @@ class File:
         self.info = replace(self.info, state=FileState.DEAD, dead_ms=now_ms, live_extents=0)
 
     def deleted(self) -> None:
-        self.info = replace(self.info, state=FileState.DELETED)
+        self.info = replace(self.info, state=FileState.DELETED, inline=b"")
 
 
 @dataclass(slots=True)
@@ -187,6 +191,7 @@ class MemoryDatabase:
     jobs: dict[int, Job] = field(default_factory=dict[int, Job])
     erasures: dict[int, StoredErasure] = field(default_factory=dict[int, StoredErasure])
     compactors: dict[int, Compactor] = field(default_factory=dict[int, Compactor])
+    transactions: TransactionTables = field(default_factory=TransactionTables)
     duties: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
     """(holder, until ms) by name of the duty."""
     pins: dict[int, Pin] = field(default_factory=dict[int, Pin])
@@ -254,10 +259,16 @@ class MemoryDatabase:
     def move_log_start(self, partition_id: int, offset: int) -> None:
         partition = self.partitions[partition_id]
         partition.log_start_offset = max(partition.log_start_offset, offset)
+        self.transactions.move_log_start(partition_id, partition.log_start_offset)
         # A request for compaction below the new log start has nothing left to do.
         requested = partition.cleaned.requested_through_offset
         if requested is not None and requested <= offset:
             partition.cleaned = replace(partition.cleaned, requested_through_offset=None)
+
+    def last_stable_offset(self, partition_id: int) -> int:
+        partition = self.partitions[partition_id]
+        first_open = self.transactions.first_open_offset(partition_id)
+        return partition.next_offset if first_open is None else max(first_open, partition.log_start_offset)
 
     def has_partition(self, place: OffsetPlace) -> bool:
         topic = self.topics.get(place.topic_id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from metadata.contract.compactors import FileView, PartitionView
 from metadata.contract.errors import WentBackError
@@ -14,18 +14,19 @@ from metadata.contract.topics import (
     Topic,
     Watermarks,
 )
-from metadata.memory.tables import File, MemoryDatabase, Partition
+from metadata.memory.tables import File, MemoryDatabase
 from metadata.rules.retention import (
     RetentionPolicy,
     expiry_ms,
 )
 
 
-def watermarks_of(partition_id: int, partition: Partition) -> Watermarks:
+def watermarks_of(db: MemoryDatabase, partition_id: int) -> Watermarks:
+    partition = db.partitions[partition_id]
     return Watermarks(
         partition_id=partition_id,
         log_start_offset=partition.log_start_offset,
-        last_stable_offset=partition.next_offset,
+        last_stable_offset=db.last_stable_offset(partition_id),
         high_watermark=partition.next_offset,
     )
 
@@ -43,6 +44,8 @@ def l0_file(info: FileInfo) -> L0File:
         created_ms=info.created_ms,
         index=info.index,
         live=info.state is FileState.LIVE,
+        inline=info.inline,
+        txn_rows=info.txn_rows,
     )
 
 
@@ -81,6 +84,7 @@ def file_view(db: MemoryDatabase, file: File, policies: Mapping[uuid.UUID, Reten
         trouble_until_ms=file.trouble_until_ms,
         trouble=file.trouble,
         uncompressed_bytes=sum(row.cap_bytes for row in live) if info.level else 0,
+        is_inline=bool(info.inline),
     )
 
 
@@ -98,7 +102,7 @@ def partition_views_of(db: MemoryDatabase, topic: Topic) -> list[PartitionView]:
                 configs=db.in_force(topic),
                 config_version=db.config_versions.get(topic.topic_id, 1),
                 log_start_offset=partition.log_start_offset,
-                last_stable_offset=partition.next_offset,
+                last_stable_offset=db.last_stable_offset(partition_id),
                 high_watermark=partition.next_offset,
                 cleaned_through_offset=state.cleaned_through_offset,
                 last_cleaned_ms=state.last_cleaned_ms,
@@ -107,9 +111,21 @@ def partition_views_of(db: MemoryDatabase, topic: Topic) -> list[PartitionView]:
                 requested_through_offset=state.requested_through_offset,
                 extents=db.leveled(partition_id),
                 last_pass_took_ms=state.last_pass_took_ms,
+                aborted=aborted_of(db, partition_id),
             )
         )
     return views
+
+
+def aborted_of(db: MemoryDatabase, partition_id: int) -> Sequence[tuple[int, int, int]]:
+    """Those below the last stable offset, by first offset: (producer id, first offset, offset of the marker)."""
+    stable = db.last_stable_offset(partition_id)
+    found = [
+        (each.producer_id, each.first_offset, each.last_offset)
+        for each in db.transactions.aborted
+        if each.partition_id == partition_id and each.last_offset < stable
+    ]
+    return sorted(found, key=lambda each: each[1])
 
 
 def shown_to_readers(row: LeveledExtent) -> LeveledExtent:

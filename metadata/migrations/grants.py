@@ -55,9 +55,11 @@ READER_COLUMNS: Final = {
     "partitions": "partition_id, topic_id, partition",
     "watermarks": "partition_id, next_offset",
     "log_starts": "partition_id, log_start_offset, last_stable_offset",
-    "files": "file_id, key, level, state, size_bytes, created_ms, index",
+    "files": "file_id, key, level, state, size_bytes, created_ms, index, inline",
     "extents": "extent_id, partition_id, base_offset, last_offset, file_id, position, length, block_index_position, "
     "block_index_length, record_count, crc32c, min_ts_ms, max_ts_ms, has_tombstones, flagged_reason, state",
+    "transaction_partitions": "partition_id, producer_id, first_offset",
+    "aborted_transactions": "partition_id, last_offset, producer_id, first_offset, stable_offset",
 }
 """Columns that a reader may see: those that `topic_snapshot` and the opening of a connection read."""
 
@@ -87,7 +89,7 @@ AGENT: Final = Rights(
         "partitions": _ALL,
         "watermarks": _ALL,
         "log_starts": "SELECT, INSERT, UPDATE (log_start_offset, requested_through_offset), DELETE",
-        "files": "SELECT, INSERT, UPDATE (state, dead_ms, live_extents, results, index, max_ts_ms)",
+        "files": "SELECT, INSERT, UPDATE (state, dead_ms, live_extents, results, index, max_ts_ms, txn)",
         "extents": "SELECT, UPDATE (state, dead_ms)",
         "commit_gate": "UPDATE",
         "producers": "SELECT",
@@ -101,6 +103,10 @@ AGENT: Final = Rights(
         "client_quotas": _ALL,
         "secrets": "SELECT",
         "quota_demands": _ALL,
+        "transactions": _ALL,
+        "transaction_partitions": _ALL,
+        "aborted_transactions": "SELECT, INSERT, DELETE",
+        "transaction_offsets": _ALL,
     },
     sequences={
         "node_ids": "USAGE",
@@ -108,8 +114,14 @@ AGENT: Final = Rights(
         "file_ids": "USAGE",
         "group_epochs": "USAGE",
         "change_ids": "USAGE",
+        "transaction_epochs": "USAGE",
     },
-    functions=("lock_older_programs_v1()", "end_older_programs_v1()"),
+    functions=(
+        "lock_older_programs_v1()",
+        "end_older_programs_v1()",
+        "lock_programs_below_v1(integer)",
+        "end_programs_below_v1(integer)",
+    ),
 )
 
 COMPACTOR: Final = Rights(
@@ -126,7 +138,7 @@ COMPACTOR: Final = Rights(
         "watermarks": "SELECT",
         "log_starts": "SELECT, UPDATE",
         "files": "SELECT, INSERT, DELETE, "
-        "UPDATE (state, dead_ms, live_extents, index, results, trouble, trouble_until_ms)",
+        "UPDATE (state, dead_ms, live_extents, index, results, trouble, trouble_until_ms, inline, txn)",
         "extents": "SELECT, INSERT, UPDATE (state, dead_ms), DELETE",
         "compactors": _ALL,
         "duties": _ALL,
@@ -143,6 +155,10 @@ COMPACTOR: Final = Rights(
         "changes": "SELECT, INSERT, DELETE",
         "acls": "SELECT",
         "client_quotas": "SELECT",
+        "transactions": "SELECT, DELETE",
+        "transaction_partitions": "SELECT",
+        "aborted_transactions": "SELECT, DELETE",
+        "transaction_offsets": "SELECT",
     },
     sequences={"node_ids": "USAGE", "file_ids": "USAGE", "change_ids": "USAGE"},
     # The age of transactions of all sessions is among its metrics. It then sees texts of others' statements, in which

@@ -26,6 +26,7 @@ from metadata.postgres.log.log import Log
 from metadata.postgres.log.news import News
 from metadata.postgres.log.producers import Producers
 from metadata.postgres.log.topics import Topics
+from metadata.transactions.contract import AbortedTransaction
 
 
 class PostgresAgents:
@@ -119,6 +120,9 @@ class PostgresAgents:
 
     async def delete_records(self, partition_id: int, offset: int) -> int:
         return await delete_records(self._database, partition_id, offset)
+
+    async def aborted_transactions(self, bases: Mapping[int, int]) -> Sequence[AbortedTransaction]:
+        return await self._log.aborted_transactions(bases)
 
     async def leveled_bytes(self, partition_ids: Sequence[int]) -> Mapping[int, int]:
         return await self._log.leveled_bytes(partition_ids)

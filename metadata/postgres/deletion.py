@@ -104,6 +104,8 @@ _EXPIRE_PRODUCERS = statement(
         SELECT p.partition_id, p.producer_id
         FROM looked l JOIN producer_states p ON p.partition_id = l.partition_id AND p.producer_id = l.producer_id
         WHERE l.last_seen_ms < :silent_since_ms AND p.last_seen_ms < :silent_since_ms
+            AND NOT EXISTS (SELECT FROM transaction_partitions t
+                WHERE t.producer_id = p.producer_id AND t.partition_id = p.partition_id)
         ORDER BY p.partition_id, p.producer_id FOR UPDATE OF p SKIP LOCKED
     ), dropped AS (
         DELETE FROM producer_states p USING silent s
@@ -153,6 +155,7 @@ _FILES_DELETED = statement(
         FROM files f WHERE f.file_id = ANY (:file_ids) AND f.state = 'dead' ORDER BY f.file_id FOR UPDATE OF f
     ), marked AS (
         UPDATE files f SET state = 'deleted', index = CASE WHEN g.gives_index THEN '\x01' ELSE f.index END,
+            txn = CASE WHEN g.gives_index THEN NULL ELSE f.txn END, inline = NULL,
             results = CASE WHEN g.gives_index AND f.results = '' THEN '\x03' || (
                 SELECT string_agg(row.base, ''::bytea ORDER BY row.at) FROM (
                     SELECT at, substring(plain.index FROM {1 + 1 + 4} + at * {ROW_BYTES} FOR 8) AS base

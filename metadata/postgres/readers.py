@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from metadata.contract.leveled import LeveledExtent
-from metadata.contract.readers import L0FileRow, TopicSnapshot, partition_snapshots, unknown_topic
+from metadata.contract.readers import L0FileRow, LeveledWindow, TopicSnapshot, partition_snapshots, unknown_topic
 from metadata.contract.topics import (
     Topic,
     Watermarks,
@@ -28,6 +28,7 @@ from metadata.postgres.rows import (
     INTS,
     LEVELED,
     leveled,
+    leveled_extent,
     now_ms,
     statement,
 )
@@ -37,6 +38,7 @@ from metadata.postgres.tables import (
     TOPICS,
 )
 from metadata.rules.packed_index import rows_of
+from metadata.transactions.contract import AbortedTransaction
 
 FILES_AT_A_TIME = 100
 
@@ -48,7 +50,7 @@ _EXTENTS = statement(
 )
 
 _L0_FILES = (
-    sa.select(FILES.c.file_id, FILES.c.key, FILES.c.size_bytes, FILES.c.created_ms, FILES.c.index)
+    sa.select(FILES.c.file_id, FILES.c.key, FILES.c.size_bytes, FILES.c.created_ms, FILES.c.index, FILES.c.inline)
     .where(FILES.c.level == 0, FILES.c.state == "live")
     .order_by(FILES.c.file_id)
 )
@@ -60,6 +62,41 @@ _FROM_OFFSET = statement(
     partition_id=sa.Integer,
     from_offset=sa.BigInteger,
     limit=sa.BigInteger,
+)
+
+# At one instant: the extents, and the aborted transactions that may have records in them. The list ends with the first
+# one of which all that ended later began behind the extents (Kafka's TransactionIndex.collectAbortedTxns).
+_WINDOW = statement(
+    f"""WITH found AS MATERIALIZED (
+        {LEVELED} WHERE e.partition_id = :partition_id AND e.state = 'live' AND e.last_offset >= :from_offset
+        ORDER BY e.last_offset LIMIT :limit
+    ), ends AS (
+        SELECT max(last_offset) + 1 AS end_offset FROM found
+    )
+    SELECT true AS is_extent, found.*, NULL::bigint AS producer_id FROM found
+    UNION ALL
+    SELECT false, NULL, a.partition_id, a.first_offset, a.last_offset, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+        NULL, NULL, NULL, NULL, NULL, NULL, a.producer_id
+    FROM ends CROSS JOIN LATERAL (
+        SELECT * FROM aborted_transactions a
+        WHERE a.partition_id = :partition_id AND a.last_offset >= :from_offset
+            AND a.last_offset <= coalesce((
+                SELECT s.last_offset FROM aborted_transactions s
+                WHERE s.partition_id = :partition_id AND s.stable_offset >= ends.end_offset
+                    AND s.last_offset >= :from_offset
+                ORDER BY s.stable_offset, s.last_offset LIMIT 1
+            ), 9223372036854775807)
+    ) AS a WHERE a.first_offset < ends.end_offset
+    ORDER BY is_extent DESC, last_offset""",  # noqa: S608 - our own text
+    partition_id=sa.Integer,
+    from_offset=sa.BigInteger,
+    limit=sa.BigInteger,
+)
+
+_ABORTED = statement(
+    """SELECT partition_id, producer_id, first_offset, last_offset FROM aborted_transactions
+    WHERE partition_id = ANY (:partition_ids)""",
+    partition_ids=INTS,
 )
 
 _FROM_TIMESTAMP = statement(
@@ -87,6 +124,21 @@ class PostgresReaders:
 
     async def leveled_extents(self, partition_id: int, offset: int, *, limit: int = 64) -> Sequence[LeveledExtent]:
         return await self._leveled(_FROM_OFFSET, partition_id=partition_id, from_offset=offset, limit=limit)
+
+    async def leveled_window(self, partition_id: int, offset: int, *, limit: int = 64) -> LeveledWindow:
+        async def work(connection: AsyncConnection) -> LeveledWindow:
+            values = {"partition_id": partition_id, "from_offset": offset, "limit": limit}
+            rows = (await connection.execute(_WINDOW, values)).all()
+            return LeveledWindow(
+                extents=[leveled_extent(row[1:-1]) for row in rows if row.is_extent],
+                aborted=[
+                    AbortedTransaction(partition_id, row.producer_id, row.base_offset, row.last_offset)
+                    for row in rows
+                    if not row.is_extent
+                ],
+            )
+
+        return await self._database.read(work)
 
     async def leveled_extents_by_timestamp(
         self, partition_id: int, timestamp_ms: int, *, from_offset: int = 0, limit: int = 16
@@ -148,6 +200,7 @@ class _Rows(NamedTuple):
     watermarks: Sequence[Watermarks]
     files: Sequence[L0FileRow]
     extents: Sequence[LeveledExtent]
+    aborted: Sequence[AbortedTransaction]
 
 
 async def _rows(connection: AsyncConnection, name: str) -> _Rows:
@@ -175,6 +228,7 @@ async def _rows(connection: AsyncConnection, name: str) -> _Rows:
         watermarks=[marks[partition_id] for partition_id in partition_ids],
         files=await _files(connection, frozenset(partition_ids)),
         extents=await leveled(connection, _EXTENTS, bounds),
+        aborted=[AbortedTransaction(*row) for row in await connection.execute(_ABORTED, bounds)],
     )
 
 
@@ -183,11 +237,11 @@ async def _files(connection: AsyncConnection, partition_ids: frozenset[int]) -> 
     files: list[L0FileRow] = []
     found = await connection.stream(_L0_FILES, execution_options={"yield_per": FILES_AT_A_TIME})
     async for some in found.partitions():
-        for file_id, key, size_bytes, created_ms, index in some:
+        for file_id, key, size_bytes, created_ms, index, inline in some:
             # At once: kept whole, the indexes of all live L0 files may take a GiB.
             rows = rows_of(index, partition_ids)
             if rows:
-                files.append(L0FileRow(file_id, key, size_bytes, created_ms, rows))
+                files.append(L0FileRow(file_id, key, size_bytes, created_ms, rows, inline or b""))
     return files
 
 
@@ -195,5 +249,5 @@ def _snapshot(rows: _Rows) -> TopicSnapshot:
     return TopicSnapshot(
         topic=rows.topic,
         taken_ms=rows.taken_ms,
-        partitions=partition_snapshots(rows.watermarks, rows.files, rows.extents),
+        partitions=partition_snapshots(rows.watermarks, rows.files, rows.extents, rows.aborted),
     )

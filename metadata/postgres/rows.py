@@ -111,6 +111,12 @@ _MOVE_LOG_STARTS = statement(
     partition_ids=INTS,
     offsets=LONGS,
 )
+_FORGET_ABORTED = statement(
+    """DELETE FROM aborted_transactions a USING unnest(:partition_ids, :offsets) AS m (partition_id, start)
+    WHERE a.partition_id = m.partition_id AND a.last_offset < m.start""",
+    partition_ids=INTS,
+    offsets=LONGS,
+)
 
 
 async def now_ms(connection: AsyncConnection) -> int:
@@ -150,9 +156,10 @@ async def kill_extents(connection: AsyncConnection, extent_ids: Sequence[int], *
 
 async def move_log_starts(connection: AsyncConnection, starts: Mapping[int, int]) -> None:
     """Move log starts forward. The caller has locked the partitions. Drops a request for compaction that ends at or
-    below the new log start, because that data is gone."""
+    below the new log start, and aborted transactions that ended below it, because that data is gone."""
     values = {"partition_ids": list(starts), "offsets": list(starts.values())}
     await connection.execute(_MOVE_LOG_STARTS, values)
+    await connection.execute(_FORGET_ABORTED, values)
 
 
 async def append_change(
@@ -169,3 +176,8 @@ async def leveled(
 ) -> list[LeveledExtent]:
     """The extents that a statement selects; it must begin with LEVELED or LEVELED_FOR_MERGES."""
     return [LeveledExtent(*row) for row in await connection.execute(condition, dict(values))]
+
+
+def leveled_extent(columns: Sequence[Any]) -> LeveledExtent:
+    """Of one row of LEVELED."""
+    return LeveledExtent(*columns)

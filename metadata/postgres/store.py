@@ -1,7 +1,8 @@
 """The metadata store over Postgres >= 15. SQLAlchemy Core runs the cold queries; one prepared call runs the commit.
 
-Connections of one store: a pool of 4 (up to 8), one for commits, one for commits of offsets, one for the tail and
-watermarks, one to listen and one to notify. No connection stays in a transaction between two calls.
+Connections of one store: a pool of 4 (up to 8), one for commits, one for commits of offsets, one to enter and one to
+end transactions, one for the tail and watermarks, one to listen and one to notify. No connection stays in a transaction
+between two calls.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from metadata.postgres.readers import PostgresReaders
 from metadata.postgres.rows import now_ms
 from metadata.postgres.security.security import PostgresSecurity
 from metadata.postgres.tables import CLUSTER
+from metadata.postgres.transactions.transactions import PostgresTransactions
 from runtime.runtime import Runtime
 
 
@@ -45,6 +47,7 @@ class PostgresMetadata:
         self.deletion = PostgresDeletion(database, producer_id_expiration_ms=producer_id_expiration_ms)
         self.erasures = PostgresErasures(database)
         self.security = PostgresSecurity(database, self._news)
+        self.transactions = PostgresTransactions(database)
         self.readers = PostgresReaders(database)
         self.operators = PostgresOperators(database)
         self.backup = PostgresBackup(database)
@@ -58,6 +61,7 @@ class PostgresMetadata:
         await self._news.close()
         await self.agents.close()
         await self.groups.close()
+        await self.transactions.close()
         await self._database.close()
 
     async def cluster_identity(self) -> ClusterIdentity:

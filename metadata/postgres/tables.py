@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql as pg
 
-SCHEMA_REVISION = "0008"
+SCHEMA_REVISION = "0009"
 """The Alembic revision this code works with."""
 
 METADATA = sa.MetaData()
@@ -162,6 +162,8 @@ FILES = sa.Table(
     sa.Column("trouble", sa.Text),
     sa.Column("results", sa.LargeBinary, nullable=False, server_default=r"\x"),
     sa.Column("index", sa.LargeBinary, nullable=False, server_default=r"\x01"),
+    sa.Column("inline", sa.LargeBinary),
+    sa.Column("txn", sa.LargeBinary),
     sa.UniqueConstraint("key", name="files_key"),
     sa.Index("files_writer_seq", "writer_id", "epoch", "seq", unique=True, postgresql_where=sa.text("level = 0")),
     sa.Index("files_live", "level", "file_id", postgresql_where=sa.text("state = 'live'")),

@@ -13,7 +13,10 @@ producer id, and the first match wins (Kafka: ProducerStateManager, ProducerAppe
    expired), or before a topic of the same name was deleted (the state may have been deleted with that topic).
    Otherwise the batch has overtaken an earlier one, and storing it would lose the earlier one. A partition that is
    younger than the producer id is no good reason: every topic that is created after InitProducerId has one. A producer
-   id that this cluster never allocated has no age, so it must start at 0 as well.
+   id that this cluster never allocated has no age, so it must start at 0 as well. Nor has a transaction of the second
+   protocol a good reason: each begins with a new epoch at sequence 0.
+
+A batch that is no duplicate must also fit the transactions of its partition, before rules 4 to 6 (`txn_error`).
 
 The batches of one producer inside one file are chained in arrival order, because a retry and its original may share a
 file.
@@ -24,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from metadata.contract.l0_commit import NO_PRODUCER, PRODUCER_BATCHES_KEPT, BatchResult, L0Batch
+from metadata.contract.l0_commit import NO_PRODUCER, NOT_TRANSACTIONAL, PRODUCER_BATCHES_KEPT, BatchResult, L0Batch
 from wire.error_codes import ErrorCode
 
 SEQUENCES = 2**31
@@ -80,6 +83,9 @@ def is_possible(batch: L0Batch) -> bool:
             batch.producer_id == NO_PRODUCER
             or (0 <= batch.producer_epoch <= _INT16_MAX and 0 <= batch.base_sequence <= _INT32_MAX)
         )
+        and NOT_TRANSACTIONAL
+        <= batch.txn_seq
+        <= (_INT64_MAX if batch.producer_id != NO_PRODUCER else NOT_TRANSACTIONAL)
     )
 
 
@@ -98,12 +104,27 @@ def may_lack_state(
     return expired or (predecessor_deleted_ms is not None and allocated_ms <= predecessor_deleted_ms)
 
 
+def transaction_error(batch: L0Batch, *, entered: tuple[int, int] | None, producer_epoch: int | None) -> int:
+    """Whether a batch may be stored as far as transactions go: 0, or why not.
+
+    `entered`: (epoch, txn_seq) of the producer's ongoing transaction on the partition. `producer_epoch`: the present
+    one of its transactional id; None if it has none. Kafka's ProducerAppendInfo and verification guard.
+    """
+    if batch.txn_seq == NOT_TRANSACTIONAL:
+        return 0 if entered is None else int(ErrorCode.INVALID_TXN_STATE)
+    if entered == (batch.producer_epoch, batch.txn_seq):
+        return 0
+    is_old = producer_epoch is not None and producer_epoch > batch.producer_epoch
+    return int(ErrorCode.INVALID_PRODUCER_EPOCH if is_old else ErrorCode.INVALID_TXN_STATE)
+
+
 def judge(
     batches: Sequence[L0Batch],
     *,
     next_offsets: Mapping[int, int],
     producers: Mapping[tuple[int, int], Producer],
-    state_may_be_absent: Callable[[int, int], bool],
+    state_may_be_absent: Callable[[L0Batch], bool],
+    txn_error: Callable[[L0Batch], int] = lambda _: 0,
 ) -> Judgement:
     """Judge every batch and give offsets to the stored ones.
 
@@ -111,7 +132,8 @@ def judge(
         batches: the batches in arrival order.
         next_offsets: the next offset by partition id; a partition that is absent does not exist.
         producers: the known state by (partition id, producer id).
-        state_may_be_absent: `may_lack_state` for a (partition id, producer id) without state.
+        state_may_be_absent: `may_lack_state` for a batch whose producer has no state.
+        txn_error: `transaction_error` for a batch that is no duplicate.
     """
     ends: dict[int, int] = {}
     states: dict[tuple[int, int], Producer] = {}
@@ -120,7 +142,7 @@ def judge(
         where = (batch.partition_id, batch.producer_id)
         # A state from an earlier batch of this file goes before the stored one.
         known = states.get(where) or producers.get(where)
-        verdict = _verdict(batch, known, batch.partition_id in next_offsets, state_may_be_absent)
+        verdict = _verdict(batch, known, batch.partition_id in next_offsets, state_may_be_absent, txn_error)
         if isinstance(verdict, StoredBatch):
             results.append(_stored(verdict, duplicate=True))
         elif verdict:
@@ -144,7 +166,8 @@ def _verdict(
     batch: L0Batch,
     known: Producer | None,
     partition_exists: bool,
-    state_may_be_absent: Callable[[int, int], bool],
+    state_may_be_absent: Callable[[L0Batch], bool],
+    txn_error: Callable[[L0Batch], int],
 ) -> int | StoredBatch:
     """An error code (0 = store the batch), or the stored batch that this one repeats."""
     if batch.masked_error:
@@ -154,15 +177,18 @@ def _verdict(
     if batch.producer_id == NO_PRODUCER:
         return ErrorCode.NONE
     first, last = batch.base_sequence, last_sequence(batch.base_sequence, batch.record_count)
-    if known is None:
-        if first == 0 or state_may_be_absent(batch.partition_id, batch.producer_id):
-            return ErrorCode.NONE
-        return ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
-    # Duplicates before the order of sequences: a retry is an old sequence by nature.
-    if batch.producer_epoch == known.epoch:
+    # Duplicates first: a retry is an old sequence by nature, and its transaction may have ended.
+    if known is not None and batch.producer_epoch == known.epoch:
         for stored in known.batches:
             if (stored.first_sequence, stored.last_sequence) == (first, last):
                 return stored
+    if error := txn_error(batch):
+        return error
+    if known is None:
+        if first == 0 or state_may_be_absent(batch):
+            return ErrorCode.NONE
+        return ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    if batch.producer_epoch == known.epoch:
         expected = (known.batches[-1].last_sequence + 1) % SEQUENCES
     elif batch.producer_epoch < known.epoch:
         return ErrorCode.INVALID_PRODUCER_EPOCH

@@ -30,6 +30,7 @@ from metadata.contract.topics import (
     UnknownTopicError,
 )
 from metadata.rules.jobs import holds
+from metadata.transactions.contract import EndTransactions
 
 # ---- leases
 
@@ -137,7 +138,7 @@ def other_epoch(lease: WriterLease, present_epoch: int | None) -> str:
     return f"writer {lease.writer_id} is at epoch {present_epoch}, not {lease.epoch}"
 
 
-def seq_used(request: CommitL0, last_seq: int) -> str:
+def seq_used(request: CommitL0 | EndTransactions, last_seq: int) -> str:
     return f"seq {request.seq} of writer {request.lease.writer_id} is not above its last, {last_seq}"
 
 

@@ -1,9 +1,9 @@
-"""The arguments by which `commit_l0_v3` commits a usual L0 file, and the answers that follow from its index. Pure.
+"""The arguments by which `commit_l0_v4` commits a usual L0 file, and the answers that follow from its index. Pure.
 
 A file is usual if every batch of it can be stored with the others: its partitions ascend, the batches of a partition
 touch each other, none is masked or impossible, and the batches of a producer on a partition (a *run*) follow each other
-in one epoch. The function refuses the file as unusual if the database says otherwise. Any other file goes to
-`commit_l0_v1`, which judges batch by batch.
+in one epoch and one transaction. The function refuses the file as unusual if the database says otherwise. Any other
+file goes to `commit_l0_v5`, which judges batch by batch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,14 @@ from itertools import groupby
 from operator import attrgetter
 from typing import NamedTuple
 
-from metadata.contract.l0_commit import NO_PRODUCER, PRODUCER_BATCHES_KEPT, BatchResult, CommitL0, L0Batch
+from metadata.contract.l0_commit import (
+    NO_PRODUCER,
+    NOT_TRANSACTIONAL,
+    PRODUCER_BATCHES_KEPT,
+    BatchResult,
+    CommitL0,
+    L0Batch,
+)
 from metadata.rules.producer_state import SEQUENCES, is_possible, last_sequence
 
 _PLACE = struct.Struct(">iiqq")
@@ -22,7 +29,7 @@ _PLACE = struct.Struct(">iiqq")
 
 
 class UsualCommit(NamedTuple):
-    """The arguments of `commit_l0_v3` that depend on the batches, in its order."""
+    """The arguments of `commit_l0_v4` that depend on the batches, in its order."""
 
     partition_ids: list[int]
     records: list[int]
@@ -36,6 +43,8 @@ class UsualCommit(NamedTuple):
     producer_ids: list[int]
     producer_epochs: list[int]
     sequences: list[int]
+    txn_seqs: list[int]
+    """Per run; empty when none is transactional."""
     batch_runs: list[int]
     """Per batch that its producer's state keeps: the number of its run, from 1. Empty when each run is one batch."""
     batch_offsets: list[int]
@@ -103,7 +112,8 @@ def _runs(partition: int, batches: Sequence[L0Batch]) -> list[_Run] | None:
             else:
                 last = run.batches[-1][1]
                 follows = (last_sequence(last.base_sequence, last.record_count) + 1) % SEQUENCES
-                if batch.producer_epoch != last.producer_epoch or batch.base_sequence != follows:
+                is_same = batch.producer_epoch == last.producer_epoch and batch.txn_seq == last.txn_seq
+                if not is_same or batch.base_sequence != follows:
                     return None
                 run.batches.append((offset, batch))
         offset += batch.record_count
@@ -118,6 +128,8 @@ def _run_columns(runs: Sequence[_Run]) -> Iterator[list[int]]:
     yield [batch.producer_id for _, batch in firsts]
     yield [batch.producer_epoch for _, batch in firsts]
     yield [batch.base_sequence for _, batch in firsts]
+    txn_seqs = [batch.txn_seq for _, batch in firsts]
+    yield txn_seqs if any(txn_seq != NOT_TRANSACTIONAL for txn_seq in txn_seqs) else []
     kept = [(number, *each) for number, run in enumerate(runs, 1) for each in run.batches[-PRODUCER_BATCHES_KEPT:]]
     chained = kept if any(len(run.batches) > 1 for run in runs) else []
     yield [number for number, _, _ in chained]

@@ -31,6 +31,7 @@ from metadata.postgres.connection import Database
 from metadata.postgres.groups.offsets import OffsetCommitter, begin_writing_offsets, delete_places, read_offsets
 from metadata.postgres.rows import LONGS, now_ms, statement
 from metadata.postgres.tables import AGENTS, GROUP_OFFSETS, GROUPS, Utf8
+from metadata.postgres.transactions.tables import TRANSACTION_OFFSETS
 from metadata.rules.group_members import decode_members, encode_members
 from metadata.rules.refusals import group_fenced, owner_not_live
 
@@ -51,7 +52,8 @@ _IS_EXPIRED = """CASE
     WHEN g.protocol_type <> '' THEN greatest(g.empty_since_ms, o.committed_ms) <= :before_ms
     ELSE o.committed_ms <= :before_ms END"""
 _IS_NOTHING = """g.empty_since_ms <= :idle_before_ms
-    AND NOT EXISTS (SELECT FROM group_offsets o WHERE o.group_id = g.group_id)"""
+    AND NOT EXISTS (SELECT FROM group_offsets o WHERE o.group_id = g.group_id)
+    AND NOT EXISTS (SELECT FROM transaction_offsets o WHERE o.group_id = g.group_id)"""
 _BEFORE = {"before_ms": sa.BigInteger, "idle_before_ms": sa.BigInteger, "limit": sa.BigInteger}
 # The same conditions as in the deletes below: this one only finds and locks the groups.
 _LOCK_EXPIRING = statement(
@@ -137,7 +139,7 @@ class PostgresGroups:
                 change = sa.update(GROUPS).where(GROUPS.c.group_id == group_id).values(mine)
                 taken = await connection.execute(change.returning(GROUPS.c.epoch, *_RECORD))
             row = taken.one_or_none()
-            await _check_alive(connection, owner)  # only now: the lease may have ended during the wait for the lock
+            await check_alive(connection, owner)  # only now: the lease may have ended during the wait for the lock
             if row is None:
                 return None
             return TakenGroup(lease=GroupLease(group_id=group_id, epoch=row.epoch), record=record_of(row))
@@ -199,7 +201,7 @@ class PostgresGroups:
         async def work(connection: AsyncConnection) -> None:
             await _lock(connection, lease)
             await begin_writing_offsets(connection)
-            for table in (GROUP_OFFSETS, GROUPS):
+            for table in (TRANSACTION_OFFSETS, GROUP_OFFSETS, GROUPS):
                 await connection.execute(sa.delete(table).where(table.c.group_id == lease.group_id))
 
         await self._database.write(work)
@@ -257,7 +259,7 @@ class PostgresGroups:
         return await self._database.write(work)
 
 
-async def _check_alive(connection: AsyncConnection, owner: WriterLease) -> None:
+async def check_alive(connection: AsyncConnection, owner: WriterLease) -> None:
     """Raises WriterFencedError unless `owner` is one of `live_agents`."""
     mine = (AGENTS.c.writer_id == owner.writer_id, AGENTS.c.epoch == owner.epoch)
     alive = sa.select(AGENTS.c.writer_id).where(*mine, AGENTS.c.lease_until_ms > NOW_MS, sa.not_(AGENTS.c.draining))

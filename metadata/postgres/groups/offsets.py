@@ -38,6 +38,7 @@ from metadata.postgres.connection import (
 from metadata.postgres.driver import Connection, is_refused_by_driver
 from metadata.postgres.rows import INTS, UUIDS, statement
 from metadata.postgres.tables import GROUP_OFFSETS, Utf8
+from metadata.postgres.transactions.tables import TRANSACTION_OFFSETS
 from runtime.errors import BugError
 
 OFFSETS_LOCK = 7_310_575_220
@@ -228,7 +229,8 @@ async def delete_offsets_of_topic(connection: AsyncConnection, topic_id: uuid.UU
     await connection.execute(sa.text(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}"))
     await connection.execute(sa.text(f"SET LOCAL idle_in_transaction_session_timeout = {IDLE_TIMEOUT_MS}"))
     await connection.execute(sa.text(f"SELECT pg_advisory_xact_lock({OFFSETS_LOCK})"))
-    await connection.execute(sa.delete(GROUP_OFFSETS).where(GROUP_OFFSETS.c.topic_id == topic_id))
+    for table in (GROUP_OFFSETS, TRANSACTION_OFFSETS):
+        await connection.execute(sa.delete(table).where(table.c.topic_id == topic_id))
 
 
 def _columns(places: Sequence[OffsetPlace]) -> dict[str, list[Any]]:

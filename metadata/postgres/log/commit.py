@@ -1,8 +1,8 @@
 """`commit_l0` against Postgres, on a connection of its own.
 
-The usual file takes one call of `commit_l0_v3`, in one round trip. SL010 says that it is not usual, and `commit_l0_v1`
+The usual file takes one call of `commit_l0_v4`, in one round trip. SL010 says that it is not usual, and `commit_l0_v5`
 judges it. A call that meets a locked row goes behind the gate (`metadata/postgres/log/contention.py`); so does every
-call of `commit_l0_v1`. The gate is no part of any promise: if somebody else holds it, a call goes without it.
+call of `commit_l0_v5`. The gate is no part of any promise: if somebody else holds it, a call goes without it.
 
 The SQLSTATE alone decides what an error means:
 
@@ -47,7 +47,7 @@ _QUERY_CANCELED = "57014"
 
 
 class _UnusualFileError(Exception):
-    """`commit_l0_v3` leaves the file to `commit_l0_v1`. Nothing was changed."""
+    """`commit_l0_v4` leaves the file to `commit_l0_v5`. Nothing was changed."""
 
 
 class _LockedError(Exception):
@@ -89,7 +89,13 @@ class Committer:
             results = answers(row.get("results", b""), row["index"], request.batches)
         except ResultsError as error:
             raise BugError(f"key {request.key!r} was committed with other batches: {error}") from error
-        return Committed(file_id=row["file_id"], results=results, index=row["index"], created_ms=row["created_ms"])
+        return Committed(
+            file_id=row["file_id"],
+            results=results,
+            index=row["index"],
+            created_ms=row["created_ms"],
+            txn_rows=row["txn"] or b"",
+        )
 
     async def _commit(self, connection: Connection, request: CommitL0) -> Mapping[str, Any]:
         usual = usual_commit(request)

@@ -1,4 +1,4 @@
-"""The statements by which an L0 file is committed: `commit_l0_v3` for a usual file, `commit_l0_v1` for any other, each
+"""The statements by which an L0 file is committed: `commit_l0_v4` for a usual file, `commit_l0_v5` for any other, each
 on its own or behind the gate of commits. Pure."""
 
 from __future__ import annotations
@@ -7,28 +7,28 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
-from metadata.contract.l0_commit import NO_PRODUCER, CommitL0, L0Batch
+from metadata.contract.l0_commit import NO_PRODUCER, NOT_TRANSACTIONAL, CommitL0, L0Batch
 from metadata.rules.usual_commit import UsualCommit
 from wire.error_codes import ErrorCode
 
 GATE_TIMEOUT_MS = 4_000
 """Longest wait for the gate. With the time-out of the statement behind it, this is less than the client waits."""
 
-_USUAL = "commit_l0_v3"
+_USUAL = "commit_l0_v4"
 _USUAL_TYPES = (
     *("integer", "integer", "bigint", "text", "bigint", "bigint", "integer"),
     *("integer[]", "bigint[]", "bytea", "bigint"),
-    *("integer[]", "bigint[]", "bigint[]", "bigint[]", "integer[]", "integer[]"),
+    *("integer[]", "bigint[]", "bigint[]", "bigint[]", "integer[]", "integer[]", "bigint[]"),
     *("integer[]", "bigint[]", "integer[]", "integer[]", "bigint[]"),
 )
-_ANY = "commit_l0_v1"
+_ANY = "commit_l0_v5"
 _ANY_TYPES = (
     *("integer", "integer", "bigint", "text", "bigint", "bigint", "bigint"),
     *("integer[]", "integer[]", "integer[]", "integer[]", "bigint[]", "bigint[]", "bigint[]"),
-    *("bigint[]", "integer[]", "integer[]", "integer[]"),
+    *("bigint[]", "integer[]", "integer[]", "integer[]", "bigint[]"),
 )
 
-STORED = "SELECT file_id, results, index, created_ms FROM files WHERE key = $1"
+STORED = "SELECT file_id, results, index, txn, created_ms FROM files WHERE key = $1"
 """The row of a commit, read after a call behind the gate: the driver returns no row of several statements."""
 
 
@@ -83,7 +83,7 @@ def any_call(request: CommitL0, masked: AbstractSet[int], *, producer_id_expirat
         for number, batch in enumerate(request.batches)
     ]
     columns = [list(column) for column in zip(*batches, strict=True)] or [[] for _ in L0Batch._fields]
-    *places, append_times_ms, producer_ids, epochs, sequences, errors = columns
+    *places, append_times_ms, producer_ids, epochs, sequences, errors, txn_seqs = columns
     if all(append_time_ms == -1 for append_time_ms in append_times_ms):
         append_times_ms = []
     if all(producer_id == NO_PRODUCER for producer_id in producer_ids):
@@ -92,7 +92,9 @@ def any_call(request: CommitL0, masked: AbstractSet[int], *, producer_id_expirat
     else:
         epochs = [-1 if who == NO_PRODUCER else epoch for who, epoch in zip(producer_ids, epochs, strict=True)]
         sequences = [-1 if who == NO_PRODUCER else first for who, first in zip(producer_ids, sequences, strict=True)]
-    batches_of = [*places, append_times_ms, producer_ids, epochs, sequences, errors if any(errors) else []]
+    if all(txn_seq == NOT_TRANSACTIONAL for txn_seq in txn_seqs):
+        txn_seqs = []
+    batches_of = [*places, append_times_ms, producer_ids, epochs, sequences, errors if any(errors) else [], txn_seqs]
     return CommitCall(_ANY, _ANY_TYPES, [*_file(request), producer_id_expiration_ms, *batches_of])
 
 
@@ -110,6 +112,12 @@ def _literal(type_: str, value: Any) -> str:
     if type_ == "bytea":
         return f"'\\x{value.hex()}'::bytea"
     if type_.endswith("[]"):
-        # Not str(list): the text of a number must be one, whatever class it has.
-        return f"'{{{','.join(map(int.__repr__, value))}}}'::{type_}"
+        return f"'{{{','.join(map(_element, value))}}}'::{type_}"
     return f"'{int(value)}'::{type_}"
+
+
+def _element(value: int | bytes | None) -> str:
+    """An element of an array in SQL. Not str(value): the text of a number must be one, whatever class it has."""
+    if value is None:
+        return "NULL"
+    return f'"\\\\x{value.hex()}"' if isinstance(value, bytes) else int.__repr__(int(value))

@@ -25,11 +25,18 @@ from metadata.postgres.rows import (
     INTS,
     statement,
 )
+from metadata.transactions.contract import AbortedTransaction
 
 _LEVELED_BYTES = statement(
     "SELECT partition_id, live_bytes AS bytes FROM partition_sums WHERE partition_id = ANY (:partition_ids)",
     partition_ids=INTS,
 )
+_ABORTED = """
+SELECT a.partition_id, a.producer_id, a.first_offset, a.last_offset
+FROM unnest($1::integer[], $2::bigint[]) AS b (partition_id, base_offset)
+JOIN aborted_transactions a ON a.partition_id = b.partition_id AND a.last_offset >= b.base_offset
+ORDER BY a.partition_id, a.last_offset
+"""
 
 
 class Log:
@@ -58,6 +65,10 @@ class Log:
 
     async def live_files(self, snapshot: Snapshot, after: int) -> Sequence[L0File]:
         return list(map(live_file_of, await self._fetch(LIVE_FILES_QUERY, after, snapshot.last_file_id)))
+
+    async def aborted_transactions(self, bases: Mapping[int, int]) -> Sequence[AbortedTransaction]:
+        rows = await self._fetch(_ABORTED, list(bases), list(bases.values()))
+        return [AbortedTransaction(*row) for row in rows]
 
     async def leveled_bytes(self, partition_ids: Sequence[int]) -> Mapping[int, int]:
         async def work(connection: AsyncConnection) -> Mapping[int, int]:

@@ -22,6 +22,7 @@ from metadata.postgres.driver import driver_of
 from metadata.postgres.log.tail import l0_file_of
 from metadata.postgres.log.topics import read_topics
 from metadata.postgres.tables import CLUSTER
+from metadata.transactions.contract import OpenTransaction
 
 WATERMARKS_SLICE = 5_000
 """Watermarks that are turned into values between two turns of the event loop."""
@@ -29,19 +30,30 @@ INDEX_BYTES_SLICE = 2 << 20
 """A slice of files ends with the file whose index passes this many bytes, if not before."""
 
 WATERMARKS_QUERY = """
-SELECT w.partition_id, w.next_offset, l.log_start_offset, l.last_stable_offset
+SELECT w.partition_id, w.next_offset, l.log_start_offset, (
+    SELECT t.first_offset FROM transaction_partitions t
+    WHERE t.partition_id = w.partition_id AND t.first_offset IS NOT NULL
+    ORDER BY t.partition_id, t.first_offset LIMIT 1
+) AS first_open_offset
 FROM watermarks w JOIN log_starts l ON l.partition_id = w.partition_id
 """
+_ALL_WATERMARKS = """
+SELECT w.partition_id, w.next_offset, l.log_start_offset, NULL::bigint AS first_open_offset
+FROM watermarks w JOIN log_starts l ON l.partition_id = w.partition_id ORDER BY 1
+"""
+"""Without a look at the transactions of each partition: a snapshot reads all open ones."""
+_OPEN = """SELECT partition_id, producer_id, first_offset FROM transaction_partitions
+WHERE first_offset IS NOT NULL ORDER BY partition_id, producer_id"""
 
 _LAST_LIVE = "SELECT coalesce(max(file_id), 0) FROM files WHERE level = 0 AND state = 'live'"
 # The length of an index is known without reading it, so only the files of this slice are read.
 LIVE_FILES_QUERY = f"""
-SELECT file_id, key, writer_id, epoch, seq, size_bytes, created_ms, index
+SELECT file_id, key, writer_id, epoch, seq, size_bytes, created_ms, index, inline, txn
 FROM (
     SELECT s.*, sum(octet_length(index)) OVER (ORDER BY file_id ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)
         - octet_length(index) AS bytes_before
     FROM (
-        SELECT file_id, key, writer_id, epoch, seq, size_bytes, created_ms, index
+        SELECT file_id, key, writer_id, epoch, seq, size_bytes, created_ms, index, inline, txn
         FROM files WHERE level = 0 AND state = 'live' AND file_id > $1 AND file_id <= $2
         ORDER BY file_id LIMIT {LIVE_FILES_MAX}
     ) AS s
@@ -61,39 +73,51 @@ async def read_snapshot(database: Database) -> Snapshot:
         change_id = max(await driver.fetchval("SELECT coalesce(max(change_id), 0) FROM changes"), floor)
         last_file_id = await driver.fetchval(_LAST_LIVE)
         topics: Sequence[Topic] = await read_topics(connection)
-        watermarks = await driver.fetch(f"{WATERMARKS_QUERY} ORDER BY 1")
-        return writers, change_id, broker_configs, last_file_id, topics, watermarks
+        watermarks = await driver.fetch(_ALL_WATERMARKS)
+        open_rows = await driver.fetch(_OPEN)
+        return writers, change_id, broker_configs, last_file_id, topics, watermarks, open_rows
 
     # Rows become values after the transaction has ended.
-    writers, change_id, broker_configs, last_file_id, topics, watermarks = await database.read(work, repeatable=True)
+    read = await database.read(work, repeatable=True)
+    writers, change_id, broker_configs, last_file_id, topics, watermarks, open_rows = read
     database.saw_file(last_file_id)
     return Snapshot(
         topics=topics,
-        watermarks=await _values(watermarks),
+        watermarks=await _values(watermarks, first_open_offsets(open_rows)),
         last_file_id=last_file_id,
         cursor=Cursor(
             writers={row["writer_id"]: (row["epoch"], row["last_seq"]) for row in writers}, change_id=change_id
         ),
         broker_configs=broker_configs,
+        open_transactions=[OpenTransaction(*row) for row in open_rows],
     )
 
 
-def watermarks_of(row: Mapping[Any, Any]) -> Watermarks:
-    high = row["next_offset"]
-    stable = row["last_stable_offset"]
+def watermarks_of(row: Mapping[Any, Any], first_open: int | None = None) -> Watermarks:
+    high, start = row["next_offset"], row["log_start_offset"]
+    first = row["first_open_offset"] if first_open is None else first_open
     return Watermarks(
         partition_id=row["partition_id"],
-        log_start_offset=row["log_start_offset"],
-        last_stable_offset=high if stable is None else stable,
+        log_start_offset=start,
+        last_stable_offset=high if first is None else max(first, start),
         high_watermark=high,
     )
 
 
-async def _values(rows: Sequence[Mapping[str, Any]]) -> Sequence[Watermarks]:
+def first_open_offsets(rows: Sequence[Mapping[str, Any]]) -> Mapping[int, int]:
+    """By partition id."""
+    found: dict[int, int] = {}
+    for row in rows:
+        found[row["partition_id"]] = min(found.get(row["partition_id"], row["first_offset"]), row["first_offset"])
+    return found
+
+
+async def _values(rows: Sequence[Mapping[str, Any]], first_open: Mapping[int, int]) -> Sequence[Watermarks]:
     """In slices, because a process with 100,000 partitions has clients to answer meanwhile."""
     found: list[Watermarks] = []
     for first in range(0, len(rows), WATERMARKS_SLICE):
-        found += [watermarks_of(row) for row in rows[first : first + WATERMARKS_SLICE]]
+        some = rows[first : first + WATERMARKS_SLICE]
+        found += [watermarks_of(row, first_open.get(row["partition_id"])) for row in some]
         await asyncio.sleep(0)
     return found
 

@@ -49,18 +49,18 @@ behind AS (
 )
 SELECT 'cold' AS part, NULL::bigint AS id, NULL::text AS name, NULL::integer AS writer_id, NULL::integer AS epoch,
     NULL::bigint AS seq, NULL::bigint AS size_bytes, NULL::bigint AS created_ms, NULL::bytea AS index,
-    NULL::boolean AS live, NULL::uuid AS topic_id, NULL::jsonb AS detail
+    NULL::boolean AS live, NULL::bytea AS inline, NULL::bytea AS txn, NULL::uuid AS topic_id, NULL::jsonb AS detail
 WHERE $4 < (SELECT forgotten_change_id FROM cluster) OR EXISTS (SELECT FROM behind WHERE cold)
 UNION ALL
 SELECT 'file', f.file_id, f.key, f.writer_id, f.epoch, f.seq, f.size_bytes, f.created_ms, f.index, f.state = 'live',
-    NULL, NULL
+    f.inline, f.txn, NULL, NULL
 FROM behind b CROSS JOIN LATERAL (
     SELECT * FROM files f
     WHERE f.level = 0 AND f.writer_id = b.writer_id AND (f.epoch, f.seq) > (b.epoch, b.seq)
     ORDER BY f.epoch, f.seq LIMIT {limit}
 ) AS f
 UNION ALL
-SELECT 'change', c.change_id, c.kind, NULL, NULL, NULL, NULL, NULL, NULL, NULL, c.topic_id, c.detail
+SELECT 'change', c.change_id, c.kind, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, c.topic_id, c.detail
 FROM changes c WHERE c.change_id > $4
 ORDER BY 1, 2
 """
@@ -174,6 +174,8 @@ def l0_file_of(row: Mapping[Any, Any], file_id: int, key: str, *, live: bool = T
         created_ms=row["created_ms"],
         index=row["index"],
         live=live,
+        inline=row["inline"] or b"",
+        txn_rows=row["txn"] or b"",
     )
 
 

@@ -37,6 +37,7 @@ from metadata.postgres.tables import (
     TOPICS,
     WATERMARKS,
 )
+from metadata.postgres.transactions.tables import ABORTED_TRANSACTIONS, TRANSACTION_PARTITIONS
 from metadata.rules.refusals import check_cluster_partitions, not_more_partitions, topic_exists, unknown_topic_id
 
 # Copies the time at which a predecessor of the same name was deleted: the commit then reads nothing more for it.
@@ -142,7 +143,7 @@ class Topics:
             live = sa.select(EXTENTS.c.extent_id).where(EXTENTS.c.partition_id.in_(gone), EXTENTS.c.state == "live")
             dying = sorted((await connection.execute(live)).scalars())
             await kill_extents(connection, dying, at_ms=await now_ms(connection))
-            for table in (WATERMARKS, LOG_STARTS, PRODUCER_STATES):
+            for table in (WATERMARKS, LOG_STARTS, PRODUCER_STATES, TRANSACTION_PARTITIONS, ABORTED_TRANSACTIONS):
                 await connection.execute(sa.delete(table).where(table.c.partition_id.in_(gone)))
             for table in (PARTITIONS, TOPICS):
                 await connection.execute(sa.delete(table).where(table.c.topic_id == topic_id))

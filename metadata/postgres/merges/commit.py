@@ -365,6 +365,14 @@ def _by_column(names: Iterable[str], rows: Sequence[Sequence[Any]]) -> dict[str,
     return {name: list(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
 
 
+_ABORTED_GONE = statement(
+    """DELETE FROM aborted_transactions a USING unnest(:partition_ids, :offsets) AS g (partition_id, last_offset)
+    WHERE a.partition_id = g.partition_id AND a.last_offset = g.last_offset""",
+    partition_ids=INTS,
+    offsets=LONGS,
+)
+
+
 async def _move_cleaned(
     connection: AsyncConnection, passes: Sequence[CleanedPartition], at_ms: int, took_ms: int | None
 ) -> None:
@@ -396,3 +404,7 @@ async def _move_cleaned(
         "took_ms": [state.last_pass_took_ms for state in states.values()],
     }
     await connection.execute(_CLEANED, values)
+    gone = [(pass_.partition_id, at) for pass_ in passes for at in pass_.aborted_gone]
+    if gone:
+        ids, offsets = zip(*gone, strict=True)
+        await connection.execute(_ABORTED_GONE, {"partition_ids": list(ids), "offsets": list(offsets)})

@@ -74,8 +74,9 @@ _CLAIMABLE = f"""state IN ('ready', 'running') AND CASE state
     ELSE NOT (not_before_ms > clock_ms() AND not_before_ms <= clock_ms() + {job_rules.REST_MS_MAX}) END"""
 
 _INPUT_L0 = statement(
-    """SELECT f.file_id, f.key, f.size_bytes, f.created_ms, f.index FROM merge_inputs i
-    JOIN files f ON f.file_id = i.file_id WHERE i.job_id = :job_id AND f.state = 'live' ORDER BY f.file_id""",
+    """SELECT f.file_id, f.key, f.size_bytes, f.created_ms, f.index, coalesce(f.inline, '') AS inline
+    FROM merge_inputs i JOIN files f ON f.file_id = i.file_id
+    WHERE i.job_id = :job_id AND f.state = 'live' ORDER BY f.file_id""",
     job_id=sa.BigInteger,
 )
 
@@ -88,7 +89,11 @@ _INPUT_EXTENTS = statement(
 _INPUT_PARTITIONS = statement(
     """SELECT p.partition_id, p.topic_id, t.name, p.partition, c.topic_defaults || t.configs AS configs,
         t.config_version, l.log_start_offset,
-        coalesce(l.last_stable_offset, w.next_offset) AS last_stable_offset, w.next_offset
+        greatest(l.log_start_offset, coalesce((
+            SELECT x.first_offset FROM transaction_partitions x
+            WHERE x.partition_id = p.partition_id AND x.first_offset IS NOT NULL
+            ORDER BY x.partition_id, x.first_offset LIMIT 1
+        ), w.next_offset)) AS last_stable_offset, w.next_offset
     FROM cluster c, partitions p JOIN topics t ON t.topic_id = p.topic_id
     JOIN watermarks w ON w.partition_id = p.partition_id JOIN log_starts l ON l.partition_id = p.partition_id
     WHERE p.partition_id = ANY (:partition_ids)""",

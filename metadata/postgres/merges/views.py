@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ from metadata.postgres.log.broker_configs import BROKER_CONFIGS_SET, TOPICS_IN_F
 from metadata.postgres.merges.known_extents import ExtentRows, KnownExtents, learnt, read_extents
 from metadata.postgres.rows import any_of, now_ms
 from metadata.postgres.tables import LOG_STARTS, PARTITION_SUMS, PARTITIONS, TOPICS, WATERMARKS
+from metadata.postgres.transactions.tables import ABORTED_TRANSACTIONS, TRANSACTION_PARTITIONS
 from metadata.rules.retention import TIMESTAMP_MS_MAX, retention_policy
 
 # A file expires when the last of its live extents does, and never if one of them never does.
@@ -35,7 +37,7 @@ _FILES = f"""SELECT f.file_id, f.level, f.class, f.lo, f.hi, f.job_id, f.size_by
         f.trouble_until_ms, f.trouble, s.live_bytes, s.uncompressed_bytes AS cap_bytes, s.oldest_dead_ms,
         CASE WHEN x.all_expire THEN greatest(
             x.timed_ms, least(f.created_ms, {TIMESTAMP_MS_MAX}) + x.untimed_after_ms
-        ) END AS expires_ms
+        ) END AS expires_ms, f.inline IS NOT NULL AS is_inline
     FROM files f LEFT JOIN file_sums s ON s.file_id = f.file_id LEFT JOIN (
         SELECT t.file_id, bool_and(r.after_ms IS NOT NULL) AS all_expire,
             max(least(t.max_ts_ms, {TIMESTAMP_MS_MAX}) + r.after_ms) FILTER (WHERE t.max_ts_ms >= 0) AS timed_ms,
@@ -59,6 +61,14 @@ _LIVE_JOBS = sa.text(
 )
 
 _LAST_DAILY = sa.text("SELECT max(created_ms) FROM merge_jobs WHERE kind = 'daily' AND state <> 'failed'")
+
+
+_FIRST_OPEN = (
+    sa.select(sa.func.min(TRANSACTION_PARTITIONS.c.first_offset))
+    .where(TRANSACTION_PARTITIONS.c.partition_id == PARTITIONS.c.partition_id)
+    .scalar_subquery()
+    .label("first_open_offset")
+)
 
 
 class PlannerViews:
@@ -87,6 +97,8 @@ class PartitionRows(NamedTuple):
     """Rows of topics by topic id."""
     partitions: Sequence[Any]
     """Rows of these topics' partitions, ordered by topic and partition number."""
+    aborted: Mapping[int, Sequence[tuple[int, int, int]]]
+    """By partition id, as in `PartitionView`."""
 
 
 class _Part(NamedTuple):
@@ -163,28 +175,51 @@ def _view(
 async def partition_rows(connection: AsyncConnection, topics: Iterable[Any]) -> PartitionRows:
     by_id = {topic.topic_id: topic for topic in topics}
     if not by_id:
-        return PartitionRows({}, ())
+        return PartitionRows({}, (), {})
     sums = (PARTITION_SUMS.c.changed, PARTITION_SUMS.c.live_extents, PARTITION_SUMS.c.live_bytes)
     query = (
-        sa.select(PARTITIONS.c.topic_id, PARTITIONS.c.partition, LOG_STARTS, WATERMARKS.c.next_offset, *sums)
+        sa.select(
+            PARTITIONS.c.topic_id, PARTITIONS.c.partition, LOG_STARTS, WATERMARKS.c.next_offset, *sums, _FIRST_OPEN
+        )
         .join(LOG_STARTS, LOG_STARTS.c.partition_id == PARTITIONS.c.partition_id)
         .join(WATERMARKS, WATERMARKS.c.partition_id == PARTITIONS.c.partition_id)
         .join(PARTITION_SUMS, PARTITION_SUMS.c.partition_id == PARTITIONS.c.partition_id, isouter=True)
         .where(any_of(PARTITIONS.c.topic_id, by_id))
         .order_by(PARTITIONS.c.topic_id, PARTITIONS.c.partition)
     )
-    return PartitionRows(by_id, (await connection.execute(query)).all())
+    rows = (await connection.execute(query)).all()
+    return PartitionRows(by_id, rows, await _aborted(connection, rows))
+
+
+async def _aborted(
+    connection: AsyncConnection, partitions: Sequence[Any]
+) -> Mapping[int, Sequence[tuple[int, int, int]]]:
+    stable = {row.partition_id: _stable_offset(row) for row in partitions}
+    query = sa.select(ABORTED_TRANSACTIONS).where(any_of(ABORTED_TRANSACTIONS.c.partition_id, stable))
+    found: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
+    for row in await connection.execute(query.order_by(ABORTED_TRANSACTIONS.c.first_offset)):
+        if row.last_offset < stable[row.partition_id]:
+            found[row.partition_id].append((row.producer_id, row.first_offset, row.last_offset))
+    return found
+
+
+def _stable_offset(row: Any) -> int:
+    return row.next_offset if row.first_open_offset is None else max(row.first_open_offset, row.log_start_offset)
 
 
 def partition_views_of(rows: PartitionRows, extents: Mapping[int, Sequence[LeveledExtent]]) -> list[PartitionView]:
     """`extents` by partition id; the others have none."""
     return [
-        _partition_view(row, rows.topics[row.topic_id], extents.get(row.partition_id, ())) for row in rows.partitions
+        _partition_view(
+            row, rows.topics[row.topic_id], extents.get(row.partition_id, ()), rows.aborted.get(row.partition_id, ())
+        )
+        for row in rows.partitions
     ]
 
 
-def _partition_view(row: Any, topic: Any, extents: Sequence[LeveledExtent]) -> PartitionView:
-    high = row.next_offset
+def _partition_view(
+    row: Any, topic: Any, extents: Sequence[LeveledExtent], aborted: Sequence[tuple[int, int, int]]
+) -> PartitionView:
     return PartitionView(
         partition_id=row.partition_id,
         topic_id=topic.topic_id,
@@ -193,8 +228,8 @@ def _partition_view(row: Any, topic: Any, extents: Sequence[LeveledExtent]) -> P
         configs=topic.configs,
         config_version=topic.config_version,
         log_start_offset=row.log_start_offset,
-        last_stable_offset=high if row.last_stable_offset is None else row.last_stable_offset,
-        high_watermark=high,
+        last_stable_offset=_stable_offset(row),
+        high_watermark=row.next_offset,
         cleaned_through_offset=row.cleaned_through_offset,
         last_cleaned_ms=row.last_cleaned_ms,
         last_forced_ms=row.last_forced_ms,
@@ -202,12 +237,13 @@ def _partition_view(row: Any, topic: Any, extents: Sequence[LeveledExtent]) -> P
         requested_through_offset=row.requested_through_offset,
         extents=extents,
         last_pass_took_ms=row.last_pass_took_ms,
+        aborted=aborted,
     )
 
 
 def _file_view(row: Mapping[str, Any]) -> FileView:
     (file_id, level, file_class, lo, hi, job_id, size_bytes, created_ms, max_timestamp_ms, *rest) = row.values()
-    trouble_until_ms, trouble, live_bytes, cap_bytes, oldest_dead_ms, expires_ms = rest
+    trouble_until_ms, trouble, live_bytes, cap_bytes, oldest_dead_ms, expires_ms, is_inline = rest
     return FileView(
         file_id=file_id,
         level=level,
@@ -224,4 +260,5 @@ def _file_view(row: Mapping[str, Any]) -> FileView:
         trouble_until_ms=trouble_until_ms or 0,
         trouble=trouble or "",
         uncompressed_bytes=cap_bytes or 0,
+        is_inline=is_inline,
     )

@@ -40,7 +40,7 @@ def judged(
         batches,
         next_offsets={ONE: 100},
         producers=state or {},
-        state_may_be_absent=lambda partition_id, producer_id: may_be_absent,
+        state_may_be_absent=lambda _: may_be_absent,
     )
 
 
