@@ -23,6 +23,7 @@ from runtime.errors import BadInputError
 from wire.batch import (
     BATCH_HEADER_BYTES,
     BATCH_OVERHEAD_BYTES,
+    CONTROL_BIT,
     HEAD,
     HEADER_TAIL,
     LOG_APPEND_TIME_BIT,
@@ -386,6 +387,7 @@ def build_batch(
     base_offset: int = 0,
     producer: ProducerStamp = NO_PRODUCER,
     transactional: bool = False,
+    control: bool = False,
     log_append_time_ms: int | None = None,
 ) -> bytes:
     """Build one whole batch of `records` at consecutive offsets, with leader epoch 0 and its CRC.
@@ -403,7 +405,7 @@ def build_batch(
     payload = plain if codec is Codec.NONE else compress(codec, plain)
     is_log_append_time = log_append_time_ms is not None
     tail = HEADER_TAIL.pack(
-        codec | LOG_APPEND_TIME_BIT * is_log_append_time | TRANSACTIONAL_BIT * transactional,
+        codec | LOG_APPEND_TIME_BIT * is_log_append_time | TRANSACTIONAL_BIT * transactional | CONTROL_BIT * control,
         len(records) - 1,
         base_timestamp_ms,
         log_append_time_ms if is_log_append_time else max(record.timestamp_ms for record in records),

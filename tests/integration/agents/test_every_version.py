@@ -10,6 +10,7 @@ import pytest
 
 from tests.fixtures.agents import Dial, RawConnection, RunningAgent, StartAgent
 from tests.fixtures.messages import MESSAGES
+from tests.fixtures.transaction_requests import TRANSACTION_REQUESTS
 from wire.api import APIS
 from wire.compiler.compile import decode, encode
 from wire.error_codes import ErrorCode
@@ -393,6 +394,7 @@ REQUESTS: dict[int, Callable[[int], Message]] = {
     21: _delete_records,
     22: lambda version: InitProducerIdRequest(transactional_id="tx" if version % 2 else None),
     23: _offset_for_leader_epoch,
+    **TRANSACTION_REQUESTS,
     29: _describe_acls,
     30: _create_acls,
     31: _delete_acls,

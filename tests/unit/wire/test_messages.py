@@ -123,6 +123,7 @@ def test_the_tables_are_kafkas_in_every_version_we_declare(message_class: type[M
     definition = kafka_definition(message_class.__name__)
     assert (definition["apiKey"], definition["type"]) == (table.api_key, table.kind)
     flexible = VersionRange.parse(definition["flexibleVersions"].replace("none", ""))
+    shared = {found["name"]: found["fields"] for found in definition.get("commonStructs", ())}
 
     def compare(struct_class: type[Struct], definitions: list[dict[str, Any]], version: int) -> None:
         ours = [row for row in struct_class.wire_table.fields if version in row.versions]
@@ -138,7 +139,8 @@ def test_the_tables_are_kafkas_in_every_version_we_declare(message_class: type[M
             assert row.ignorable == found.get("ignorable", False), row
             element = row.type.element if isinstance(row.type, Array) else row.type
             if isinstance(element, Nested):
-                compare(element.struct_class, found["fields"], version)
+                inner = found.get("fields") or shared[found["type"].removeprefix("[]")]
+                compare(element.struct_class, inner, version)
 
     for version in table.versions:
         assert (version in table.flexible) == (version in flexible)
