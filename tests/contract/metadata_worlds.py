@@ -84,6 +84,10 @@ class World(Protocol):
         """Move the commits of all offsets of the group back by `ms`."""
         ...
 
+    async def set_producer_epoch(self, producer_id: int, epoch: int) -> None:
+        """Put a transactional producer to this epoch."""
+        ...
+
     async def set_clock_back(self, ms: int) -> None:
         """Set the store's clock back by `ms`: every lease and duty ends `ms` later instead."""
         ...
@@ -191,6 +195,12 @@ class MemoryWorld:
         for place, offset in offsets.items():
             offsets[place] = replace(offset, committed_ms=offset.committed_ms - ms)
 
+    async def set_producer_epoch(self, producer_id: int, epoch: int) -> None:
+        tables = self._database.transactions
+        for name, row in tables.by_id.items():
+            if row.producer_id == producer_id:
+                tables.by_id[name] = replace(row, producer_epoch=epoch)
+
     async def set_clock_back(self, ms: int) -> None:
         database = self._database
         for holder in (*database.writers.values(), *database.compactors.values()):
@@ -274,6 +284,9 @@ class PostgresWorld:
             self.url,
             f"UPDATE group_offsets SET committed_ms = committed_ms - {ms} WHERE group_id = {_octets(group_id)}",
         )
+
+    async def set_producer_epoch(self, producer_id: int, epoch: int) -> None:
+        await run_sql(self.url, f"UPDATE transactions SET producer_epoch = {epoch} WHERE producer_id = {producer_id}")
 
     async def set_clock_back(self, ms: int) -> None:
         leased = (("agents", "lease_until_ms"), ("compactors", "lease_until_ms"), ("merge_jobs", "lease_until_ms"))
