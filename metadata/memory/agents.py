@@ -316,7 +316,8 @@ class MemoryAgents:
 
     async def aborted_transactions(self, bases: Mapping[int, int]) -> Sequence[AbortedTransaction]:
         found = (each for each in self.database.transactions.aborted if each.partition_id in bases)
-        return sorted(each for each in found if each.last_offset >= bases[each.partition_id])
+        listed = (each for each in found if each.last_offset >= bases[each.partition_id])
+        return sorted(listed, key=lambda each: (each.partition_id, each.last_offset))
 
     async def leveled_bytes(self, partition_ids: Sequence[int]) -> Mapping[int, int]:
         found = {id_: sum(row.length for row in self.database.leveled(id_)) for id_ in partition_ids}

@@ -101,11 +101,14 @@ class MemoryTransactions:
         )
 
     async def enter(self, entries: Sequence[Entry], *, partitions_max: int) -> Sequence[Entered]:
-        wanted: dict[int, set[int]] = defaultdict(set)
+        wanted: dict[tuple[int, int], set[int]] = defaultdict(set)
         for entry in entries:
             if entry.adds:
-                wanted[entry.producer_id].add(entry.partition_id)
-        return [self._enter(entry, wanted.get(entry.producer_id, set()), partitions_max) for entry in entries]
+                wanted[entry.producer_id, entry.producer_epoch].add(entry.partition_id)
+        return [
+            self._enter(entry, wanted.get((entry.producer_id, entry.producer_epoch), set()), partitions_max)
+            for entry in entries
+        ]
 
     async def add_partitions(
         self,

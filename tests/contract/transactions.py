@@ -18,10 +18,16 @@ from metadata.transactions.contract import (
     TransactionLease,
     TransactionsEnded,
 )
-from tests.contract.metadata_worlds import Writer, new_key, sent
+from tests.contract.metadata_worlds import World, Writer, new_key, new_topic, sent
+from wire.error_codes import ErrorCode
 from wire.markers import build_marker
 
 TIMEOUT_MS = 60_000
+FENCED, INVALID, UNKNOWN = (
+    int(ErrorCode.PRODUCER_FENCED),
+    int(ErrorCode.INVALID_TXN_STATE),
+    int(ErrorCode.INVALID_PRODUCER_ID_MAPPING),
+)
 PARTITIONS_MAX = 100
 MARKER_MS = 1_700_000_000_000
 
@@ -150,3 +156,15 @@ class Producer:
         if result.error == 0 and (result.producer_id, result.producer_epoch) != (self.producer_id, self.epoch):
             self.producer_id, self.epoch = result.producer_id, result.producer_epoch
             self.sequences.clear()
+
+
+async def two_partitions(world: World) -> tuple[Coordinator, int, int]:
+    coordinator = await Coordinator.register(world.service)
+    one, two = (await new_topic(world.service, partitions=2)).partition_ids
+    return coordinator, one, two
+
+
+async def stable(world: World, *partition_ids: int) -> list[tuple[int, int]]:
+    """(last stable offset, high watermark) of each."""
+    marks = await world.service.agents.watermarks(partition_ids)
+    return [(marks[id_].last_stable_offset, marks[id_].high_watermark) for id_ in partition_ids]

@@ -35,9 +35,9 @@ SWEEPS = (
     Mutant(
         name="an-index-goes-and-no-follower-hears-of-it-in-memory",
         file=_MEMORY,
-        text="            file.info = replace(info, index=encode_index(()))\n"
+        text='            file.info = replace(info, index=encode_index(()), txn_rows=b"")\n'
         "            writer.forgotten = max(writer.forgotten, (info.epoch, info.seq))\n",
-        replacement="            file.info = replace(info, index=encode_index(()))\n",
+        replacement='            file.info = replace(info, index=encode_index(()), txn_rows=b"")\n',
         tests=(_COLD,),
     ),
     Mutant(

@@ -1,4 +1,4 @@
-"""The arguments of `commit_l0_v3` against the rules of `metadata/rules/producer_state.py`.
+"""The arguments of `commit_l0_v4` against the rules of `metadata/rules/producer_state.py`.
 
 A file is usual exactly if the rules store every batch of it (for some state of its producers), its partitions ascend,
 and the batches of each touch. From the arguments follow the index, the answers and the tails that the rules give.

@@ -127,18 +127,8 @@ class PostgresTransactions:
         check_transactional_id(request.transactional_id)
 
         async def work(connection: AsyncConnection) -> ProducerInitialised:
-            first = {
-                "transactional_id": request.transactional_id,
-                "producer_id": request.new_producer_id,
-                "producer_epoch": 0,
-                "timeout_ms": request.timeout_ms,
-                "updated_ms": NOW_MS,
-                "owner_id": owner.writer_id,
-                "coordinator_epoch": _NEXT_EPOCH,
-            }
-            made = insert(TRANSACTIONS).values(first).on_conflict_do_nothing(index_elements=["transactional_id"])
-            epoch = (await connection.execute(made.returning(_OF.coordinator_epoch))).scalar_one_or_none()
-            if epoch is not None:
+            row = await find_locked(connection, request.transactional_id)
+            if row is None and (epoch := await _insert_new(connection, request, owner)) is not None:
                 await check_alive(connection, owner)
                 return ProducerInitialised(
                     lease=TransactionLease(transactional_id=request.transactional_id, epoch=epoch),
@@ -146,7 +136,8 @@ class PostgresTransactions:
                     producer_id=request.new_producer_id,
                     producer_epoch=0,
                 )
-            row = await find_locked(connection, request.transactional_id)
+            if row is None:  # somebody made it meanwhile
+                row = await find_locked(connection, request.transactional_id)
             if row is None:
                 raise MetadataUnavailableError(f"transactional id {request.transactional_id!r} expired meanwhile")
             await check_alive(connection, owner)
@@ -292,6 +283,21 @@ class PostgresTransactions:
             return gone.rowcount
 
         return await self._database.write(work)
+
+
+async def _insert_new(connection: AsyncConnection, request: InitProducer, owner: WriterLease) -> int | None:
+    """The coordinator's epoch; None: the id is known."""
+    first = {
+        "transactional_id": request.transactional_id,
+        "producer_id": request.new_producer_id,
+        "producer_epoch": 0,
+        "timeout_ms": request.timeout_ms,
+        "updated_ms": NOW_MS,
+        "owner_id": owner.writer_id,
+        "coordinator_epoch": _NEXT_EPOCH,
+    }
+    made = insert(TRANSACTIONS).values(first).on_conflict_do_nothing(index_elements=["transactional_id"])
+    return (await connection.execute(made.returning(_OF.coordinator_epoch))).scalar_one_or_none()
 
 
 def _info(row: Any, partitions: dict[int, int | None]) -> TransactionInfo:

@@ -273,7 +273,7 @@ async def test_the_short_wait_of_a_quick_call_ends_with_it(
         async with holding(postgres_url, f"SELECT FROM watermarks WHERE partition_id = {one} FOR UPDATE"):
             commit = asyncio.ensure_future(writer.commit(batch(one)))
             # then: the call that goes on without the gate waits for the row, however long
-            await patient(session, "SELECT * FROM commit_l0_v3%")
+            await patient(session, "SELECT * FROM commit_l0_v4%")
         assert list((await commit).results) == [stored(1)]
 
 

@@ -243,8 +243,8 @@ async def test_the_answers_do_not_depend_on_the_order_in_which_a_plan_returns_ro
     await run_sql(
         postgres_url,
         "VACUUM FULL watermarks",
-        "ALTER FUNCTION commit_l0_v3 RESET ALL",
-        "ALTER FUNCTION commit_l0_v3 SET enable_indexscan = off SET enable_bitmapscan = off SET enable_material = off",
+        "ALTER FUNCTION commit_l0_v4 RESET ALL",
+        "ALTER FUNCTION commit_l0_v4 SET enable_indexscan = off SET enable_bitmapscan = off SET enable_material = off",
     )
 
     committed = await writer.commit(*(sent(partition_id, 0, 0) for partition_id in partition_ids))

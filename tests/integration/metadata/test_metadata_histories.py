@@ -10,6 +10,7 @@ import pytest
 
 from tests.fixtures.metadata_histories import History
 from tests.fixtures.security_histories import SecurityHistory, told_state
+from tests.fixtures.transaction_histories import TransactionHistory
 from tests.fixtures.twin_metadata import Twins
 
 STEPS = 700
@@ -59,3 +60,28 @@ async def test_users_acls_and_quotas_are_the_same_in_both_stores(seed: int, forg
     print(history.counts)
     if seed in SECURITY_SEEDS:
         assert not (missing := {name for name in SECURITY_MUST_HAPPEN if not history.counts[name]}), missing
+
+
+TRANSACTION_STEPS = 700
+TRANSACTION_SEEDS = range(2)
+TRANSACTIONS_MUST_HAPPEN = frozenset(
+    {"begun", "several markers", "commit 0", "abort 0", "fence 0", "commit 48", "entered 0"}
+    | {"entered 90", "added 0", "init of an ongoing one"}
+    | {"transactional error 0", "transactional error 48", "transactional error 47"}
+    | {"offsets 0 False", "offsets 48 False"}
+)
+
+
+@pytest.mark.parametrize(
+    "seed", [*TRANSACTION_SEEDS, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(200, 240))]
+)
+async def test_transactions_are_the_same_in_both_stores(seed: int, postgres_url: str) -> None:
+    print(f"seed {seed}")
+    async with Twins(postgres_url) as twins:
+        history = TransactionHistory(twins, seed)
+        await history.begin()
+        for _ in range(TRANSACTION_STEPS):
+            await history.step()
+    print(history.counts)
+    if seed in TRANSACTION_SEEDS:
+        assert not (missing := {name for name in TRANSACTIONS_MUST_HAPPEN if not history.counts[name]}), missing

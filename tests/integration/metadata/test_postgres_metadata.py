@@ -108,7 +108,7 @@ async def test_an_abort_waits_for_the_commit_of_its_key_that_is_in_flight(
     writer = await Writer.register(service)
     one, two = (await new_topic(service, partitions=2)).partition_ids
     await writer.commit(sent(one, 0, 0))
-    # Partitions that do not ascend are unusual: `commit_l0_v1` inserts the row early.
+    # Partitions that do not ascend are unusual: `commit_l0_v5` inserts the row early.
     request = writer.request([batch(two), sent(one, 0, 1)])
     await session.execute("BEGIN; SELECT FROM producer_states FOR UPDATE")
     commit = asyncio.ensure_future(service.agents.commit_l0(request))

@@ -39,7 +39,7 @@ FORBIDDEN_TO_BOTH = (
     "ALTER TABLE extents DISABLE TRIGGER ALL",
     "DROP TABLE merge_inputs",
     "TRUNCATE files",
-    "DROP FUNCTION commit_l0_v3",
+    "DROP FUNCTION commit_l0_v4",
     "ALTER ROLE {owner} PASSWORD 'x'",
     "SET ROLE {owner}",
     "UPDATE cluster SET cluster_id = 'x'",

@@ -28,7 +28,7 @@ def test_a_call_behind_the_gate_is_one_message_that_begins_with_the_gate() -> No
 
     assert said.startswith("SET LOCAL lock_timeout = 4000; LOCK TABLE commit_gate IN EXCLUSIVE MODE; ")
     assert (
-        "SELECT FROM commit_l0_v3('1'::integer, '0'::integer, '3'::bigint, convert_from('\\x6c302f61', 'UTF8'), "
+        "SELECT FROM commit_l0_v4('1'::integer, '0'::integer, '3'::bigint, convert_from('\\x6c302f61', 'UTF8'), "
         in said
     )
     assert "'{9}'::integer[], '{1}'::bigint[], '\\x" in said
@@ -47,4 +47,5 @@ def test_the_values_of_a_masked_batch_are_not_sent() -> None:
     call = any_call(replace(REQUEST, batches=[sent(9, 4, 2**40)]), {0}, producer_id_expiration_ms=1)
 
     assert str(2**40) not in call.alone
-    assert call.alone.endswith("'{}'::bigint[], '{}'::bigint[], '{}'::integer[], '{}'::integer[], '{-1}'::integer[])")
+    ends = "'{}'::bigint[], '{}'::bigint[], '{}'::integer[], '{}'::integer[], '{-1}'::integer[], '{}'::bigint[])"
+    assert call.alone.endswith(ends)

@@ -38,6 +38,7 @@ TAKES_AWAY = re.compile(
 PROVED = {
     "0006": "tests/integration/metadata/test_packed_producers.py",
     "0007": "tests/integration/metadata/test_first_use_of_security.py",
+    "0009": "tests/integration/metadata/test_first_use_of_transactions.py",
 }
 """Migrations that put something else in the place of what they take away, or define a function that takes something
 away later; and the test by which programs made before them go on."""
