@@ -40,6 +40,7 @@ from agents.topics.topic_cache import TopicCache
 from agents.topics.topic_ids import TopicIds
 from agents.write.budget import early_per_second, share_of
 from agents.write.buffer import SealOptions
+from agents.write.entering import TRANSACTION_PARTITIONS_MAX
 from agents.write.path import FileOnItsWay, WriteCallbacks, WritePath
 from agents.write.stall import StallLimits, WriteStall
 from agents.write.submission import BATCHES_MAX
@@ -374,6 +375,8 @@ class Agent:
             uploads_max=settings.produce_uploads_max,
             store=self._store,
             metadata=self._metadata.agents,
+            transactions=self._metadata.transactions,
+            partitions_max=TRANSACTION_PARTITIONS_MAX,
             lease=membership,
             callbacks=WriteCallbacks(on_committed=self._committed, on_bytes_changed=self._produce_bytes_changed),
             runtime=self._runtime,

@@ -26,7 +26,6 @@ from functools import partial
 from typing import TypeAlias
 from uuid import UUID
 
-from agents.answers import NO_TRANSACTIONS
 from agents.broker import Broker
 from agents.request_context import RequestTrace, current_request
 from agents.security.rights import Rights
@@ -77,6 +76,14 @@ class DropConnectionError(Exception):
     """acks=0, and something was refused or the agent stops: the connection is closed, as in Kafka."""
 
 
+_NO_TRANSACTIONAL_ID = Refusal(
+    error=ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    message="the batch is transactional, but the request names no transactional id",
+)
+_SEVERAL_PRODUCERS = Refusal(
+    error=ErrorCode.INVALID_PRODUCER_ID_MAPPING,
+    message="the transactional batches of a request must be of one producer",
+)
 _BUSY = Refusal(
     error=ErrorCode.KAFKA_STORAGE_ERROR,
     message="the records of too many other requests are being checked; try again",
@@ -94,6 +101,18 @@ class _Accepted:
     """Batches, by their place among the others, whose records take more than this turn of the event loop."""
     turn: WalkBudget | None = None
     """The work that may still be done in this turn; made when it is needed."""
+    has_transactional_id: bool = False
+    transactional_producer: int | None = None
+    """The producer of its transactional batches."""
+
+    def refused_transaction(self, header: BatchHeader) -> Refusal | None:
+        """Kafka's KafkaApis.handleProduceRequest and ReplicaManager.appendRecords."""
+        if not self.has_transactional_id:
+            return _NO_TRANSACTIONAL_ID
+        if self.transactional_producer not in (None, header.producer_id):
+            return _SEVERAL_PRODUCERS
+        self.transactional_producer = header.producer_id
+        return None
 
     def judged(self, unwalked: Unwalked) -> BatchHeader | Refusal | Unwalked:
         """The verdict, if it can be had in this turn."""
@@ -155,7 +174,8 @@ def _take(
 ) -> ProduceResponse | Awaitable[ProduceResponse | None]:
     """`seen`: a topic or partition that is not known does not exist."""
     refused = _refusal_of_all(broker, broker.rights(), request)
-    accepted = _Accepted()
+    has_transactional_id = request.transactional_id is not None
+    accepted = _Accepted(has_transactional_id=has_transactional_id)
     response = ProduceResponse()
     checks = _checks(broker, header, request, response, accepted, refused=refused, seen=seen)
     # Nearly every request is checked in one turn. Of one that names very many topics this turn has done enough.
@@ -165,7 +185,7 @@ def _take(
     if not is_checked:
         rest = broker.record_walks.take(partial(_in_turns, checks), _checked_bytes(request))
         if rest is None:
-            response, accepted = ProduceResponse(), _Accepted()
+            response, accepted = ProduceResponse(), _Accepted(has_transactional_id=has_transactional_id)
             busy = _checks(broker, header, request, response, accepted, refused=_BUSY, seen=seen)
             rest = asyncio.ensure_future(_in_turns(busy))
         return _take_in_line(broker, header, request, response, accepted, line, rest)
@@ -374,13 +394,12 @@ def _refusal_of_all(broker: Broker, rights: Rights, request: ProduceRequest) -> 
         return Refusal(error=ErrorCode.INVALID_REQUIRED_ACKS, message=f"acks must be -1, 0 or 1, not {request.acks}")
     if broker.draining.sends_away and request.acks:
         return _MOVED
-    if request.transactional_id is not None:
-        if not rights.allows(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, request.transactional_id):
-            return Refusal(
-                error=ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-                message="no right to use this transactional id; an ACL can give it",
-            )
-        return Refusal(error=ErrorCode.UNSUPPORTED_VERSION, message=NO_TRANSACTIONS)
+    name = request.transactional_id
+    if name is not None and not rights.allows(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, name):
+        return Refusal(
+            error=ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+            message="no right to use this transactional id; an ACL can give it",
+        )
     index_bytes_max = broker.settings.index_bytes_max
     # Every L0 file adds to the index of every agent: one that is full stops the writing, not the reading.
     if broker.index.bytes_used >= index_bytes_max:
@@ -429,9 +448,13 @@ def _check(
             verdict = verdict.header
     if records is None:
         raise AssertionError("validation accepted a partition without records")
+    if verdict.is_transactional and (refusal := accepted.refused_transaction(verdict)) is not None:
+        return _refused(part.index, refusal, log_start_offset)
     answer = PartitionProduceResponse(index=part.index, base_offset=-1, log_start_offset=log_start_offset)
     accepted.batches.append(
-        PendingBatch(partition_id, topic.topic_id, part.index, records, verdict, rules.log_append_time)
+        PendingBatch(
+            partition_id, topic.topic_id, part.index, records, verdict, rules.log_append_time, header.api_version
+        )
     )
     accepted.answers.append(answer)
     return answer

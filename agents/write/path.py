@@ -7,6 +7,9 @@ next batch may lie in the next file. A crash leaves behind:
 - after the PUT, before the commit: an orphan object, which only the janitor may delete;
 - after the commit, before the answer: committed records; an idempotent retry is recognised as a duplicate.
 
+Transactional batches enter their transactions by one call for the file, which runs beside its PUT; the commit waits for
+both. A crash in between leaves partitions in a transaction that have no records, which its end passes over.
+
 If the answer to a commit is lost, the same call is repeated until it answers, and later commits wait: anything else
 would lose stored records or store them twice. If the PUT of a file fails for good, its clients get a retriable error
 and the file is never committed. `bytes` counts what is buffered or in flight; the server stops reading producers above
@@ -18,10 +21,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from agents.registration import DuplicateAgentError
 from agents.write.buffer import SealOptions, SealReason, WriteBuffer
+from agents.write.entering import Entering
 from agents.write.file_log import about_file, begin_commit, begin_span, note_sealed, requests_named
 from agents.write.full_store import FullStore
 from agents.write.seal import SealedL0, seal
@@ -29,8 +33,16 @@ from agents.write.submission import Submission
 from agents.write.waits import RunningMean, Waits, WaitsReport
 from metadata.contract.agents import AgentMetadata
 from metadata.contract.errors import MetadataUnavailableError
-from metadata.contract.l0_commit import BatchResult, CommitInDoubtError, CommitL0, CommitRefusedError, Committed
+from metadata.contract.l0_commit import (
+    BatchResult,
+    CommitInDoubtError,
+    CommitL0,
+    CommitRefusedError,
+    Committed,
+    L0Batch,
+)
 from metadata.contract.leases import WriterFencedError, WriterLease
+from metadata.transactions.contract import Entered, TransactionMetadata
 from runtime.logging import LOG_CONTEXT, get_logger, log_context
 from runtime.runtime import Runtime
 from runtime.tracing import CURRENT_SPAN, Span
@@ -54,6 +66,8 @@ class FileOnItsWay:
     key: str
     sealed: SealedL0
     uploaded: asyncio.Task[None]
+    entered: asyncio.Task[Sequence[Entered]] | None
+    """None: no batch is transactional."""
     span: Span | None
     """None unless one of its requests is traced."""
     sealed_ms: float
@@ -92,6 +106,8 @@ class WritePath:
         uploads_max: int,
         store: ObjectStore,
         metadata: AgentMetadata,
+        transactions: TransactionMetadata,
+        partitions_max: int,
         lease: Lease,
         callbacks: WriteCallbacks,
         runtime: Runtime,
@@ -103,6 +119,9 @@ class WritePath:
         self._uploads_max = uploads_max
         self._store = store
         self._metadata = metadata
+        self._transactions = transactions
+        self._partitions_max = partitions_max
+        """Of one transaction."""
         self._lease = lease
         self._on_committed = callbacks.on_committed
         self._on_bytes_changed = callbacks.on_bytes_changed
@@ -111,6 +130,7 @@ class WritePath:
         self._metrics = runtime.metrics
         self._tracing = runtime.tracing
         self._uploads: set[asyncio.Task[None]] = set()
+        self._entering: set[asyncio.Task[Sequence[Entered]]] = set()
         self._seq = 0
         self._seq_epoch = -1
         self._named_ms = 0
@@ -146,7 +166,8 @@ class WritePath:
         """End now. Uncommitted files are not answered; their clients send the records again."""
         if self._timer is not None:
             self._timer.cancel()
-        tasks = [*self._uploads, *([self._committer] if self._committer is not None else [])]
+        committers = [self._committer] if self._committer is not None else []
+        tasks: list[asyncio.Task[Any]] = [*self._uploads, *self._entering, *committers]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -233,9 +254,14 @@ class WritePath:
         uploaded = asyncio.create_task(self._upload(key, sealed, span), name=f"put {key}")
         self._uploads.add(uploaded)
         uploaded.add_done_callback(self._uploaded)
+        entered: asyncio.Task[Sequence[Entered]] | None = None
+        if sealed.entering is not None:
+            entered = asyncio.create_task(self._enter(key, sealed.entering), name=f"enter {key}")
+            self._entering.add(entered)
+            entered.add_done_callback(self._entering.discard)
         # In line before its PUT has ended: the committer waits for each in turn, which keeps the order of sealing.
         sealed_ms = self._clock.monotonic_ms()
-        self._commits.put_nowait(FileOnItsWay(lease, self._seq, key, sealed, uploaded, span, sealed_ms))
+        self._commits.put_nowait(FileOnItsWay(lease, self._seq, key, sealed, uploaded, entered, span, sealed_ms))
         self._metrics.l0_files_total.labels(reason=reason.value).inc()
         self._metrics.l0_file_bytes.observe(len(sealed.file.parts))
         self._metrics.l0_bytes_total.inc(len(sealed.file.parts))
@@ -272,6 +298,24 @@ class WritePath:
             task.exception()  # the committer reports it; for a file given up at close this marks the exception as seen
             self._poke()
 
+    # ---- transactions
+
+    async def _enter(self, key: str, entering: Entering) -> Sequence[Entered]:
+        """Asks until it is answered: the store that is away would not take the commit either."""
+        LOG_CONTEXT.set(about_file(key))
+        started_ms = self._clock.monotonic_ms()
+        backoff_ms = COMMIT_BACKOFF_MS
+        while True:
+            try:
+                entered = await self._transactions.enter(entering.entries, partitions_max=self._partitions_max)
+            except MetadataUnavailableError as error:
+                _log.warning("transactions not entered, asking again", error=str(error))
+                await self._clock.sleep_ms(backoff_ms * (0.5 + self._ids.jitter() / 2))
+                backoff_ms = min(backoff_ms * 2, COMMIT_BACKOFF_MS_MAX)
+                continue
+            self._metrics.transactions_enter_seconds.observe((self._clock.monotonic_ms() - started_ms) / 1000)
+            return entered
+
     # ---- commit
 
     async def _commit_in_order(self) -> None:
@@ -302,7 +346,10 @@ class WritePath:
             # The object may exist all the same; without a row it is an orphan, which the janitor finds.
             return self._give_up(file, ErrorCode.KAFKA_STORAGE_ERROR, str(error))
         try:
-            committed = await self._commit_until_answered(file)
+            batches = file.sealed.batches
+            if file.entered is not None and file.sealed.entering is not None:
+                batches = file.sealed.entering.judged(batches, await file.entered)
+            committed = await self._commit_until_answered(file, batches)
         except WriterFencedError as error:
             # Another agent registered our address after us: this file can never be committed, the next ones may be.
             self._give_up(file, ErrorCode.NOT_LEADER_OR_FOLLOWER, str(error))
@@ -325,7 +372,7 @@ class WritePath:
         except Exception:
             _log.exception("lease not renewed, the next file tries again")
 
-    async def _commit_until_answered(self, file: FileOnItsWay) -> Committed:
+    async def _commit_until_answered(self, file: FileOnItsWay, batches: Sequence[L0Batch]) -> Committed:
         # Built once, because only a call with the same key gets the stored answer of an earlier one.
         request = CommitL0(
             lease=file.lease,
@@ -333,7 +380,7 @@ class WritePath:
             key=file.key,
             size_bytes=len(file.sealed.file.parts),
             crc32c=file.sealed.file.crc32c,
-            batches=file.sealed.batches,
+            batches=batches,
         )
         started_ms = self._clock.monotonic_ms()
         span = begin_commit(file.span)

@@ -15,10 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from agents.write.entering import Entering, entering
 from agents.write.submission import PendingBatch, Submission
-from metadata.contract.l0_commit import BatchResult, L0Batch
+from metadata.contract.l0_commit import NOT_ENTERED, BatchResult, L0Batch
 from storage.format.file_format import ExtentSource, SealedFile, build_file
-from wire.batch import BATCH_HEADER_BYTES, crc_of_batch, stamp_log_append_time
+from wire.batch import BATCH_HEADER_BYTES, TRANSACTIONAL_BIT, crc_of_batch, stamp_log_append_time
 from wire.crc import JOINED_BYTES_MIN
 
 _Place: TypeAlias = tuple[int, int]
@@ -33,6 +34,8 @@ class SealedL0:
     submissions: Sequence[Submission]
     places: tuple[_Place, ...]
     """The origin of each of `batches`."""
+    entering: Entering | None = None
+    """None: no batch is transactional."""
 
     def results_by_submission(self, results: Sequence[BatchResult]) -> list[list[BatchResult]]:
         """Turn the commit's results, in file order, back into one list per submission."""
@@ -52,16 +55,21 @@ def seal(submissions: Sequence[Submission], *, now_ms: int) -> SealedL0:
     rows: list[L0Batch] = []
     places: list[_Place] = []
     position = 0
+    transactional: list[tuple[int, L0Batch, int]] = []
     # One stretch of bytes for each partition: the commit and the footer expect its batches side by side.
     for partition_id in sorted(grouped):
         first = len(rows)
         for batch, place in grouped[partition_id]:
-            rows.append(_commit_row(batch, position, now_ms))
+            row = _commit_row(batch, position, now_ms)
+            if batch.header.attributes & TRANSACTIONAL_BIT:
+                row = row._replace(txn_seq=NOT_ENTERED)
+                transactional.append((len(rows), row, batch.api_version))
+            rows.append(row)
             places.append(place)
             position += len(batch.records)
         extents.append(_extent([batch for batch, _ in grouped[partition_id]], rows[first:], now_ms))
     file = build_file(extents, level=0, created_ms=now_ms)
-    return SealedL0(file, tuple(rows), submissions, tuple(places))
+    return SealedL0(file, tuple(rows), submissions, tuple(places), entering(transactional))
 
 
 def _commit_row(batch: PendingBatch, position: int, now_ms: int) -> L0Batch:

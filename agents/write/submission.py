@@ -23,6 +23,8 @@ class PendingBatch:
     records: memoryview
     header: BatchHeader
     log_append_time: bool
+    api_version: int = 0
+    """Of its Produce request; looked at if the batch is transactional."""
 
 
 class Promise(Protocol):

@@ -10,8 +10,8 @@ rule needs it; `check_produced` then answers `Unwalked`, and `agents/write/walki
 - if the header's max timestamp has broken `message.timestamp.after.max.ms`, to name the records at fault, if they are
   few.
 
-The order: readable header, magic, transactional (53), zstd by version (76), one batch only (87); internal topic (17);
-base offset (87); size (10); length and CRC (2); offset range and counts, control, sequence (87); codec (76);
+The order: readable header, magic, zstd by version (76), one batch only (87); internal topic (17); base offset (87);
+size (10); length and CRC (2); offset range and counts, control, sequence, a producer if transactional (87); codec (76);
 LogAppendTime bit and timestamps (32); too much to walk (10); null keys, offset deltas and malformed records (87);
 segment size (18). Source: `ProduceRequest.validateRecords`, `UnifiedLog.analyzeAndValidateRecords`, `LogValidator`.
 
@@ -165,11 +165,6 @@ def _refuse_framing(records: memoryview, header: BatchHeader, api_version: int) 
         if header.batch_length < BATCH_LENGTH_MIN:
             return _corrupt(f"A batch length of {header.batch_length} leaves no room for the header.")
     attributes = header.attributes
-    if attributes & TRANSACTIONAL_BIT:
-        return Refusal(
-            error=ErrorCode.UNSUPPORTED_VERSION,
-            message="Transactional batches are not supported.",
-        )
     if api_version < _ZSTD_PRODUCE_VERSION and attributes & CODEC_MASK == Codec.ZSTD:
         return Refusal(
             error=ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
@@ -213,6 +208,8 @@ def _refuse_batch(records: memoryview, header: BatchHeader, rules: TopicRules) -
         return _invalid(f"The batch claims {count} records, more than its bytes can hold.")
     if header.producer_id >= 0 and header.base_sequence < 0:
         return _invalid(f"Producer {header.producer_id} sent the invalid sequence {header.base_sequence}.")
+    if attributes & TRANSACTIONAL_BIT and header.producer_id < 0:
+        return _invalid("A transactional batch needs a producer id.")
     if attributes & CONTROL_BIT:
         return _invalid("Clients may not write control records.")
     if attributes & DELETE_HORIZON_BIT:

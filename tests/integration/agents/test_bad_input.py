@@ -195,9 +195,15 @@ BAD_BATCHES: dict[str, tuple[Callable[[], bytes | None], ErrorCode]] = {
         ErrorCode.INVALID_RECORD,
     ),
     "too large": (lambda: good_batch(b"x" * 1_048_589), ErrorCode.MESSAGE_TOO_LARGE),
-    "transactional": (
+    "transactional without a producer": (
         lambda: with_header(good_batch(), attributes=TRANSACTIONAL_BIT),
-        ErrorCode.UNSUPPORTED_VERSION,
+        ErrorCode.INVALID_RECORD,
+    ),
+    "transactional without a transactional id": (
+        lambda: with_header(
+            good_batch(), attributes=TRANSACTIONAL_BIT, producer_id=7, producer_epoch=0, base_sequence=0
+        ),
+        ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
     ),
     "from the future": (lambda: build_batch([NewRecord(2**60, None, b"")]), ErrorCode.INVALID_TIMESTAMP),
 }
@@ -214,9 +220,6 @@ async def test_bad_batches_are_refused_with_kafkas_error(topic: RawConnection, w
 
 async def test_a_transactional_id_is_refused(topic: RawConnection) -> None:
     data = [TopicProduceData(name="t", partition_data=[PartitionProduceData(index=0, records=good_batch())])]
-    request = ProduceRequest(transactional_id="tx", acks=-1, timeout_ms=1000, topic_data=data)
-    answer = await topic.call(request, ProduceResponse, 9)
-    assert answer.responses[0].partition_responses[0].error_code == ErrorCode.UNSUPPORTED_VERSION
     request = ProduceRequest(acks=2, timeout_ms=1000, topic_data=data)
     answer = await topic.call(request, ProduceResponse, 9)
     assert answer.responses[0].partition_responses[0].error_code == ErrorCode.INVALID_REQUIRED_ACKS

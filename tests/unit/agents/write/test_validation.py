@@ -102,8 +102,8 @@ def test_a_leader_epoch_and_unused_attribute_bits_are_the_clients_own_business()
         ),
         pytest.param(
             with_header(one_batch(), attributes=0x10),
-            ErrorCode.UNSUPPORTED_VERSION,
-            id="transactional",
+            ErrorCode.INVALID_RECORD,
+            id="transactional without a producer",
         ),
         pytest.param(with_header(one_batch(), attributes=5), ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, id="codec 5"),
         pytest.param(with_header(one_batch(), attributes=7), ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, id="codec 7"),
@@ -143,7 +143,6 @@ def test_of_several_faults_the_one_that_kafka_looks_for_first_is_answered() -> N
     bad = with_header(bad, last_offset_delta=-1, crc=5)
     expected = [
         (with_header(bad, magic=1, crc=5), 6, rules, ErrorCode.INVALID_RECORD),
-        (with_header(bad, attributes=0x14, crc=5), 6, rules, ErrorCode.UNSUPPORTED_VERSION),
         (bad, 6, rules, ErrorCode.UNSUPPORTED_COMPRESSION_TYPE),
         (bad + b"x", 7, rules, ErrorCode.INVALID_RECORD),
         (bad, 7, rules, ErrorCode.INVALID_TOPIC_EXCEPTION),

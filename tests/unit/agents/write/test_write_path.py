@@ -9,10 +9,10 @@ from uuid import UUID
 from agents.write.buffer import SealOptions
 from agents.write.path import Lease, WriteCallbacks, WritePath
 from agents.write.submission import PendingBatch, Submission
-from metadata.contract.agents import AgentMetadata
 from metadata.contract.errors import RightsMissingError
 from metadata.contract.l0_commit import BatchResult
 from metadata.contract.leases import AgentAddress, WriterLease
+from metadata.contract.store import MetadataStore
 from metadata.memory.store import MemoryMetadata
 from runtime.metrics import Metrics
 from runtime.runtime import Runtime
@@ -45,7 +45,7 @@ def submission() -> Submission:
     return Submission([PendingBatch(1, UUID(int=1), 0, records, read_header(records), False)], promise)
 
 
-def write_path(metadata: AgentMetadata, lease: Lease, metrics: Metrics) -> WritePath:
+def write_path(store: MetadataStore, lease: Lease, metrics: Metrics) -> WritePath:
     return WritePath(
         options=SealOptions(
             linger_ms=1,
@@ -58,7 +58,9 @@ def write_path(metadata: AgentMetadata, lease: Lease, metrics: Metrics) -> Write
         ),
         uploads_max=2,
         store=MemoryStore(),
-        metadata=metadata,
+        metadata=store.agents,
+        transactions=store.transactions,
+        partitions_max=10,
         lease=lease,
         callbacks=WriteCallbacks(on_committed=lambda *_: None, on_bytes_changed=lambda: None),
         runtime=Runtime(metrics=metrics),
@@ -66,11 +68,12 @@ def write_path(metadata: AgentMetadata, lease: Lease, metrics: Metrics) -> Write
 
 
 async def test_a_file_of_a_lost_lease_is_given_up_once_although_the_lease_cannot_be_renewed() -> None:
-    metadata, metrics = MemoryMetadata().agents, Metrics()
+    store, metrics = MemoryMetadata(), Metrics()
+    metadata = store.agents
     address = AgentAddress(host="h", port=1)
     lease = LostLease(await metadata.register_agent(address))
     await metadata.register_agent(address, instead_of=lease.current)
-    path = write_path(metadata, lease, metrics)
+    path = write_path(store, lease, metrics)
     path.start()
     # when: a file is fenced, and another one after it
     for files in (1, 2):
@@ -90,8 +93,9 @@ async def test_a_file_of_a_lost_lease_is_given_up_once_although_the_lease_cannot
 
 async def test_what_comes_after_the_drain_is_refused_at_once() -> None:
     """Nobody would commit it any more, and the agent's end would wait for its answer."""
-    metadata = MemoryMetadata().agents
-    path = write_path(metadata, LostLease(await metadata.register_agent(AgentAddress(host="h", port=1))), Metrics())
+    store = MemoryMetadata()
+    lease = LostLease(await store.agents.register_agent(AgentAddress(host="h", port=1)))
+    path = write_path(store, lease, Metrics())
     path.start()
     before = submission()
     path.submit(before)
