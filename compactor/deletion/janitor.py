@@ -223,10 +223,11 @@ class Janitor:
             await self.check_history()
             gone = await self._delete(batch)
             await self._metadata.deletion.files_deleted([each.file_id for each in gone])
-            files += len(gone)
-            size_bytes += sum(each.size_bytes for each in gone)
-            self._metrics.deleted_files_total.inc(len(gone))
-            self._metrics.deleted_bytes_total.inc(sum(each.size_bytes for each in gone))
+            objects = [each for each in gone if not each.is_inline]
+            files += len(objects)
+            size_bytes += sum(each.size_bytes for each in objects)
+            self._metrics.deleted_files_total.inc(len(objects))
+            self._metrics.deleted_bytes_total.inc(sum(each.size_bytes for each in objects))
             failed |= {each.file_id for each in batch} - {each.file_id for each in gone}
 
     async def _delete_all(self, over: Sequence[str]) -> int:
@@ -239,8 +240,9 @@ class Janitor:
 
     async def _delete(self, batch: Sequence[DeadFile]) -> Sequence[DeadFile]:
         """The files of the batch whose deletion the store confirmed."""
-        gone = await self._delete_keys([each.key for each in batch])
-        return [each for each in batch if each.key in gone]
+        keys = [each.key for each in batch if not each.is_inline]
+        gone = await self._delete_keys(keys) if keys else frozenset[str]()
+        return [each for each in batch if each.is_inline or each.key in gone]
 
     async def _delete_keys(self, keys: Sequence[str]) -> frozenset[str]:
         deleted = await self._store.delete_many(keys)

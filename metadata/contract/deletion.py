@@ -19,6 +19,8 @@ class DeadFile:
     key: str
     size_bytes: int
     dead_ms: int
+    is_inline: bool = False
+    """No object holds it (`metadata.contract.files.L0File`): its row is all there is to delete."""
 
 
 DEAD_COUNTED_MAX = 100_000

@@ -150,7 +150,13 @@ class MemoryDeletion:
         # A pin keeps every file that died after its creation; the oldest pin decides.
         pinned_ms = min((pin.created_ms for pin in db.pins.values() if pin.expires_ms > now_ms), default=None)
         waiting = [
-            DeadFile(file_id=file_id, key=file.info.key, size_bytes=file.info.size_bytes, dead_ms=file.info.dead_ms)
+            DeadFile(
+                file_id=file_id,
+                key=file.info.key,
+                size_bytes=file.info.size_bytes,
+                dead_ms=file.info.dead_ms,
+                is_inline=bool(file.info.inline),
+            )
             for file_id, file in db.files.items()
             if file.info.state is FileState.DEAD
             and file.info.dead_ms is not None

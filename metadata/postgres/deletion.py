@@ -124,7 +124,7 @@ _EXPIRE_PRODUCERS = statement(
 # stay too: its compactor may be reading them. Their files are looked up once, extent by extent (OFFSET), because the
 # inputs of live jobs are few and the extents of a thousand dead files may be a million.
 _DEAD_FILES = statement(
-    """SELECT f.file_id, f.key, f.size_bytes, f.dead_ms FROM files f
+    """SELECT f.file_id, f.key, f.size_bytes, f.dead_ms, f.inline IS NOT NULL AS is_inline FROM files f
     WHERE f.state = 'dead' AND f.dead_ms <= clock_ms() - :grace_ms
         AND f.dead_ms < coalesce(
             (SELECT min(p.created_ms) FROM pins p WHERE p.expires_ms > clock_ms()), 9223372036854775807

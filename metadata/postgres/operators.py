@@ -267,7 +267,8 @@ def _file_info(row: Mapping[Any, Any]) -> FileInfo:
     names = ("file_id", "key", "level", "writer_id", "epoch", "seq", "size_bytes", "crc32c", "created_ms", "index")
     more = ("dead_ms", "live_extents", "job_id")
     fields = {name: row[name] for name in (*names, *more)}
-    return FileInfo(state=FileState(row["state"]), file_class=row["class"], **fields)
+    markers = {"inline": row["inline"] or b"", "txn_rows": row["txn"] or b""}
+    return FileInfo(state=FileState(row["state"]), file_class=row["class"], **fields, **markers)
 
 
 def _concerns(topic_id: uuid.UUID) -> sa.ColumnElement[bool]:
