@@ -267,8 +267,13 @@ def _file_info(row: Mapping[Any, Any]) -> FileInfo:
     names = ("file_id", "key", "level", "writer_id", "epoch", "seq", "size_bytes", "crc32c", "created_ms", "index")
     more = ("dead_ms", "live_extents", "job_id")
     fields = {name: row[name] for name in (*names, *more)}
-    markers = {"inline": row["inline"] or b"", "txn_rows": row["txn"] or b""}
-    return FileInfo(state=FileState(row["state"]), file_class=row["class"], **fields, **markers)
+    return FileInfo(
+        state=FileState(row["state"]),
+        file_class=row["class"],
+        inline=row["inline"] or b"",
+        txn_rows=row["txn"] or b"",
+        **fields,
+    )
 
 
 def _concerns(topic_id: uuid.UUID) -> sa.ColumnElement[bool]:
