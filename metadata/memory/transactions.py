@@ -105,10 +105,11 @@ class MemoryTransactions:
         for entry in entries:
             if entry.adds:
                 wanted[entry.producer_id, entry.producer_epoch].add(entry.partition_id)
-        return [
-            self._enter(entry, wanted.get((entry.producer_id, entry.producer_epoch), set()), partitions_max)
-            for entry in entries
-        ]
+        for (producer_id, producer_epoch), partition_ids in wanted.items():
+            named = self._tables.of_producer(producer_id)
+            if named is not None and named[1].producer_epoch == producer_epoch:
+                self._add(*named, sorted(partition_ids), partitions_max, client_version=2)
+        return [self._entered(entry) for entry in entries]
 
     async def add_partitions(
         self,
@@ -252,19 +253,15 @@ class MemoryTransactions:
         tables.by_id[transactional_id] = replace(row, owner_id=owner.writer_id, coordinator_epoch=tables.last_epoch)
         return TransactionLease(transactional_id=transactional_id, epoch=tables.last_epoch)
 
-    def _enter(self, entry: Entry, wanted: set[int], partitions_max: int) -> Entered:
+    def _entered(self, entry: Entry) -> Entered:
         named = self._tables.of_producer(entry.producer_id)
-        if named is None:
-            return Entered(int(ErrorCode.INVALID_PRODUCER_ID_MAPPING), -1)
-        transactional_id, row = named
-        if error := judge_producer(row, entry.producer_id, entry.producer_epoch):
+        row = None if named is None else named[1]
+        error = judge_producer(row, entry.producer_id, entry.producer_epoch)
+        if row is None or error:
             return Entered(int(error), -1)
         if row.is_ongoing and (entry.partition_id, entry.producer_id) in self._tables.entered:
             return Entered(0, row.txn_seq)
-        if not entry.adds:
-            return Entered(int(ErrorCode.INVALID_TXN_STATE), -1)
-        error = self._add(transactional_id, row, sorted(wanted), partitions_max, client_version=2)
-        return Entered(error, -1) if error else Entered(0, self._tables.by_id[transactional_id].txn_seq)
+        return Entered(int(ErrorCode.TRANSACTION_ABORTABLE if entry.adds else ErrorCode.INVALID_TXN_STATE), -1)
 
     def _add(
         self,
