@@ -85,6 +85,21 @@ class World:
         self.counts: dict[str, int] = {}
         self.janitor = Janitor(store=self.objects, metadata=self.metadata, runtime=self.runtime, limits=JANITOR_LIMITS)
 
+    def more_actions(self) -> Mapping[str, int]:
+        """Actions beside those of every history, and their frequencies."""
+        return {}
+
+    async def act(self, action: str) -> None:
+        raise AssertionError(action)
+
+    async def before_the_end(self) -> None: ...
+
+    async def before_turn(self, *, last: bool) -> None:
+        """Before each of the last rounds of requested passes."""
+
+    async def check_clean(self, partition_id: int, cleaned_through: int, *, last: bool) -> None:
+        """After a requested pass over a compacted partition. `last`: the last of three."""
+
     def new_clock(self) -> ManualClock:
         return ManualClock()
 
@@ -404,6 +419,9 @@ class World:
 
     # ---- reading
 
+    async def l0_bytes(self, key: str, position: int, length: int) -> bytes:
+        return await self.objects.get_range(key, position, length)
+
     async def read(self, partition_id: int) -> tuple[list[Rec], int, int]:
         """(readable records, log start, high watermark), and violations where the extents do not tile the log."""
         marks = (await self.metadata.agents.watermarks([partition_id]))[partition_id]
@@ -412,7 +430,7 @@ class World:
         async for file in each_live_file(self.metadata.agents, snapshot):
             for row in iter_index(file.index):
                 if row.partition_id == partition_id and row.last_offset >= marks.log_start_offset:
-                    body = await self.objects.get_range(file.key, row.position, row.length)
+                    body = await self.l0_bytes(file.key, row.position, row.length)
                     stretches.append((row.base_offset, row.last_offset, records_of(body, row.base_offset)))
         offset = marks.log_start_offset
         while extents := await self.metadata.readers.leveled_extents(partition_id, offset, limit=5):
