@@ -41,6 +41,7 @@ HABITS: Mapping[str, float] = {
 }
 """Many passes over what few clients write."""
 PRODUCERS = range(1_000_001, 1_000_004)
+KINDS = (ABORT, ABORT, COMMIT)
 MARKER = (("a marker", None),)
 """The headers of its place in the model."""
 
@@ -117,9 +118,7 @@ class TransactionWorld(World):
             assert not result.duplicate
             self.ledger.data(partition_id, header.producer_id, range(start, self.models[partition_id].end))
 
-    async def end_transactions(
-        self, shares: Mapping[int, float], *, kinds: Sequence[int] = (ABORT, ABORT, COMMIT)
-    ) -> None:
+    async def end_transactions(self, shares: Mapping[int, float], *, kinds: Sequence[int] = KINDS) -> None:
         """Some open transactions, in one file that no object holds, each with one marker for all its partitions."""
         r = self.random
         open_producers = self.ledger.open_producers
