@@ -120,14 +120,15 @@ def laid_out(
             at_ms = header.max_timestamp_ms
             # A producer's next batch would be refused too, so only those without one are masked.
             masked = 2 if header.producer_id < 0 and random.random() < 0.05 else 0
-            row = L0Batch(partition_id, position, len(body), header.records_count, at_ms, at_ms, masked_error=masked)
-            if not header.is_transactional:  # a history of transactions gives them no sequences
-                row = row._replace(
+            row = L0Batch(partition_id, position, len(body), header.records_count, at_ms, at_ms)
+            rows.append(
+                row._replace(
                     producer_id=header.producer_id,
                     producer_epoch=header.producer_epoch,
                     base_sequence=header.base_sequence,
+                    masked_error=masked,
                 )
-            rows.append(row)
+            )
             sent.append((body, records))
             position += len(body)
     return extents, rows, sent

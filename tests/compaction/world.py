@@ -20,12 +20,13 @@ from compactor.planning.plan import new_job, plan_merges
 from compactor.planning.spec import MergeKind, MergeSpec
 from compactor.worker import Engine, commit_until_answered
 from metadata.contract.agents import each_live_file
+from metadata.contract.files import L0File
 from metadata.contract.jobs import ClaimedJob, CommitMerge, InputsBusyError, JobLostError, MergeRefusedError
 from metadata.contract.l0_commit import BatchResult, CommitL0, Committed
 from metadata.contract.leases import AgentAddress, WriterLease
 from metadata.contract.topics import Topic
 from metadata.memory.store import MemoryMetadata
-from metadata.rules.packed_index import iter_index
+from metadata.rules.packed_index import IndexRow, iter_index
 from runtime.clock import ManualClock
 from runtime.errors import SiltstoneError
 from runtime.ids import SystemIds
@@ -419,8 +420,10 @@ class World:
 
     # ---- reading
 
-    async def l0_bytes(self, key: str, position: int, length: int) -> bytes:
-        return await self.objects.get_range(key, position, length)
+    async def l0_bytes(self, file: L0File, row: IndexRow) -> bytes:
+        if file.inline:
+            return file.inline[row.position : row.position + row.length]
+        return await self.objects.get_range(file.key, row.position, row.length)
 
     async def read(self, partition_id: int) -> tuple[list[Rec], int, int]:
         """(readable records, log start, high watermark), and violations where the extents do not tile the log."""
@@ -430,7 +433,7 @@ class World:
         async for file in each_live_file(self.metadata.agents, snapshot):
             for row in iter_index(file.index):
                 if row.partition_id == partition_id and row.last_offset >= marks.log_start_offset:
-                    body = await self.l0_bytes(file.key, row.position, row.length)
+                    body = await self.l0_bytes(file, row)
                     stretches.append((row.base_offset, row.last_offset, records_of(body, row.base_offset)))
         offset = marks.log_start_offset
         while extents := await self.metadata.readers.leveled_extents(partition_id, offset, limit=5):

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
 from compactor.cleaning.partition_cleaner import PartitionCleaner
 from compactor.cleaning.rules import AbortedBatches
-from metadata.contract.compactors import PartitionView
-from tests.compaction.transactions.ledger import Ledger
+from metadata.memory import views
+from metadata.memory.tables import MemoryDatabase
 
 Plant = Callable[[], AbstractContextManager[Any]]
 
@@ -38,13 +37,12 @@ def forgets_what_is_left() -> AbstractContextManager[Any]:
 @contextmanager
 def lists_only_what_ended_below_the_stable_offset() -> Iterator[None]:
     """The records of a transaction that was aborted while an older one is open hide committed ones."""
-    view = Ledger.view
+    aborted_of = views.aborted_of
 
-    def below(self: Ledger, partition: PartitionView) -> PartitionView:
-        found = view(self, partition)
-        return replace(found, aborted=[one for one in found.aborted if one[2] < found.last_stable_offset])
+    def below(db: MemoryDatabase, partition_id: int) -> Sequence[tuple[int, int, int]]:
+        return [one for one in aborted_of(db, partition_id) if one[2] < db.last_stable_offset(partition_id)]
 
-    with patch.object(Ledger, "view", below):
+    with patch.object(views, "aborted_of", below):
         yield
 
 
