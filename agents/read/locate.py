@@ -11,9 +11,10 @@ tries.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 from agents.read.leveled import BlockIndexes, LeveledExtents, Window
-from agents.read.plan import MissingBlocks, MissingSurvey, ReadRange, Resume, plan_partition
+from agents.read.plan import KnownExtent, MissingBlocks, MissingSurvey, ReadRange, Resume, plan_partition
 from agents.read.surveys import Surveys
 from agents.tail.log_index import LogIndex
 from metadata.contract.errors import MetadataUnavailableError
@@ -46,10 +47,10 @@ class Found:
         self._indexes: dict[tuple[str, int], Sequence[BlockEntry]] = {}
         self._surveyed: dict[tuple[str, int], SoundParts] = {}
 
-    def extent_at(self, partition_id: int, offset: int) -> LeveledExtent | None:
+    def extent_at(self, partition_id: int, offset: int) -> KnownExtent | None:
         for window in self._windows.get(partition_id, ()):
-            if (extent := window.extent_at(offset)) is not None:
-                return extent
+            if (known := window.extent_at(offset)) is not None:
+                return known
         return self._leveled.extent_at(partition_id, offset)
 
     def blocks_of(self, extent: LeveledExtent) -> Sequence[BlockEntry] | None:
@@ -97,13 +98,21 @@ class Locator:
         return log is not None and offset == log.start
 
     async def locate(
-        self, found: Found, partition_id: int, offset: int, bytes_max: int, resume: Resume | None
+        self,
+        found: Found,
+        partition_id: int,
+        offset: int,
+        bytes_max: int,
+        resume: Resume | None,
+        *,
+        committed_only: bool = False,
     ) -> ErrorCode:
         """Find everything that a plan from `offset` on needs. Returns the error if the partition cannot be read now, or
         NONE."""
         tries = 0
+        plan = partial(plan_partition, found, partition_id, offset, bytes_max, resume, committed_only=committed_only)
         try:
-            while (missing := plan_partition(found, partition_id, offset, bytes_max, resume).missing) is not None:
+            while (missing := plan().missing) is not None:
                 try:
                     if isinstance(missing, MissingBlocks):
                         found.add_blocks(missing.extent, await self._blocks.read(missing.extent))
