@@ -19,7 +19,8 @@ with the change that reports it.
 
 A cold start reads a snapshot, then the live files, then the aborted transactions from the lowest offset in these files
 on, then one tail. An aborted transaction may have been forgotten before it was asked for; so a merge had replaced its
-files since the snapshot. That tail names the merge, and these files are dropped before anybody reads from them.
+files since the snapshot, or the log start had passed its records. That tail names the merge and the log start; so what
+they replaced or passed is dropped before anybody reads it.
 
 While the store does not answer, the known state stands: caught-up readers wait, known records are served. A cursor that
 fell behind the rows that the store keeps starts again from a snapshot.
@@ -317,10 +318,13 @@ class Follower:
         lowest_bases = index.lowest_bases()
         while some := dict(islice(lowest_bases, LOAD_SLICE)):
             index.load_aborted(await self._metadata.aborted_transactions(some))
-        # Read after them: an entry that died before it was asked for belongs to a merge that is named here.
+        # Read after them: if an entry died before it was asked for, the reason is named here.
         since = await self._metadata.tail(cursor)
         if since.cold:
             return None
+        for change in since.changes:
+            if change.kind is ChangeKind.LOG_START_MOVED:
+                _move_log_starts(index, change)
         merged = _merged_by(since)
         merged_keys = set(index.keys(merged))
         for _ in index.drop_files(merged):
@@ -344,8 +348,7 @@ class Follower:
                 self._parked_readers.wake(some)
                 await slices.took(len(some))
         if change.kind is ChangeKind.LOG_START_MOVED:
-            for partition_id, offset in change.detail["offsets"].items():
-                self._index.move_log_start(int(partition_id), offset)
+            _move_log_starts(self._index, change)
         if change.kind is ChangeKind.MERGED:
             # This forgets cached look-ups only. `_drop_merged` drops the files, after their rows were taken in.
             self._callbacks.on_deduped(change.detail["deduped"])
@@ -370,6 +373,11 @@ def _shared(poll: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
 
 def _ref(file: L0File) -> FileRef:
     return FileRef(file.key, file.size_bytes, file.created_ms, inline=file.inline)
+
+
+def _move_log_starts(index: LogIndex, change: Change) -> None:
+    for partition_id, offset in change.detail["offsets"].items():
+        index.move_log_start(int(partition_id), offset)
 
 
 def _merged_by(tail: Tail) -> set[int]:
