@@ -6,7 +6,7 @@ about the offsets it holds, never about offsets it lacks: those are looked up ag
 worst a 404, which drops the window. Block indexes lie in the objects and never change.
 
 With the extents come the aborted transactions that may have records in them, read at the same instant. They are true of
-these extents alone (`agents/tail/transactions.py`), and only from the offset on that was asked for.
+these extents alone (`agents/tail/transactions.py`), and all of them only from the offset on that was asked for.
 
 One look-up of a place, and one read of a block index, is under way at a time; requests that come meanwhile share it.
 """
@@ -57,20 +57,24 @@ class Window:
     from_offset: int
     """It was asked for from here on: of transactions that ended below it says nothing."""
     extents: Sequence[LeveledExtent]
-    aborted: Sequence[Aborted] = ()
+    aborted: Sequence[Aborted]
     """By marker."""
+    aborted_to: int
+    """The end of the log that was known when it was asked for: of transactions that ended there or later, it may say
+    nothing."""
 
     @property
     def size(self) -> int:
         return len(self.extents) + len(self.aborted)
 
-    def extent_at(self, offset: int) -> KnownExtent | None:
-        if offset < self.from_offset:
+    def extent_at(self, offset: int, aborted_from: int | None) -> KnownExtent | None:
+        """As `KnownLog.extent_at`."""
+        if aborted_from is not None and (offset < self.from_offset or aborted_from > self.aborted_to):
             return None
         at = bisect_left(self.extents, offset, key=_last_offset)
         if at == len(self.extents) or self.extents[at].base_offset > offset:
             return None
-        return KnownExtent(self.extents[at], self.aborted)
+        return KnownExtent(self.extents[at], self.aborted, self.aborted_to)
 
 
 class LeveledExtents:
@@ -88,26 +92,27 @@ class LeveledExtents:
         self.size = 0
         """Extents and aborted transactions in the windows."""
 
-    def extent_at(self, partition_id: int, offset: int) -> KnownExtent | None:
-        """The extent that holds `offset`, if it was looked up recently."""
+    def extent_at(self, partition_id: int, offset: int, aborted_from: int | None) -> KnownExtent | None:
+        """As `KnownLog.extent_at`, of what was looked up recently."""
         windows = self._windows.get(partition_id)
         if windows is None:
             return None
         oldest_ms = self._clock.monotonic_ms() - self._ttl_ms
         for window in windows:
-            if window.read_ms >= oldest_ms and (extent := window.extent_at(offset)) is not None:
+            if window.read_ms >= oldest_ms and (known := window.extent_at(offset, aborted_from)) is not None:
                 self._windows.move_to_end(partition_id)
-                return extent
+                return known
         return None
 
-    async def look_up(self, partition_id: int, offset: int) -> Window:
-        """The extents from `offset` on, from a new look-up or from one that is still under way.
+    async def look_up(self, partition_id: int, offset: int, end: int) -> Window:
+        """The extents from `offset` on, from a new look-up or from one that is still under way. `end`: the known end of
+        the log.
 
         Raises MetadataUnavailableError, also if the store does not answer in WAIT_MS_MAX.
         """
         flying = self._flying.get((partition_id, offset))
         if flying is None:
-            flying = asyncio.create_task(self._look_up(partition_id, offset), name="leveled extents")
+            flying = asyncio.create_task(self._look_up(partition_id, offset, end), name="leveled extents")
             self._flying[partition_id, offset] = flying
             self._tasks.add(flying)
             flying.add_done_callback(lambda done: self._landed(partition_id, offset, done))
@@ -126,7 +131,7 @@ class LeveledExtents:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _look_up(self, partition_id: int, offset: int) -> Window:
+    async def _look_up(self, partition_id: int, offset: int, end: int) -> Window:
         try:
             # Waiting for a slot counts too: with a silent store all slots are taken.
             async with asyncio.timeout(WAIT_MS_MAX / 1000), self._slots:
@@ -138,7 +143,7 @@ class LeveledExtents:
             raise MetadataUnavailableError("merged files were not looked up in time") from None
         # Many extents lie in the same file: its key is kept once.
         extents = [extent._replace(key=sys.intern(extent.key)) for extent in found.extents]
-        return Window(read_ms, offset, extents, by_marker(found.aborted))
+        return Window(read_ms, offset, extents, by_marker(found.aborted), end)
 
     def _landed(self, partition_id: int, offset: int, done: asyncio.Task[Window]) -> None:
         self._tasks.discard(done)

@@ -19,8 +19,9 @@ If merges have flagged an extent, only its sound batches are planned, as a surve
 
 A plan for a reader of committed records ends at the last stable offset, inside an extent if need be: the taker stops at
 the first batch that goes beyond. It names the aborted transactions that may have records in it. For extents of L0 the
-index knows them; those of a merged extent were looked up together with it, and no others are believed about it
-(`agents/tail/transactions.py`). They are taken when the plan is made: the index may forget them before its bytes come.
+index knows them; those of a merged extent were looked up together with it, and only those that ended since come from
+the index (`agents/tail/transactions.py`). They are taken when the plan is made: the index may forget them before its
+bytes come.
 """
 
 from __future__ import annotations
@@ -113,6 +114,8 @@ class KnownExtent(NamedTuple):
     extent: LeveledExtent
     aborted: Sequence[Aborted]
     """By marker: all aborted transactions of that look-up, of this extent or others."""
+    aborted_to: int
+    """Of transactions that ended at or above this offset, it may lack some."""
 
 
 class KnownLog(Protocol):
@@ -123,8 +126,9 @@ class KnownLog(Protocol):
         """The tail: the extents of L0."""
         ...
 
-    def extent_at(self, partition_id: int, offset: int) -> KnownExtent | None:
-        """The merged extent that holds `offset`; None = not known."""
+    def extent_at(self, partition_id: int, offset: int, aborted_from: int | None) -> KnownExtent | None:
+        """The merged extent that holds `offset`; None = not known. `aborted_from`: with all aborted transactions that
+        ended at or above `offset` and below `aborted_from`; None: with any."""
         ...
 
     def blocks_of(self, extent: LeveledExtent) -> Sequence[BlockEntry] | None:
@@ -186,8 +190,9 @@ class PartitionPlan:
         return sorted(found, key=_first_offset)
 
     def add_aborted(self, entries: Sequence[Aborted], offset: int, end: int) -> None:
-        """Add those of `entries` that may have records or their marker in a stretch of the plan. `entries` must come
-        from where the stretch comes from: an entry whose marker is gone there would never end for the client."""
+        """Add those of `entries` that began below `end` and have their marker at or above `offset`: they may have
+        records in a stretch of the plan. `entries` must come from where the stretch comes from: an entry whose marker
+        is gone there would never end for the client."""
         for entry in aborted_in(entries, offset, end):
             if self._aborted is None:
                 self._aborted = {}
@@ -225,13 +230,20 @@ def plan_partition(
                 plan.add_aborted(aborted, offset, extent.last_offset + 1)
             offset = extent.last_offset + 1
             continue
-        found = _plan_leveled(plan, known, partition_id, offset, left, resume)
-        if isinstance(found, _Planned):
-            left -= found.bytes
-            if committed_only and found.aborted:
-                plan.add_aborted(found.aborted, offset, found.next_offset)
-            offset = found.next_offset
-            continue
+        merged = known.extent_at(partition_id, offset, log.aborted_known_from if committed_only else None)
+        if merged is None:
+            found = MissingExtents(offset)
+        else:
+            found = _plan_leveled(plan, known, merged.extent, offset, left, resume)
+            if isinstance(found, _Planned):
+                left -= found.bytes
+                if committed_only:
+                    plan.add_aborted(merged.aborted, offset, found.next_offset)
+                    # Memory adds those that ended since the look-up, and no others: it may know of older ones whose
+                    # records and markers are gone from these extents.
+                    plan.add_aborted(aborted, max(offset, merged.aborted_to), found.next_offset)
+                offset = found.next_offset
+                continue
         # With something to read already, the answer leaves with that; the next fetch asks for the rest.
         if found is not None and left == wanted:
             plan.missing = found
@@ -296,26 +308,19 @@ class _Planned(NamedTuple):
     """The bytes that count."""
     next_offset: int
     """Where the plan goes on."""
-    aborted: Sequence[Aborted] = ()
-    """Of the look-up that it was planned from."""
 
 
 def _plan_leveled(
-    plan: PartitionPlan, known: KnownLog, partition_id: int, offset: int, left: int, resume: Resume | None
+    plan: PartitionPlan, known: KnownLog, extent: LeveledExtent, offset: int, left: int, resume: Resume | None
 ) -> _Planned | Missing | None:
     """Add a range of the extent that holds `offset`. Returns the missing fact, or None if the range cannot be read."""
-    found = known.extent_at(partition_id, offset)
-    if found is None:
-        return MissingExtents(offset)
-    extent, aborted = found
     if extent.flagged_reason is None:
         counted = _plan_merged(plan, known, extent, offset, left, resume)
-        return _Planned(counted, extent.last_offset + 1, aborted) if isinstance(counted, int) else counted
+        return _Planned(counted, extent.last_offset + 1) if isinstance(counted, int) else counted
     parts = known.sound_parts_of(extent) if extent.length else _NOTHING_SOUND
     if parts is None:
         return MissingSurvey(extent)
-    planned = _plan_sound(plan, extent, parts, offset, left, resume)
-    return planned._replace(aborted=aborted) if planned is not None else None
+    return _plan_sound(plan, extent, parts, offset, left, resume)
 
 
 def _plan_merged(

@@ -82,6 +82,7 @@ class PartitionLog:
         "_lengths",
         "_max_timestamps",
         "_positions",
+        "aborted_known_from",
         "end",
         "start",
         "transactions",
@@ -93,6 +94,8 @@ class PartitionLog:
         self.end = end
         self.waiting: dict[int, Extent] = {}
         self.transactions: PartitionTransactions | None = None
+        self.aborted_known_from = end
+        """Aborted transactions with markers at or above it are all in `transactions`."""
         # Most partitions of a large cluster have no extent here, so arrays of their own would cost most of the memory.
         self._bases = self._lasts = self._files = self._positions = self._lengths = self._max_timestamps = _NOTHING
 
@@ -413,7 +416,9 @@ class LogIndex:
         if transactions is None:
             return
         before = transactions.count
-        transactions.forget_below(max(log.lowest_base, log.start))
+        last = transactions.forget_below(max(log.lowest_base, log.start))
+        if last is not None:
+            log.aborted_known_from = max(log.aborted_known_from, last.last_offset + 1)
         self._transactions += transactions.count - before
         if transactions.is_over:
             log.transactions = None

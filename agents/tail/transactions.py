@@ -9,6 +9,10 @@ Memory knows every aborted transaction whose marker lies in or above the lowest 
 Whoever reads merged extents asks the store, for the extents and for the aborted transactions at the same instant: a
 later merge may remove the records, then the entry, and at last the marker. Together with younger extents, an old entry
 would name a transaction without a marker, and clients would leave out good records of the same producer.
+
+These extents may be believed for a while, and meanwhile open transactions with records in them may be aborted. Such an
+entry comes from memory. When memory forgets one, what was looked up before it ended is no longer enough
+(`PartitionLog.aborted_known_from`).
 """
 
 from __future__ import annotations
@@ -111,9 +115,12 @@ class PartitionTransactions:
         none_before = end if self.first_open is None else self.first_open
         self.aborted = by_marker([each for each in found if each.last_offset < end], none_before=none_before)
 
-    def forget_below(self, offset: int) -> None:
-        """Forget aborted transactions whose markers lie below `offset`."""
-        del self.aborted[: bisect_left(self.aborted, offset, key=_last_offset)]
+    def forget_below(self, offset: int) -> Aborted | None:
+        """Forget aborted transactions whose markers lie below `offset`. Returns the last of them."""
+        count = bisect_left(self.aborted, offset, key=_last_offset)
+        last = self.aborted[count - 1] if count else None
+        del self.aborted[:count]
+        return last
 
 
 def _last_offset(entry: Aborted) -> int:
