@@ -327,7 +327,8 @@ def _take_ends(
         if log is None:
             _fail_gone(part)
             continue
-        last_stable_offset = log.last_stable_offset
+        # Asked first: few partitions have transactions, and a request may have thousands of partitions.
+        last_stable_offset = log.end if log.transactions is None else log.last_stable_offset
         is_caught_up = part.asked.fetch_offset >= (last_stable_offset if committed_only else log.end)
         if is_caught_up:
             caught_up.append(part.partition_id)

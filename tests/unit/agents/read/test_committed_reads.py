@@ -141,6 +141,9 @@ async def test_markers_come_from_memory_however_old_they_are_and_carry_their_own
     for offset in (6, 7, 6, 7):
         reading = await world.read((ONE, offset), (TWO, 6))
         assert (bases(reading), bases(reading, 1)) == (list(range(offset, 8)), [6, 7])
+    # and when a consumer reads on towards them, which is read ahead for
+    for offset in (2, 4, 6, 7):
+        assert bases(await world.read((ONE, offset), bytes_max=1)) == [offset]
     data = memoryview(b"".join(bytes(each) for each in reading.taken[0].buffers))
     marker = read_marker(data)
     assert marker is not None and (marker.producer_id, marker.commit) == (8, False)
