@@ -296,25 +296,40 @@ def _bytes_at_hand(parts: Sequence[FetchPart], enough: int, *, committed_only: b
 
 async def _read(broker: Broker, parts: Sequence[FetchPart], bytes_max: int, *, committed_only: bool) -> Release:
     readable: list[tuple[FetchPart, PartitionData]] = []
-    caught_up: list[int] = []
+    caught_up: list[FetchPart] = []
     async for some in chunks_with_yields(parts):
         _take_ends(broker, some, readable, caught_up, committed_only=committed_only)
     wants = [
         Want(part.partition_id, part.asked.fetch_offset, part.asked.partition_max_bytes, committed_only)
         for part, _ in readable
     ]
-    news = partial(broker.parked_readers.wait, caught_up, WAIT_MS_MAX) if caught_up else None
+    news = partial(_news, broker, caught_up, committed_only=committed_only) if caught_up else None
     reading = await broker.reader.read(wants, bytes_max=bytes_max, news=news)
     for (_, answer), taken in zip(readable, reading.taken, strict=True):
         _fill_records(answer, taken)
     return reading.release
 
 
+async def _news(broker: Broker, caught_up: Sequence[FetchPart], *, committed_only: bool) -> bool:
+    """Wait until there are records at the end of one of these partitions."""
+    partition_ids = [part.partition_id for part in caught_up]
+    while await broker.parked_readers.wait(partition_ids, WAIT_MS_MAX):
+        # Records of open transactions move the end too, as often as anybody writes.
+        if not committed_only or any(_is_news(broker, part) for part in caught_up):
+            return True
+    return False
+
+
+def _is_news(broker: Broker, part: FetchPart) -> bool:
+    log = broker.index.partition(part.partition_id)
+    return log is None or part.asked.fetch_offset < log.last_stable_offset
+
+
 def _take_ends(
     broker: Broker,
     parts: Sequence[FetchPart],
     readable: list[tuple[FetchPart, PartitionData]],
-    caught_up: list[int],
+    caught_up: list[FetchPart],
     *,
     committed_only: bool,
 ) -> None:
@@ -331,7 +346,7 @@ def _take_ends(
         last_stable_offset = log.end if log.transactions is None else log.last_stable_offset
         is_caught_up = part.asked.fetch_offset >= (last_stable_offset if committed_only else log.end)
         if is_caught_up:
-            caught_up.append(part.partition_id)
+            caught_up.append(part)
             # No answer at all: within a session, silence means that nothing has changed.
             if part.is_told(log.end, log.start, last_stable_offset):
                 continue

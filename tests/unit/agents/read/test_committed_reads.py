@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 
 import pytest
 
+from agents.handlers.fetch import _news
 from agents.read.path import ReadPath
 from agents.read.plan import whole_l0
 from agents.read.pools import HOT_MS
 from agents.read.reader import Reading, Want
+from agents.read.sessions import FetchPart
 from agents.read.timestamps.budget import LookUpBudget
 from agents.tail.log_index import FileRef, LogIndex
+from agents.tail.waiters import ParkedReaders
 from metadata.memory.store import MemoryMetadata
 from metadata.rules.packed_index import IndexRow
 from metadata.transactions.contract import MARKER_BYTES
@@ -22,6 +27,7 @@ from storage.memory import MemoryStore
 from storage.parts import Parts
 from wire.batch import ProducerStamp, iter_headers
 from wire.markers import build_marker, read_marker
+from wire.messages.fetch import FetchPartition
 from wire.records import NewRecord, build_batch
 
 ONE, TWO = 1, 2
@@ -167,3 +173,19 @@ async def test_look_ups_by_timestamp_see_markers(world: World) -> None:
         assert (None if found is None else (found.offset, found.timestamp_ms)) == expected
     largest = await world.reads.timestamps.largest(TWO, LookUpBudget())
     assert largest is not None and (largest.offset, largest.timestamp_ms) == (6, MARKED_MS)
+
+
+async def test_records_of_open_transactions_are_no_news_to_readers_of_committed_ones(world: World) -> None:
+    parked = ParkedReaders()
+    broker = SimpleNamespace(index=world.index, parked_readers=parked)
+    part = FetchPart("t", FetchPartition(partition=0, fetch_offset=2, partition_max_bytes=1))
+    part.partition_id = ONE
+    told = {each: asyncio.create_task(_news(broker, [part], committed_only=each)) for each in (True, False)}  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    world.end(2, 8, 4, 6)
+    parked.wake([ONE])
+    await asyncio.sleep(0.01)
+    assert [told[each].done() for each in (True, False)] == [False, True]
+    world.end(3, 7, 2, 7)
+    parked.wake([ONE])
+    assert await told[True]
