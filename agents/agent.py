@@ -452,7 +452,7 @@ class Agent:
     def _committed(self, file: FileOnItsWay, committed: Committed) -> None:
         """Cache the bytes first, then extend the index: a reader that wakes up finds the bytes in memory."""
         self._reads.hot_cache.put_file(file.key, file.sealed.file.parts, file.sealed_ms)
-        self._follower.saw_own(file.lease, file.seq, file.key, len(file.sealed.file.parts), committed)
+        self._follower.saw_own(file.as_committed(committed))
         if self._membership is not None and len(self._membership.agents) > 1:
             # In a task: the commit's clients do not wait for it, and a lost hint only costs others a poll interval.
             hint = asyncio.create_task(self._hint(), name="hint")
