@@ -148,14 +148,20 @@ class MemoryTransactions:
             return TransactionalOffsetsResult(error=0, fenced=True)
         if request.adds:
             row = self._add_group(request.transactional_id, row, group_id, client_version=2)
-        now_ms = self._clock.wall_ms()
+        now_ms, pending_ms = self._clock.wall_ms(), tables.pending_places(group_id)
         unknown: set[OffsetPlace] = set()
         for each in request.offsets:
             if not db.has_partition(each.place):
                 unknown.add(each.place)
                 continue
+            present = group.offsets.get(each.place)
+            # Above all that is known for the place: see `metadata/postgres/transactions/offsets.py`.
+            known_ms = max(-1 if present is None else present.committed_ms, pending_ms.get(each.place, -1))
             offset = CommittedOffset(
-                offset=each.offset, leader_epoch=each.leader_epoch, metadata=each.metadata, committed_ms=now_ms
+                offset=each.offset,
+                leader_epoch=each.leader_epoch,
+                metadata=each.metadata,
+                committed_ms=max(now_ms, known_ms + 1),
             )
             tables.pending_offsets[row.producer_id, group_id, each.place] = offset
         return TransactionalOffsetsResult(error=0, unknown=frozenset(unknown))
@@ -322,7 +328,7 @@ class MemoryTransactions:
                 continue
             present = group.offsets.get(place)
             # A plain commit that came later stays.
-            if present is None or present.committed_ms <= waiting.committed_ms:
+            if present is None or present.committed_ms < waiting.committed_ms:
                 group.offsets[place] = waiting
 
     def _check_writer(self, request: EndTransactions) -> Writer:

@@ -3,6 +3,10 @@
 Each statement of a call waits for the answer to the one before, and the first takes the lock of the transaction. So a
 call whose answer was lost either holds that lock, until its COMMIT ends, or will never go on: it cannot run after a
 newer call, nor land in the next transaction of a client whose epoch stays the same.
+
+What came later counts (`written_ms`, `committed_ms`). A clock cannot tell what came later within a millisecond, and may
+be set back. So an offset of a transaction is written with a time above all that is known for its place, and the end
+lets it replace only offsets of an earlier time.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from metadata.contract.groups import OffsetPlace
 from metadata.postgres.groups.offsets import begin_writing_offsets
 from metadata.postgres.rows import INTS, UUIDS, statement
-from metadata.postgres.tables import GROUPS
+from metadata.postgres.tables import GROUPS, Utf8
 from metadata.postgres.transactions.begin import begin, find_locked
 from metadata.postgres.transactions.tables import TRANSACTION_OFFSETS
 from metadata.transactions.contract import TransactionalOffsets, TransactionalOffsetsResult
@@ -22,8 +26,14 @@ from metadata.transactions.rules import judge_producer
 from wire.error_codes import ErrorCode
 
 _KNOWN = statement(
-    """SELECT w.topic_id, w.partition FROM unnest(:topic_ids, :partitions) AS w (topic_id, partition)
-    JOIN partitions p ON p.topic_id = w.topic_id AND p.partition = w.partition""",
+    """SELECT w.topic_id, w.partition, greatest(clock_ms(), g.committed_ms + 1, (
+        SELECT max(x.written_ms) + 1 FROM transaction_offsets x
+        WHERE x.group_id = :group_id AND x.topic_id = w.topic_id AND x.partition = w.partition
+    )) AS written_ms
+    FROM unnest(:topic_ids, :partitions) AS w (topic_id, partition)
+    JOIN partitions p ON p.topic_id = w.topic_id AND p.partition = w.partition
+    LEFT JOIN group_offsets g ON g.group_id = :group_id AND g.topic_id = w.topic_id AND g.partition = w.partition""",
+    group_id=Utf8,
     topic_ids=UUIDS,
     partitions=INTS,
 ).columns(topic_id=sa.Uuid)
@@ -47,7 +57,8 @@ async def commit_offsets(connection: AsyncConnection, request: TransactionalOffs
     await begin_writing_offsets(connection)
     wanted = {each.place: each for each in request.offsets}
     places = {"topic_ids": [at.topic_id for at in wanted], "partitions": [at.partition for at in wanted]}
-    known = {OffsetPlace(*each) for each in await connection.execute(_KNOWN, places)}
+    found = await connection.execute(_KNOWN, {"group_id": group_id, **places})
+    written_ms = {OffsetPlace(row.topic_id, row.partition): row.written_ms for row in found}
     rows = [
         {
             "producer_id": request.producer_id,
@@ -57,14 +68,14 @@ async def commit_offsets(connection: AsyncConnection, request: TransactionalOffs
             "committed_offset": each.offset,
             "leader_epoch": each.leader_epoch,
             "metadata": each.metadata,
-            "written_ms": sa.text("clock_ms()"),
+            "written_ms": written_ms[place],
         }
         for place, each in wanted.items()
-        if place in known
+        if place in written_ms
     ]
     for some in (rows[at : at + 1_000] for at in range(0, len(rows), 1_000)):
         made = insert(TRANSACTION_OFFSETS).values(some)
         values = {name: made.excluded[name] for name in ("committed_offset", "leader_epoch", "metadata", "written_ms")}
         keys = ["producer_id", "group_id", "topic_id", "partition"]
         await connection.execute(made.on_conflict_do_update(index_elements=keys, set_=values))
-    return TransactionalOffsetsResult(error=0, unknown=frozenset(wanted) - known)
+    return TransactionalOffsetsResult(error=0, unknown=frozenset(wanted.keys() - written_ms.keys()))
