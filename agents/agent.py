@@ -392,6 +392,7 @@ class Agent:
                 max_size=settings.group_max_size,
             ),
             metadata=self._metadata.groups,
+            transactions=self._metadata.transactions,
             membership=membership,
             runtime=self._runtime,
         )

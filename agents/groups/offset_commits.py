@@ -5,6 +5,11 @@ of a call is unknown (it may have been written, or may yet be), its commits are 
 the group is given up. It is taken again under a new epoch, which waits for or fences the call that is still on its way.
 So no offset can appear after one that was committed later.
 
+Offsets of transactions (TxnOffsetCommit) go to the store one request at a time for each group: in Postgres they would
+wait for each other all the same, for the group's row, and each of them with a connection that others need. A request of
+unknown outcome is answered COORDINATOR_NOT_AVAILABLE too, but its group stays: if it was written, it was written before
+anything that comes later (`metadata/postgres/transactions/offsets.py`), and its producer repeats it.
+
 A new generation waits for `settled`: a member that reads its offsets after the rebalance must not be overtaken by a
 commit that was accepted before it.
 """
@@ -14,9 +19,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextvars import Context
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
+from agents.groups.events import TransactionalProducer
 from metadata.contract.errors import MetadataUnavailableError
 from metadata.contract.groups import (
     GroupLease,
@@ -26,6 +33,7 @@ from metadata.contract.groups import (
     OffsetPlace,
     OffsetToCommit,
 )
+from metadata.transactions.contract import TransactionalOffsets, TransactionMetadata
 from runtime.errors import SiltstoneError
 from runtime.logging import get_logger
 from runtime.runtime import Runtime
@@ -41,9 +49,14 @@ BYTES_WAITING_MAX = 32 << 20
 """Bytes of all waiting commits at most. A commit above the bound is refused with a retriable error."""
 OFFSET_BYTES = 300
 """Approximate memory of one offset without its metadata."""
+TRANSACTIONAL_CALLS_MAX = 4
+"""Calls at once for offsets of transactions, of different groups: commits of records share the store's connections."""
 
 Outcome: TypeAlias = OffsetCommitResult | ErrorCode
 """The store's outcome for each place, or the error that took its place."""
+
+_REFUSALS = (ErrorCode.INVALID_PRODUCER_ID_MAPPING, ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_TXN_STATE)
+"""What the store says of a transaction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +66,13 @@ class WaitingCommit:
     since_ms: float
     bytes: int
     outcome: asyncio.Future[Outcome]
+
+
+class HeldCommit(NamedTuple):
+    """One that counts when the transaction of this producer commits."""
+
+    commit: WaitingCommit
+    producer: TransactionalProducer
 
 
 def grouped(waiting: Iterable[tuple[GroupLease, Sequence[OffsetToCommit]]]) -> list[OffsetCommitBatch]:
@@ -70,16 +90,22 @@ class OffsetCommits:
         self,
         *,
         metadata: GroupMetadata,
+        transactions: TransactionMetadata,
         runtime: Runtime,
         on_lost: Callable[[GroupLease, ErrorCode], None],
     ) -> None:
         """`on_lost` gets leases that are fenced (NOT_COORDINATOR) or in doubt (COORDINATOR_NOT_AVAILABLE)."""
         self._metadata = metadata
+        self._transactions = transactions
         self._clock = runtime.clock
         self._metrics = runtime.metrics
         self._on_lost = on_lost
         self._waiting: deque[WaitingCommit] = deque()
         self._under_way: Sequence[WaitingCommit] = ()
+        self._lines: dict[str, deque[HeldCommit]] = {}
+        """Commits in transactions, by group id; the first of each line is under way, or next."""
+        self._line_writers: set[asyncio.Task[None]] = set()
+        self._calls = asyncio.Semaphore(TRANSACTIONAL_CALLS_MAX)
         self._bytes = 0
         self._some = asyncio.Event()
         self._writer: asyncio.Task[None] | None = None
@@ -88,18 +114,26 @@ class OffsetCommits:
     def start(self) -> None:
         self._writer = asyncio.create_task(self._write_for_ever(), name="offset commits")
 
-    async def add(self, lease: GroupLease, offsets: Sequence[OffsetToCommit]) -> Outcome:
-        """Write these offsets in turn. If the caller is cancelled, they are still written."""
+    async def add(
+        self, lease: GroupLease, offsets: Sequence[OffsetToCommit], producer: TransactionalProducer | None = None
+    ) -> Outcome:
+        """Write these offsets in turn, or hold them in the transaction of this producer. If the caller is cancelled,
+        they are still written."""
         if self._closed:
             return ErrorCode.NOT_COORDINATOR
         size = sum(OFFSET_BYTES + len(offset.metadata) * 4 for offset in offsets)
         # A commit above the bound by itself is taken when nothing waits, or it could never be.
         if self._bytes and self._bytes + size > BYTES_WAITING_MAX:
-            return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+            # Old producers (TxnOffsetCommit 0 and 1) know the second alone: KAFKA-7296.
+            return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if producer is None else ErrorCode.COORDINATOR_NOT_AVAILABLE
         self._bytes += size
         outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        self._waiting.append(WaitingCommit(lease, offsets, self._clock.monotonic_ms(), size, outcome))
-        self._some.set()
+        commit = WaitingCommit(lease, offsets, self._clock.monotonic_ms(), size, outcome)
+        if producer is None:
+            self._waiting.append(commit)
+            self._some.set()
+        else:
+            self._join_line(HeldCommit(commit, producer))
         if CURRENT_SPAN.get() is None:
             return await asyncio.shield(outcome)
         # One call to the store serves the commits of many requests; each measures how long its own took.
@@ -110,24 +144,30 @@ class OffsetCommits:
     async def settled(self, group_id: str) -> None:
         """Return when every earlier commit of the group has its outcome."""
         outcomes = [each.outcome for each in (*self._under_way, *self._waiting) if each.lease.group_id == group_id]
+        outcomes += [each.commit.outcome for each in self._lines.get(group_id, ())]
         if outcomes:
             await asyncio.wait(outcomes)
 
     async def drain(self) -> None:
         """Take no more commits, and return when the waiting ones are written."""
         self._closed = True
-        outcomes = [each.outcome for each in (*self._under_way, *self._waiting)]
+        outcomes = [each.outcome for each in self._all()]
         if outcomes:
             await asyncio.wait(outcomes)
 
     async def close(self) -> None:
         """Write nothing more."""
         self._closed = True
-        if self._writer is not None:
-            self._writer.cancel()
-            await asyncio.gather(self._writer, return_exceptions=True)
-        for each in (*self._under_way, *self._waiting):
+        writers = [*self._line_writers, *([] if self._writer is None else [self._writer])]
+        for writer in writers:
+            writer.cancel()
+        await asyncio.gather(*writers, return_exceptions=True)
+        for each in self._all():
             self._settle(each, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+
+    def _all(self) -> list[WaitingCommit]:
+        held = (each.commit for line in self._lines.values() for each in line)
+        return [*self._under_way, *self._waiting, *held]
 
     # ---- the writer
 
@@ -195,6 +235,58 @@ class OffsetCommits:
             self._settle(each, ErrorCode.COORDINATOR_NOT_AVAILABLE)
         return [ErrorCode.COORDINATOR_NOT_AVAILABLE] * len(taken)
 
+    # ---- commits in transactions
+
+    def _join_line(self, held: HeldCommit) -> None:
+        group_id = held.commit.lease.group_id
+        line = self._lines.get(group_id)
+        if line is not None:
+            line.append(held)
+            return
+        line = self._lines[group_id] = deque((held,))
+        # A context of its own: it writes what other requests ask for, too.
+        writer = asyncio.create_task(self._write_line(group_id, line), name="transactional offsets", context=Context())
+        self._line_writers.add(writer)
+        writer.add_done_callback(self._line_writers.discard)
+
+    async def _write_line(self, group_id: str, line: deque[HeldCommit]) -> None:
+        while line:
+            commit, producer = line[0]
+            async with self._calls:
+                outcome = await self._hold(commit, producer)
+            self._settle(commit, outcome)
+            line.popleft()
+        del self._lines[group_id]
+
+    async def _hold(self, commit: WaitingCommit, producer: TransactionalProducer) -> Outcome:
+        """The store's errors are part of the outcome and are not raised."""
+        request = TransactionalOffsets(
+            group=commit.lease,
+            transactional_id=producer.transactional_id,
+            producer_id=producer.producer_id,
+            producer_epoch=producer.producer_epoch,
+            adds=producer.adds,
+            offsets=commit.offsets,
+        )
+        started_ms = self._clock.monotonic_ms()
+        try:
+            result = await self._transactions.commit_offsets(request)
+        except MetadataUnavailableError as error:
+            _log.warning("offsets may not be held", group=commit.lease.group_id, error=str(error))
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        except SiltstoneError as error:
+            _log.warning("offsets refused", group=commit.lease.group_id, error=str(error))
+            return ErrorCode.INVALID_REQUEST
+        except Exception:
+            _log.exception("offsets not held")
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        self._metrics.offset_commit_seconds.observe((self._clock.monotonic_ms() - started_ms) / 1000)
+        if result.error:
+            return ErrorCode(result.error)
+        if result.fenced:
+            self._on_lost(commit.lease, ErrorCode.NOT_COORDINATOR)
+        return OffsetCommitResult(fenced=result.fenced, unknown=result.unknown)
+
     def _settle(self, commit: WaitingCommit, outcome: Outcome) -> None:
         if commit.outcome.done():
             return
@@ -207,5 +299,5 @@ class OffsetCommits:
 
 def _name(outcome: Outcome) -> str:
     if isinstance(outcome, ErrorCode):
-        return "failed"
+        return "refused" if outcome in _REFUSALS else "failed"
     return "fenced" if outcome.fenced else "committed"
