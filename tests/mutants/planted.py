@@ -15,6 +15,7 @@ from tests.mutants.planted_in_commits import COMMITS
 from tests.mutants.planted_in_drains import DRAINS
 from tests.mutants.planted_in_erase_command import ASKED
 from tests.mutants.planted_in_erasures import ERASING
+from tests.mutants.planted_in_held_offsets import HELD_OFFSETS
 from tests.mutants.planted_in_listeners import LISTENERS
 from tests.mutants.planted_in_quotas import QUOTAS
 from tests.mutants.planted_in_sums import SUMS
@@ -371,6 +372,7 @@ MUTANTS = (
     *ANSWERS,
     *COMMITS,
     *DRAINS,
+    *HELD_OFFSETS,
     *BORDERS,
     *LISTENERS,
     *QUOTAS,
