@@ -5,10 +5,10 @@ of a call is unknown (it may have been written, or may yet be), its commits are 
 the group is given up. It is taken again under a new epoch, which waits for or fences the call that is still on its way.
 So no offset can appear after one that was committed later.
 
-Offsets of transactions (TxnOffsetCommit) go to the store one request at a time for each group: in Postgres they would
-wait for each other all the same, for the group's row, and each of them with a connection that others need. A request of
-unknown outcome is answered COORDINATOR_NOT_AVAILABLE too, but its group stays: if it was written, it was written before
-anything that comes later (`metadata/postgres/transactions/offsets.py`), and its producer repeats it.
+Offsets of transactions (TxnOffsetCommit) go to the store by calls of their own, grouped in the same way but without a
+wait: a request that comes during a call belongs to the next one. A request of unknown outcome is answered
+COORDINATOR_NOT_AVAILABLE too, but its group stays: if it was written, it was written before anything that comes later
+(`metadata/postgres/transactions/offsets.py`), and its producer repeats it.
 
 A new generation waits for `settled`: a member that reads its offsets after the rebalance must not be overtaken by a
 commit that was accepted before it.
@@ -19,9 +19,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from contextvars import Context
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from agents.groups.events import TransactionalProducer
 from metadata.contract.errors import MetadataUnavailableError
@@ -33,7 +32,7 @@ from metadata.contract.groups import (
     OffsetPlace,
     OffsetToCommit,
 )
-from metadata.transactions.contract import TransactionalOffsets, TransactionMetadata
+from metadata.transactions.contract import TransactionalOffsets, TransactionalOffsetsResult, TransactionMetadata
 from runtime.errors import SiltstoneError
 from runtime.logging import get_logger
 from runtime.runtime import Runtime
@@ -42,6 +41,8 @@ from wire.error_codes import ErrorCode
 
 _log = get_logger(__name__)
 
+T = TypeVar("T")
+
 LINGER_MS = 10.0
 OFFSETS_PER_CALL_MAX = 5_000
 """Offsets in one call, unless a single request has more."""
@@ -49,8 +50,6 @@ BYTES_WAITING_MAX = 32 << 20
 """Bytes of all waiting commits at most. A commit above the bound is refused with a retriable error."""
 OFFSET_BYTES = 300
 """Approximate memory of one offset without its metadata."""
-TRANSACTIONAL_CALLS_MAX = 4
-"""Calls at once for offsets of transactions, of different groups: commits of records share the store's connections."""
 
 Outcome: TypeAlias = OffsetCommitResult | ErrorCode
 """The store's outcome for each place, or the error that took its place."""
@@ -73,6 +72,17 @@ class HeldCommit(NamedTuple):
 
     commit: WaitingCommit
     producer: TransactionalProducer
+
+    def request(self) -> TransactionalOffsets:
+        producer = self.producer
+        return TransactionalOffsets(
+            group=self.commit.lease,
+            transactional_id=producer.transactional_id,
+            producer_id=producer.producer_id,
+            producer_epoch=producer.producer_epoch,
+            adds=producer.adds,
+            offsets=self.commit.offsets,
+        )
 
 
 def grouped(waiting: Iterable[tuple[GroupLease, Sequence[OffsetToCommit]]]) -> list[OffsetCommitBatch]:
@@ -102,10 +112,10 @@ class OffsetCommits:
         self._on_lost = on_lost
         self._waiting: deque[WaitingCommit] = deque()
         self._under_way: Sequence[WaitingCommit] = ()
-        self._lines: dict[str, deque[HeldCommit]] = {}
-        """Commits in transactions, by group id; the first of each line is under way, or next."""
-        self._line_writers: set[asyncio.Task[None]] = set()
-        self._calls = asyncio.Semaphore(TRANSACTIONAL_CALLS_MAX)
+        self._to_hold: deque[HeldCommit] = deque()
+        self._held_now: Sequence[HeldCommit] = ()
+        self._some_to_hold = asyncio.Event()
+        self._holder: asyncio.Task[None] | None = None
         self._bytes = 0
         self._some = asyncio.Event()
         self._writer: asyncio.Task[None] | None = None
@@ -113,6 +123,7 @@ class OffsetCommits:
 
     def start(self) -> None:
         self._writer = asyncio.create_task(self._write_for_ever(), name="offset commits")
+        self._holder = asyncio.create_task(self._hold_for_ever(), name="offsets of transactions")
 
     async def add(
         self, lease: GroupLease, offsets: Sequence[OffsetToCommit], producer: TransactionalProducer | None = None
@@ -133,7 +144,8 @@ class OffsetCommits:
             self._waiting.append(commit)
             self._some.set()
         else:
-            self._join_line(HeldCommit(commit, producer))
+            self._to_hold.append(HeldCommit(commit, producer))
+            self._some_to_hold.set()
         if CURRENT_SPAN.get() is None:
             return await asyncio.shield(outcome)
         # One call to the store serves the commits of many requests; each measures how long its own took.
@@ -143,8 +155,7 @@ class OffsetCommits:
 
     async def settled(self, group_id: str) -> None:
         """Return when every earlier commit of the group has its outcome."""
-        outcomes = [each.outcome for each in (*self._under_way, *self._waiting) if each.lease.group_id == group_id]
-        outcomes += [each.commit.outcome for each in self._lines.get(group_id, ())]
+        outcomes = [each.outcome for each in self._all() if each.lease.group_id == group_id]
         if outcomes:
             await asyncio.wait(outcomes)
 
@@ -158,7 +169,7 @@ class OffsetCommits:
     async def close(self) -> None:
         """Write nothing more."""
         self._closed = True
-        writers = [*self._line_writers, *([] if self._writer is None else [self._writer])]
+        writers = [each for each in (self._writer, self._holder) if each is not None]
         for writer in writers:
             writer.cancel()
         await asyncio.gather(*writers, return_exceptions=True)
@@ -166,7 +177,7 @@ class OffsetCommits:
             self._settle(each, ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
     def _all(self) -> list[WaitingCommit]:
-        held = (each.commit for line in self._lines.values() for each in line)
+        held = (each.commit for each in (*self._held_now, *self._to_hold))
         return [*self._under_way, *self._waiting, *held]
 
     # ---- the writer
@@ -175,7 +186,7 @@ class OffsetCommits:
         while True:
             await self._some.wait()
             await self._linger()
-            taken = self._under_way = self._take()
+            taken = self._under_way = _taken(self._waiting, lambda each: len(each.offsets))
             try:
                 outcomes = await self._write(taken)
             except Exception:  # the commits behind must not wait for ever
@@ -191,14 +202,6 @@ class OffsetCommits:
         wait_ms = self._waiting[0].since_ms + LINGER_MS - self._clock.monotonic_ms()
         if wait_ms > 0 and sum(len(each.offsets) for each in self._waiting) < OFFSETS_PER_CALL_MAX:
             await self._clock.sleep_ms(wait_ms)
-
-    def _take(self) -> list[WaitingCommit]:
-        taken = [self._waiting.popleft()]
-        offsets = len(taken[0].offsets)
-        while self._waiting and offsets + len(self._waiting[0].offsets) <= OFFSETS_PER_CALL_MAX:
-            taken.append(self._waiting.popleft())
-            offsets += len(taken[-1].offsets)
-        return taken
 
     async def _write(self, taken: Sequence[WaitingCommit]) -> Sequence[Outcome]:
         """The outcome of each commit. The store's errors are part of the outcome and are not raised."""
@@ -237,55 +240,39 @@ class OffsetCommits:
 
     # ---- commits in transactions
 
-    def _join_line(self, held: HeldCommit) -> None:
-        group_id = held.commit.lease.group_id
-        line = self._lines.get(group_id)
-        if line is not None:
-            line.append(held)
-            return
-        line = self._lines[group_id] = deque((held,))
-        # A context of its own: it writes what other requests ask for, too.
-        writer = asyncio.create_task(self._write_line(group_id, line), name="transactional offsets", context=Context())
-        self._line_writers.add(writer)
-        writer.add_done_callback(self._line_writers.discard)
+    async def _hold_for_ever(self) -> None:
+        while True:
+            await self._some_to_hold.wait()
+            taken = self._held_now = _taken(self._to_hold, lambda each: len(each.commit.offsets))
+            try:
+                outcomes = await self._hold(taken)
+            except Exception:
+                _log.exception("offsets not held")
+                outcomes = [ErrorCode.COORDINATOR_NOT_AVAILABLE] * len(taken)
+            for each, outcome in zip(taken, outcomes, strict=True):
+                self._settle(each.commit, outcome)
+            self._held_now = ()
+            if not self._to_hold:
+                self._some_to_hold.clear()
 
-    async def _write_line(self, group_id: str, line: deque[HeldCommit]) -> None:
-        while line:
-            commit, producer = line[0]
-            async with self._calls:
-                outcome = await self._hold(commit, producer)
-            self._settle(commit, outcome)
-            line.popleft()
-        del self._lines[group_id]
-
-    async def _hold(self, commit: WaitingCommit, producer: TransactionalProducer) -> Outcome:
-        """The store's errors are part of the outcome and are not raised."""
-        request = TransactionalOffsets(
-            group=commit.lease,
-            transactional_id=producer.transactional_id,
-            producer_id=producer.producer_id,
-            producer_epoch=producer.producer_epoch,
-            adds=producer.adds,
-            offsets=commit.offsets,
-        )
+    async def _hold(self, taken: Sequence[HeldCommit]) -> Sequence[Outcome]:
+        """As `_write`."""
         started_ms = self._clock.monotonic_ms()
         try:
-            result = await self._transactions.commit_offsets(request)
+            results = await self._transactions.commit_offsets([each.request() for each in taken])
         except MetadataUnavailableError as error:
-            _log.warning("offsets may not be held", group=commit.lease.group_id, error=str(error))
-            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+            _log.warning("offsets may not be held", requests=len(taken), error=str(error))
+            return [ErrorCode.COORDINATOR_NOT_AVAILABLE] * len(taken)
         except SiltstoneError as error:
-            _log.warning("offsets refused", group=commit.lease.group_id, error=str(error))
-            return ErrorCode.INVALID_REQUEST
-        except Exception:
-            _log.exception("offsets not held")
-            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+            if len(taken) > 1:  # as above
+                return [(await self._hold([each]))[0] for each in taken]
+            _log.warning("offsets refused", group=taken[0].commit.lease.group_id, error=str(error))
+            return [ErrorCode.INVALID_REQUEST]
         self._metrics.offset_commit_seconds.observe((self._clock.monotonic_ms() - started_ms) / 1000)
-        if result.error:
-            return ErrorCode(result.error)
-        if result.fenced:
-            self._on_lost(commit.lease, ErrorCode.NOT_COORDINATOR)
-        return OffsetCommitResult(fenced=result.fenced, unknown=result.unknown)
+        for each, result in zip(taken, results, strict=True):
+            if result.fenced:
+                self._on_lost(each.commit.lease, ErrorCode.NOT_COORDINATOR)
+        return [_outcome(each) for each in results]
 
     def _settle(self, commit: WaitingCommit, outcome: Outcome) -> None:
         if commit.outcome.done():
@@ -295,6 +282,20 @@ class OffsetCommits:
         self._metrics.offset_commits_total.labels(outcome=_name(outcome)).inc()
         if isinstance(outcome, OffsetCommitResult) and not outcome.fenced:
             self._metrics.committed_offsets_total.inc(len(commit.offsets))
+
+
+def _taken(waiting: deque[T], size_of: Callable[[T], int]) -> list[T]:
+    """The first ones, up to the bound of a call."""
+    taken = [waiting.popleft()]
+    offsets = size_of(taken[0])
+    while waiting and offsets + size_of(waiting[0]) <= OFFSETS_PER_CALL_MAX:
+        taken.append(waiting.popleft())
+        offsets += size_of(taken[-1])
+    return taken
+
+
+def _outcome(result: TransactionalOffsetsResult) -> Outcome:
+    return ErrorCode(result.error) if result.error else OffsetCommitResult(fenced=result.fenced, unknown=result.unknown)
 
 
 def _name(outcome: Outcome) -> str:

@@ -31,7 +31,15 @@ from metadata.transactions.contract import (
     TransactionsEnded,
 )
 from metadata.transactions.rows import TxnRow, TxnRowKind, encode_txn_rows
-from metadata.transactions.rules import Transaction, check_transactional_id, ended, initialised, judge_producer, refused
+from metadata.transactions.rules import (
+    Transaction,
+    check_transactional_id,
+    ended,
+    held,
+    initialised,
+    judge_producer,
+    refused,
+)
 from runtime.clock import Clock
 from wire.crc import crc32c
 from wire.error_codes import ErrorCode
@@ -134,21 +142,18 @@ class MemoryTransactions:
         self._add_group(lease.transactional_id, row, group_id, client_version=1)
         return 0
 
-    async def commit_offsets(self, request: TransactionalOffsets) -> TransactionalOffsetsResult:
+    async def commit_offsets(self, requests: Sequence[TransactionalOffsets]) -> Sequence[TransactionalOffsetsResult]:
+        return [self._hold(each) for each in requests]
+
+    def _hold(self, request: TransactionalOffsets) -> TransactionalOffsetsResult:
         db, tables = self.database, self._tables
-        row = tables.by_id.get(request.transactional_id)
-        error = judge_producer(row, request.producer_id, request.producer_epoch)
-        if row is None or error:
-            return TransactionalOffsetsResult(error=int(error))
-        group_id = request.group.group_id
-        if not request.adds and not (row.is_ongoing and group_id in row.group_ids):
-            return TransactionalOffsetsResult(error=int(ErrorCode.INVALID_TXN_STATE))
-        group = db.groups.get(group_id)
-        if group is None or group.epoch != request.group.epoch:
-            return TransactionalOffsetsResult(error=0, fenced=True)
-        if request.adds:
-            row = self._add_group(request.transactional_id, row, group_id, client_version=2)
-        now_ms, pending_ms = self._clock.wall_ms(), tables.pending_places(group_id)
+        now_ms, group_id = self._clock.wall_ms(), request.group.group_id
+        epoch = db.groups[group_id].epoch if group_id in db.groups else None
+        row = held(tables.by_id.get(request.transactional_id), epoch, request, now_ms=now_ms)
+        if isinstance(row, TransactionalOffsetsResult):
+            return row
+        tables.by_id[request.transactional_id], group = row, db.groups[group_id]
+        pending_ms = tables.pending_places(group_id)
         unknown: set[OffsetPlace] = set()
         for each in request.offsets:
             if not db.has_partition(each.place):

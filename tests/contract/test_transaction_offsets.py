@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import pytest
 
 from metadata.contract.groups import ExpiredGroups, GroupLease, OffsetPlace, OffsetToCommit
+from metadata.contract.store import MetadataStore
 from metadata.transactions.contract import (
     TransactionalOffsets,
     TransactionalOffsetsResult,
@@ -61,7 +64,7 @@ class Scene:
             group_id=group_id,
         )
 
-    async def write(self, producer: Producer, *offsets: OffsetToCommit, **more: Any) -> TransactionalOffsetsResult:
+    def request(self, producer: Producer, *offsets: OffsetToCommit, **more: Any) -> TransactionalOffsets:
         """TxnOffsetCommit."""
         values: dict[str, Any] = {
             "group": self.lease,
@@ -72,7 +75,14 @@ class Scene:
             "offsets": offsets,
             **more,
         }
-        return await self.world.service.transactions.commit_offsets(TransactionalOffsets(**values))
+        return TransactionalOffsets(**values)
+
+    async def write_all(self, *requests: TransactionalOffsets) -> list[TransactionalOffsetsResult]:
+        return list(await self.world.service.transactions.commit_offsets(requests))
+
+    async def write(self, producer: Producer, *offsets: OffsetToCommit, **more: Any) -> TransactionalOffsetsResult:
+        (result,) = await self.write_all(self.request(producer, *offsets, **more))
+        return result
 
     async def hold(self, producer: Producer, offsets: Mapping[int, int]) -> None:
         """Let a transaction hold these offsets, by partition."""
@@ -166,6 +176,63 @@ async def test_the_next_transaction_begins_without_the_groups_of_the_last(scene:
     assert await scene.stable() == {0: "pending"}
     await producer.end(commit=False)
     assert await scene.stable() == {0: 1}
+
+
+async def test_many_requests_are_one_call_and_each_is_answered_alone(scene: Scene) -> None:
+    one, two, old = await scene.producer("one"), await scene.producer("two"), await scene.producer("old", version=1)
+    other, (a, b, c, _) = await scene.owner.lease_of("h"), scene.places
+    taken = GroupLease(group_id="g", epoch=scene.lease.epoch - 1)
+    beyond = OffsetPlace(a.topic_id, 9)
+    assert await scene.add(old, "h") == 0
+
+    results = await scene.write_all(
+        scene.request(two, to_commit(a, 2)),
+        scene.request(one, to_commit(a, 1), to_commit(beyond, 1)),
+        scene.request(one, to_commit(b, 1), producer_epoch=one.epoch + 1),
+        scene.request(two, to_commit(b, 2), group=taken),
+        scene.request(old, to_commit(c, 3)),
+        scene.request(old, to_commit(c, 3), group=other),
+        scene.request(one, to_commit(b, 4), adds=False),
+        scene.request(one, to_commit(b, 5), group=other, adds=False),
+        scene.request(one, to_commit(b, 6)),
+    )
+
+    held = TransactionalOffsetsResult(error=0)
+    refused = TransactionalOffsetsResult(error=INVALID)
+    assert results == [
+        held,
+        TransactionalOffsetsResult(error=0, unknown=frozenset({beyond})),
+        TransactionalOffsetsResult(error=FENCED),
+        TransactionalOffsetsResult(error=0, fenced=True),
+        refused,
+        held,
+        held,
+        refused,
+        held,
+    ]
+    assert (await scene.stable(), await scene.stable("h")) == ({0: "pending", 1: "pending"}, {2: "pending"})
+    for producer in (one, two, old):  # of two that hold one for the same place, the one that came later wins
+        assert (await producer.end()).error == 0
+    assert (await scene.stable(), await scene.stable("h")) == ({0: 1, 1: 6}, {2: 3})
+    assert await scene.write_all() == []
+
+
+async def test_calls_over_the_same_transactions_and_groups_do_not_stop_each_other(scene: Scene) -> None:
+    names = [str(number) for number in range(6)]
+    producers = {name: await scene.producer(name) for name in names}
+    leases = {name: await scene.owner.lease_of(f"group {name}") for name in names}
+    services = [scene.world.service, await scene.world.another()]
+    chance = random.Random(7)
+
+    async def hold_some(service: MetadataStore, offset: int) -> None:
+        requests = [
+            scene.request(producers[name], to_commit(scene.places[0], offset), group=leases[chance.choice(names)])
+            for name in chance.sample(names, 6)
+        ]
+        assert {each.error for each in await service.transactions.commit_offsets(requests)} == {0}
+
+    async with asyncio.timeout(30):
+        await asyncio.gather(*(hold_some(service, offset) for offset in range(20) for service in services))
 
 
 # ---- who may ---------------------------------------------------------------------------------------------------------

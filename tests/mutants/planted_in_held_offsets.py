@@ -13,8 +13,8 @@ HELD_OFFSETS = (
     Mutant(
         name="a-new-generation-overtakes-offsets-on-their-way-into-a-transaction",
         file="agents/groups/offset_commits.py",
-        text="        outcomes += [each.commit.outcome for each in self._lines.get(group_id, ())]\n",
-        replacement="",
+        text="        held = (each.commit for each in (*self._held_now, *self._to_hold))\n",
+        replacement="        held = ()\n",
         tests=(
             f"{COMMITS}::test_a_group_is_settled_when_its_offsets_are_held",
             f"{REQUESTS}::test_a_new_generation_is_told_only_when_older_offsets_are_held",
@@ -22,9 +22,9 @@ HELD_OFFSETS = (
     ),
     Mutant(
         name="a-group-that-was-taken-holds-offsets-for-its-last-owner",
-        file="metadata/memory/transactions.py",
-        text="        if group is None or group.epoch != request.group.epoch:\n",
-        replacement="        if group is None:\n",
+        file="metadata/transactions/rules.py",
+        text="    if group_epoch != request.group.epoch:\n",
+        replacement="    if group_epoch is None:\n",
         tests=(
             f"{HELD}::test_the_owner_of_a_group_that_was_taken_writes_nothing",
             f"{REQUESTS}::test_a_fenced_owner_holds_nothing_and_forgets_the_group",
@@ -55,8 +55,8 @@ HELD_OFFSETS = (
     Mutant(
         name="the-time-of-held-offsets-is-what-the-clock-says",
         file="metadata/postgres/transactions/offsets.py",
-        text='            "written_ms": written_ms[place],\n',
-        replacement='            "written_ms": sa.text("clock_ms()"),\n',
+        text='                "written_ms": written_ms,\n',
+        replacement='                "written_ms": sa.text("clock_ms()"),\n',
         tests=(
             f"{HELD}::test_offsets_count_although_the_clock_was_set_back",
             f"{HELD}::test_of_two_transactions_the_offset_that_was_written_later_stays",

@@ -61,7 +61,7 @@ class Held(Counted):
         self.fails_behind = False
 
     async def commit_offsets(self, asked: Any) -> Any:
-        if not isinstance(asked, TransactionalOffsets):
+        if not isinstance(asked[0], TransactionalOffsets):
             return await self.inner.groups.commit_offsets(asked)
         self.calls["held"] += 1
         await self.gate.wait()

@@ -13,7 +13,7 @@ import pytest
 
 from agents.groups import offset_commits
 from agents.groups.events import TransactionalProducer
-from agents.groups.offset_commits import TRANSACTIONAL_CALLS_MAX, OffsetCommits, grouped
+from agents.groups.offset_commits import OffsetCommits, grouped
 from metadata.contract.errors import MetadataUnavailableError
 from metadata.contract.groups import (
     GroupLease,
@@ -82,28 +82,25 @@ class GatedGroups(Part):
 
 
 class GatedTransactions(Part):
-    """Each call waits until its group's gate is open. Then it fails with `failure`, if that is set."""
+    """As `GatedGroups`."""
 
     def __init__(self, inner: TransactionMetadata) -> None:
         super().__init__(inner)
-        self.shut: set[str] = set()
+        self.gate = asyncio.Event()
+        self.gate.set()
         self.failure: Exception | None = None
-        self.begun: list[TransactionalOffsets] = []
-        self.under_way_max = 0
-        self._under_way = 0
+        self.forgets_results = False
+        self.calls: list[Sequence[TransactionalOffsets]] = []
 
-    async def commit_offsets(self, request: TransactionalOffsets) -> TransactionalOffsetsResult:
-        self.begun.append(request)
-        self._under_way += 1
-        self.under_way_max = max(self.under_way_max, self._under_way)
-        try:
-            while request.group.group_id in self.shut:
-                await asyncio.sleep(0.001)
-        finally:
-            self._under_way -= 1
+    async def commit_offsets(self, requests: Sequence[TransactionalOffsets]) -> Sequence[TransactionalOffsetsResult]:
+        self.calls.append(requests)
+        await self.gate.wait()
         if self.failure is not None:
             raise self.failure
-        return await self.inner.commit_offsets(request)
+        if any("refused" in each.metadata for request in requests for each in request.offsets):
+            raise BadInputError("a value that the store does not take")
+        results = await self.inner.commit_offsets(requests)
+        return [] if self.forgets_results else results
 
 
 class Scene:
@@ -155,9 +152,9 @@ class Scene:
         return {place.partition: each.offset for place, each in offsets.items()}
 
 
-async def begun(groups: GatedGroups, calls: int) -> None:
+async def begun(part: GatedGroups | GatedTransactions, calls: int) -> None:
     async with asyncio.timeout(5):
-        while len(groups.calls) < calls:
+        while len(part.calls) < calls:
             await asyncio.sleep(0.001)
 
 
@@ -305,33 +302,68 @@ async def test_a_drained_one_takes_no_more(scene: Scene) -> None:
 # ---- in transactions
 
 
-async def test_offsets_are_held_one_request_of_a_group_at_a_time_and_in_order(scene: Scene) -> None:
-    a, b, producer = await scene.take("a"), await scene.take("b"), await scene.producer()
-    scene.transactions.shut.add("a")
-    of_a = [scene.hold(a, producer, scene.at(0, offset)) for offset in range(3)]
-    other = scene.hold(b, producer, scene.at(1, 9), scene.at(9, 9))
-    # then: those of another group are not kept waiting
-    outcome = await other
-    assert outcome == OffsetCommitResult(fenced=False, unknown=frozenset({OffsetPlace(scene.topic_id, 9)}))
-    assert [each.group for each in scene.transactions.begun] == [a, b]
-    scene.transactions.shut.clear()
-    await asyncio.gather(*of_a)
-    assert [each.offsets[0].offset for each in scene.transactions.begun if each.group == a] == [0, 1, 2]
-    assert (await scene.pending("a"), await scene.pending("b"), await scene.stored("a")) == ({0}, {1}, {})
-    assert scene.groups.calls == []
-
-
-async def test_few_groups_hold_offsets_at_once(scene: Scene) -> None:
-    leases = [await scene.take(str(number)) for number in range(3 * TRANSACTIONAL_CALLS_MAX)]
-    producer = await scene.producer()
-    scene.transactions.shut = {lease.group_id for lease in leases}
-    held = [scene.hold(lease, producer, scene.at(0, 1)) for lease in leases]
+async def test_offsets_that_come_during_a_call_are_held_by_the_next_one(scene: Scene) -> None:
+    a, b, producer, other = (
+        await scene.take("a"),
+        await scene.take("b"),
+        await scene.producer(),
+        await scene.producer("o"),
+    )
+    scene.transactions.gate.clear()
+    first = scene.hold(a, producer, scene.at(0, 1))
+    await begun(scene.transactions, 1)
+    later = [
+        scene.hold(a, producer, scene.at(0, 2)),
+        scene.hold(b, producer, scene.at(1, 9), scene.at(9, 9)),
+        scene.hold(a, other, scene.at(2, 3)),
+    ]
     await asyncio.sleep(0.02)
-    assert len(scene.transactions.begun) == TRANSACTIONAL_CALLS_MAX
-    scene.transactions.shut = set()
+    assert len(scene.transactions.calls) == 1, "one call is under way at a time"
+    scene.transactions.gate.set()
+    outcomes = await asyncio.gather(first, *later)
+    assert [outcome.unknown for outcome in outcomes if isinstance(outcome, OffsetCommitResult)] == [
+        frozenset(),
+        frozenset(),
+        frozenset({OffsetPlace(scene.topic_id, 9)}),
+        frozenset(),
+    ]
+    assert [[(each.group, each.transactional_id) for each in call] for call in scene.transactions.calls] == [
+        [(a, "t")],
+        [(a, "t"), (b, "t"), (a, "o")],
+    ]
+    assert (await scene.pending("a"), await scene.pending("b"), await scene.stored("a")) == ({0, 2}, {1}, {})
+    assert (scene.groups.calls, scene.commits_counted("committed")) == ([], 4)
+
+
+async def test_a_call_holds_no_more_offsets_than_it_may(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offset_commits, "OFFSETS_PER_CALL_MAX", 3)
+    lease, producer = await scene.take("a"), await scene.producer()
+    scene.transactions.gate.clear()
+    sizes = (1, 2, 1, 1, 4)
+    held = [scene.hold(lease, producer, *(scene.at(partition, 1) for partition in range(size))) for size in sizes]
+    await begun(scene.transactions, 1)
+    scene.transactions.gate.set()
     await asyncio.gather(*held)
-    assert scene.transactions.under_way_max == TRANSACTIONAL_CALLS_MAX
-    assert scene.commits_counted("committed") == len(leases)
+    called = [[len(each.offsets) for each in call] for call in scene.transactions.calls]
+    assert called == [[1, 2], [1, 1], [4]], "a request is never divided"
+
+
+async def test_one_that_cannot_be_held_does_not_fail_the_others(scene: Scene) -> None:
+    lease, producer = await scene.take("a"), await scene.producer()
+    held = [scene.hold(lease, producer, scene.at(0, 1, "refused")), scene.hold(lease, producer, scene.at(1, 1))]
+    bad, good = await asyncio.gather(*held)
+    assert bad is ErrorCode.INVALID_REQUEST
+    assert isinstance(good, OffsetCommitResult)
+    assert await scene.pending("a") == {1}
+
+
+async def test_a_bug_that_spoils_one_call_does_not_hang_the_offsets_after_it(scene: Scene) -> None:
+    lease, producer = await scene.take("a"), await scene.producer()
+    scene.transactions.forgets_results = True
+    async with asyncio.timeout(10):
+        assert await scene.hold(lease, producer, scene.at(0, 1)) is ErrorCode.COORDINATOR_NOT_AVAILABLE
+        scene.transactions.forgets_results = False
+        assert isinstance(await scene.hold(lease, producer, scene.at(1, 2)), OffsetCommitResult)
 
 
 async def test_what_the_store_says_of_the_producer_is_the_outcome(scene: Scene) -> None:
@@ -377,7 +409,7 @@ async def test_a_call_that_fails_ends_alone_and_its_group_stays(
 
 async def test_a_group_is_settled_when_its_offsets_are_held(scene: Scene) -> None:
     a, b, producer = await scene.take("a"), await scene.take("b"), await scene.producer()
-    scene.transactions.shut.add("a")
+    scene.transactions.gate.clear()
     for partition in range(2):  # one under way, one behind it
         scene.hold(a, producer, scene.at(partition, 1))
     await asyncio.sleep(0)
@@ -386,14 +418,14 @@ async def test_a_group_is_settled_when_its_offsets_are_held(scene: Scene) -> Non
     waiting = asyncio.create_task(scene.commits.settled(a.group_id))
     await asyncio.sleep(0.02)
     assert not waiting.done()
-    scene.transactions.shut.clear()
+    scene.transactions.gate.set()
     await waiting
     assert await scene.pending("a") == {0, 1}
 
 
 async def test_a_caller_who_goes_away_leaves_his_offsets_to_be_held_and_a_drain_waits_for_them(scene: Scene) -> None:
     lease, producer = await scene.take("a"), await scene.producer()
-    scene.transactions.shut.add("a")
+    scene.transactions.gate.clear()
     gone = [scene.hold(lease, producer, scene.at(partition, 5)) for partition in range(2)]
     await asyncio.sleep(0.01)
     for each in gone:
@@ -401,7 +433,7 @@ async def test_a_caller_who_goes_away_leaves_his_offsets_to_be_held_and_a_drain_
     draining = asyncio.create_task(scene.commits.drain())
     await asyncio.sleep(0.02)
     assert not draining.done()
-    scene.transactions.shut.clear()
+    scene.transactions.gate.set()
     await draining
     assert await scene.pending("a") == {0, 1}
     assert await scene.commits.add(lease, [scene.at(3, 1)], producer) is ErrorCode.NOT_COORDINATOR
@@ -409,7 +441,7 @@ async def test_a_caller_who_goes_away_leaves_his_offsets_to_be_held_and_a_drain_
 
 async def test_a_closed_one_leaves_nobody_waiting(scene: Scene) -> None:
     lease, producer = await scene.take("a"), await scene.producer()
-    scene.transactions.shut.add("a")
+    scene.transactions.gate.clear()
     held = [scene.hold(lease, producer, scene.at(partition, 5)) for partition in range(2)]
     await asyncio.sleep(0.01)
     async with asyncio.timeout(5):
@@ -420,10 +452,10 @@ async def test_a_closed_one_leaves_nobody_waiting(scene: Scene) -> None:
 async def test_above_the_bound_a_producer_is_told_to_come_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offset_commits, "BYTES_WAITING_MAX", 3 * offset_commits.OFFSET_BYTES)
     lease, producer = await scene.take("a"), await scene.producer()
-    scene.transactions.shut.add("a")
+    scene.transactions.gate.clear()
     waiting = [scene.hold(lease, producer, scene.at(partition, 1)) for partition in range(3)]
     await asyncio.sleep(0.01)
     assert await scene.commits.add(lease, [scene.at(3, 1)], producer) is ErrorCode.COORDINATOR_NOT_AVAILABLE
-    scene.transactions.shut.clear()
+    scene.transactions.gate.set()
     await asyncio.gather(*waiting)
     assert isinstance(await scene.commits.add(lease, [scene.at(3, 1)], producer), OffsetCommitResult)
