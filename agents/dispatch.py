@@ -59,6 +59,7 @@ from agents.handlers import (
     produce,
     scram_credentials,
     sync_group,
+    txn_offset_commit,
     unregister_broker,
     update_features,
     without_security,
@@ -124,6 +125,7 @@ HANDLERS: Final[Mapping[int, Handler]] = {
         init_producer_id, _to(_TRANSACTION, _WRITE), _to(_CLUSTER, Operation.IDEMPOTENT_WRITE), _to(_TOPIC, _WRITE)
     ),
     23: _of(offset_for_leader_epoch, _to(_TOPIC, _DESCRIBE), _to(_CLUSTER, Operation.CLUSTER_ACTION)),
+    28: _of(txn_offset_commit, _to(_TRANSACTION, _WRITE), _to(_GROUP, _READ), _to(_TOPIC, _READ)),
     29: _of(acls.describe, _to(_CLUSTER, _DESCRIBE)),
     30: _of(acls.create, _to(_CLUSTER, _ALTER)),
     31: _of(acls.delete, _to(_CLUSTER, _ALTER)),

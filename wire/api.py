@@ -92,6 +92,7 @@ from wire.messages.scram_credentials import (
     DescribeUserScramCredentialsResponse,
 )
 from wire.messages.sync_group import SyncGroupRequest, SyncGroupResponse
+from wire.messages.txn_offset_commit import TxnOffsetCommitRequest, TxnOffsetCommitResponse
 from wire.messages.unregister_broker import UnregisterBrokerRequest, UnregisterBrokerResponse
 from wire.messages.update_features import UpdateFeaturesRequest, UpdateFeaturesResponse
 from wire.schema import Message, Octets, message_table
@@ -146,6 +147,7 @@ APIS: Final[Mapping[int, Api]] = MappingProxyType(
             _api(DeleteRecordsRequest, DeleteRecordsResponse, (0, 2)),
             _api(InitProducerIdRequest, InitProducerIdResponse, (0, 5)),
             _api(OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse, (2, 4)),
+            _api(TxnOffsetCommitRequest, TxnOffsetCommitResponse, (0, 5)),
             _api(DescribeAclsRequest, DescribeAclsResponse, (1, 3)),
             _api(CreateAclsRequest, CreateAclsResponse, (1, 3)),
             _api(DeleteAclsRequest, DeleteAclsResponse, (1, 3)),
