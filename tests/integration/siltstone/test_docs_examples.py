@@ -26,7 +26,7 @@ from siltstone.demo.stack import running_stack
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = (
     *("README.md", "docs/look-inside.md", "docs/compacted-topics.md", "docs/reading-topics.md", "docs/tables.md"),
-    "docs/erasure.md",
+    *("docs/erasure.md", "docs/transactions.md"),
 )
 GUIDES = [ROOT / page for page in PAGES]
 BOOTSTRAP = "127.0.0.1:9092"
