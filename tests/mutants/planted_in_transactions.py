@@ -75,6 +75,23 @@ TRANSACTIONS = (
         tests=(f"{COORDINATOR}::test_an_agent_that_goes_serves_what_it_holds_until_it_is_drained_and_nothing_else",),
     ),
     Mutant(
+        name="an-operators-abort-that-is-late-ends-the-next-transaction",
+        file="agents/transactions/coordinator.py",
+        text="            txn_seq=seen.txn_seq,",
+        replacement="            txn_seq=None,",
+        tests=(f"{TIMEOUTS}::test_the_next_transaction_of_the_id_is_not_aborted_for_the_last",),
+    ),
+    Mutant(
+        name="an-end-carries-no-lease",
+        file="agents/transactions/coordinator.py",
+        text="                    lease=lease,\n                )\n                ended",
+        replacement="                    lease=None,\n                )\n                ended",
+        tests=(
+            f"{COORDINATOR}::test_an_end_in_doubt_at_the_old_owner_does_not_end_the_next_transaction",
+            f"{UNIT}/test_random_histories.py::test_what_clients_are_told_stands_in_the_log",
+        ),
+    ),
+    Mutant(
         name="every-agent-aborts-what-is-overdue-at-once",
         file="agents/transactions/timeouts.py",
         text="each.started_ms + each.timeout_ms + ABANDONED_MS <= now_ms",

@@ -141,7 +141,9 @@ async def test_the_next_transaction_of_the_id_is_not_aborted_for_the_last() -> N
         await producer.end()
         await producer.write(partition)
 
-        assert (await one.coordinator.abort(seen, overdue_ms=0)).error == int(ErrorCode.INVALID_TXN_STATE)
+        for overdue_ms in (0, None):  # a sweep's, an operator's
+            late = await one.coordinator.abort(seen, overdue_ms=overdue_ms)
+            assert late.error == int(ErrorCode.INVALID_TXN_STATE)
         assert (await producer.end()).error == 0
 
 
