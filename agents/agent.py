@@ -36,6 +36,7 @@ from agents.server import Server, bind
 from agents.tail.follower import Follower, FollowerCallbacks
 from agents.tail.fresh_watermarks import FreshWatermarks
 from agents.tail.log_index import LogIndex
+from agents.tail.own_files import own_markers
 from agents.tail.waiters import ParkedReaders
 from agents.topics.present import PresentTopics
 from agents.topics.topic_cache import TopicCache
@@ -374,15 +375,15 @@ class Agent:
         )
 
     def _new_groups(self, membership: Membership) -> GroupCoordinator:
-        settings = self._settings
         return GroupCoordinator(
             options=GroupOptions(
-                session_timeout_ms_min=settings.group_min_session_timeout_ms,
-                session_timeout_ms_max=settings.group_max_session_timeout_ms,
-                initial_rebalance_delay_ms=settings.group_initial_rebalance_delay_ms,
-                max_size=settings.group_max_size,
+                session_timeout_ms_min=self._settings.group_min_session_timeout_ms,
+                session_timeout_ms_max=self._settings.group_max_session_timeout_ms,
+                initial_rebalance_delay_ms=self._settings.group_initial_rebalance_delay_ms,
+                max_size=self._settings.group_max_size,
             ),
             metadata=self._metadata.groups,
+            transactions=self._metadata.transactions,
             membership=membership,
             runtime=self._runtime,
         )
@@ -458,11 +459,12 @@ class Agent:
     def _committed(self, file: FileOnItsWay, committed: Committed) -> None:
         """Cache the bytes first, then extend the index: a reader that wakes up finds the bytes in memory."""
         self._reads.hot_cache.put_file(file.key, file.sealed.file.parts, file.sealed_ms)
-        self._follower.saw_own(file.lease, file.seq, file.key, len(file.sealed.file.parts), committed)
+        self._follower.saw_own(file.as_committed(committed))
         self._hints.soon()
 
     def _ended(self, request: EndTransactions, ended: TransactionsEnded) -> None:
-        """Transactions ended in a file of markers."""
+        """Before the clients of the transactions are answered: one that reads what it committed finds it here."""
+        self._follower.saw_own(own_markers(request, ended))
         self._hints.soon()
 
     def _has_others(self) -> bool:

@@ -34,7 +34,8 @@ class CleanBounds:
     high_watermark: int
     last_stable_offset: int
     aborted: Sequence[tuple[int, int, int]] = ()
-    """(producer id, first offset, offset of the abort marker) of aborted transactions, by first offset."""
+    """(producer id, first offset, offset of the abort marker) of the listed aborted transactions, by first offset. A
+    marker may lie above all other bounds."""
 
     def __post_init__(self) -> None:
         """Raises BadInputError for a time that does not fit a batch: a horizon that wrapped would lie in the past."""
@@ -73,3 +74,5 @@ class CleanedStats:
     batches_verbatim: int
     batches_rebuilt: int
     batches_removed: int
+    aborted_left: frozenset[int] = frozenset()
+    """The offsets of the markers of listed aborted transactions of which a batch with records is left."""

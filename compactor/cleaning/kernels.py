@@ -29,7 +29,7 @@ DATA = 0
 ABORTED = 1
 """A data batch of an aborted transaction."""
 OUTLIVED = 2
-"""A control batch of a transaction with no data left in the inputs."""
+"""A control batch of a transaction with no data left in the inputs, which is not listed as aborted."""
 KEPT = 3
 """Wholly at or above the first uncleanable offset, or another control batch."""
 

@@ -64,7 +64,7 @@ class Batch:
     is_aborted: bool
     """Its transaction was aborted."""
     outlived: bool
-    """The batch is a marker, and the inputs hold no data of its transaction."""
+    """The batch is a marker, the inputs hold no data of its transaction, and it ends no listed transaction."""
     entries: list[Entry]
 
     @property
@@ -107,7 +107,7 @@ def is_tombstone(entry: Entry, batch: Batch) -> bool:
 
 
 def is_spent_marker(entry: Entry, batch: Batch) -> bool:
-    """A COMMIT or ABORT marker whose transaction has no data batch left."""
+    """A COMMIT or ABORT marker whose transaction has no data batch left and is not listed as aborted."""
     key = entry.record.key
     return (
         batch.outlived
@@ -153,7 +153,18 @@ def compact(
         cleaned, stats = _clean(batch, bounds, superseded, scanned.first_clear_offset, decompressed_bytes_max, stats)
         if cleaned is not None:
             out.append(cleaned)
-    return out, scanned, stats
+    return out, scanned, replace(stats, aborted_left=_aborted_left(out, bounds))
+
+
+def _aborted_left(batches: Sequence[bytes], bounds: CleanBounds) -> frozenset[int]:
+    aborted = AbortedBatches(bounds.aborted)
+    data = [
+        header
+        for header in map(read_header, batches)
+        if header.is_transactional and not header.is_control and header.records_count
+    ]
+    markers = {aborted.marker_of(each.producer_id, each.base_offset) for each in data}
+    return frozenset(each for each in markers if each is not None)
 
 
 # Opening
@@ -165,7 +176,9 @@ def _opened(batches: Sequence[bytes], bounds: CleanBounds, decompressed_bytes_ma
         header = read_header(whole)
         is_aborted = outlived = False
         if header.is_transactional and header.is_control:
+            # Both are asked in any case, because the first one counts markers.
             outlived = transactions.marker(header.producer_id)
+            outlived = outlived and not aborted.ends_at(header.producer_id, header.base_offset)
         elif header.is_transactional:
             transactions.data(header.producer_id)
             is_aborted = aborted.holds(header.producer_id, header.base_offset)

@@ -99,6 +99,7 @@ class _Counted:
     batches_verbatim: int = 0
     batches_rebuilt: int = 0
     batches_removed: int = 0
+    aborted_left: frozenset[int] = frozenset()
 
 
 class PartitionCleaner:
@@ -376,6 +377,7 @@ class PartitionCleaner:
         counted.batches_verbatim += int((actions == VERBATIM).sum())
         counted.batches_rebuilt += int((actions >= EMPTIED).sum())
         counted.batches_removed += int((actions == REMOVED).sum())
+        self._note_aborted(out_table)
         return CleanedWindow(out, out_table, verdicts.tombstones)
 
     def _dead_rows(
@@ -396,8 +398,19 @@ class PartitionCleaner:
         counted.bytes_in += end - start
         counted.bytes_out += end - start
         counted.batches_verbatim += len(part.positions)
+        self._note_aborted(part)
         table = part._replace(positions=part.positions - start)
         return CleanedWindow(memoryview(data)[start:end], table, len(part.positions))
+
+    def _note_aborted(self, left: BatchTable) -> None:
+        """Notes of which aborted transactions these batches, which stay, hold records."""
+        if not self._aborted:
+            return
+        is_data = (left.attributes & (TRANSACTIONAL_BIT | CONTROL_BIT)) == TRANSACTIONAL_BIT
+        rows = (is_data & (left.record_counts > 0)).nonzero()[0]
+        places = zip(left.producer_ids[rows].tolist(), left.base_offsets[rows].tolist(), strict=True)
+        markers = {self._aborted.marker_of(producer_id, base_offset) for producer_id, base_offset in places}
+        self._counted.aborted_left |= {each for each in markers if each is not None}
 
     # Both
 
@@ -429,7 +442,11 @@ class PartitionCleaner:
                         transactions.data(producer_id)
                     if self._aborted.holds(producer_id, int(part.base_offsets[index])):
                         modes[index] = ABORTED
-                elif transactions is not None and transactions.marker(producer_id):
+                elif (
+                    transactions is not None
+                    and transactions.marker(producer_id)
+                    and not self._aborted.ends_at(producer_id, int(part.base_offsets[index]))
+                ):
                     modes[index] = OUTLIVED
         # Last of all, because it overrules the others: nothing above this bound is touched, aborted or not.
         modes[part.base_offsets >= self._bounds.first_uncleanable_offset] = KEPT

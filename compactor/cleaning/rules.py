@@ -42,11 +42,18 @@ def stays_when_emptied(last_offset: int, bounds: CleanBounds) -> bool:
 
 
 class AbortedBatches:
-    """Tells whether a transactional data batch belongs to an aborted transaction."""
+    """The listed aborted transactions: which data batches belong to one, and which markers end one.
+
+    Every ABORT marker of a client's answer takes one transaction of its producer off the list in that answer. A listed
+    transaction without its marker therefore makes clients drop the good records of the producer's next transactions.
+    So a marker stays as it is while its transaction is listed. It is not stamped either: its horizon counts from the
+    pass that no longer finds it listed, so that readers with an older list have half the grace before it goes.
+    """
 
     def __init__(self, aborted: Sequence[tuple[int, int, int]]) -> None:
         """`aborted`: (producer id, first offset, offset of the marker) of each transaction."""
         self._transactions: dict[int, tuple[list[int], list[int]]] = {}
+        self._ends = {(producer_id, marker_offset) for producer_id, _, marker_offset in aborted}
         for producer_id, first_offset, marker_offset in sorted(aborted, key=lambda one: one[1]):
             firsts, markers = self._transactions.setdefault(producer_id, ([], []))
             firsts.append(first_offset)
@@ -55,15 +62,23 @@ class AbortedBatches:
     def __bool__(self) -> bool:
         return bool(self._transactions)
 
-    def holds(self, producer_id: int, base_offset: int) -> bool:
+    def marker_of(self, producer_id: int, base_offset: int) -> int | None:
+        """The offset of the marker of the transaction that holds this data batch; None = none that is listed."""
         transactions = self._transactions.get(producer_id)
         if transactions is None:
-            return False
+            return None
         firsts, markers = transactions
         # Transactions of one producer never overlap, so only the last one that began at or before this offset can hold
         # it.
         index = bisect_right(firsts, base_offset) - 1
-        return index >= 0 and base_offset < markers[index]
+        return markers[index] if index >= 0 and base_offset < markers[index] else None
+
+    def holds(self, producer_id: int, base_offset: int) -> bool:
+        return self.marker_of(producer_id, base_offset) is not None
+
+    def ends_at(self, producer_id: int, marker_offset: int) -> bool:
+        """Whether this marker ends a listed transaction. Only ABORT markers do: no list names a COMMIT marker."""
+        return (producer_id, marker_offset) in self._ends
 
 
 class OpenTransactions:
@@ -81,7 +96,8 @@ class OpenTransactions:
         self._producer_ids.add(producer_id)
 
     def marker(self, producer_id: int) -> bool:
-        """Whether the inputs hold no data batch of the transaction that this marker ends."""
+        """Whether the inputs hold no data batch of the transaction that this marker ends. Ask `AbortedBatches.ends_at`
+        as well."""
         if producer_id in self._producer_ids:
             self._producer_ids.remove(producer_id)
             return False

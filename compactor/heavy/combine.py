@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from compactor.cleaning.unreadable import PARTITIONS_TOLD_MAX
 from compactor.heavy.manifest import ManifestMismatchError, UnitResult, check_result
 from compactor.heavy.units import HeavyPlan, UnitKind
+from compactor.merging.kway_merge import holds_live
 from compactor.merging.ranges import joined_ranges
 from metadata.contract.jobs import CleanedPartition, CommitMerge, OutputFile
 from metadata.rules.jobs import UNREADABLE
@@ -28,18 +30,13 @@ def combine(plan: HeavyPlan, results: Mapping[int, UnitResult], *, epoch: int) -
     if missing:
         raise ManifestMismatchError(f"unit {missing[0]} of job {plan.job_id} has no result ({len(missing)} in all)")
     outputs: list[OutputFile] = []
-    cleaned: dict[int, CleanedPartition] = {}
+    cleaned: list[CleanedPartition] = []
     ranges: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
     for unit in plan.units:
         result = results[unit.number]
         check_result(plan, unit, result)
         outputs += result.outputs
-        for each in result.cleaned:
-            # Every slice reports the whole partition, so all of them must say the same.
-            if cleaned.setdefault(each.partition_id, each) != each:
-                raise ManifestMismatchError(
-                    f"two slices of partition {each.partition_id} disagree about how far it is cleaned"
-                )
+        cleaned += result.cleaned
         for partition_id, covered in result.covered.items():
             ranges[partition_id] += covered
     if len({each.key for each in outputs}) != len(outputs):
@@ -50,10 +47,34 @@ def combine(plan: HeavyPlan, results: Mapping[int, UnitResult], *, epoch: int) -
         outputs=tuple(outputs),
         # Units of one partition finish in any order; the commit compares ranges that are joined.
         covered={id_: tuple(joined_ranges(sorted(found))) for id_, found in sorted(ranges.items())},
-        cleaned=tuple(each for _, each in sorted(cleaned.items())),
+        cleaned=join_cleaned(plan, cleaned),
         summary=_summary(plan, results),
         commit_by_ms=plan.commit_by_ms,
     )
+
+
+def join_cleaned(plan: HeavyPlan, reported: Iterable[CleanedPartition]) -> Sequence[CleanedPartition]:
+    """One entry per deduped partition, from those of all its slices. Raises ManifestMismatchError."""
+    cleaned: dict[int, CleanedPartition] = {}
+    for each in reported:
+        known = cleaned.setdefault(each.partition_id, each)
+        # Every slice reports the whole partition, so all of them must say the same.
+        if replace(known, aborted_gone=each.aborted_gone) != each:
+            raise ManifestMismatchError(
+                f"two slices of partition {each.partition_id} disagree about how far it is cleaned"
+            )
+        # A transaction may lie in several slices, and it is gone when none of them leaves anything of it.
+        gone = set(known.aborted_gone) & set(each.aborted_gone)
+        cleaned[each.partition_id] = replace(known, aborted_gone=tuple(gone))
+    return tuple(_without_parts(plan, each) for _, each in sorted(cleaned.items()))
+
+
+def _without_parts(plan: HeavyPlan, cleaned: CleanedPartition) -> CleanedPartition:
+    """Leaves out aborted transactions of which the inputs of the plan hold only a part: a slice cannot know that."""
+    inputs, gone = plan.inputs_of(cleaned.partition_id), set(cleaned.aborted_gone)
+    listed = plan.spec.partitions[cleaned.partition_id].aborted
+    whole = tuple(marker for _, first, marker in listed if marker in gone and holds_live(inputs, first, marker))
+    return replace(cleaned, aborted_gone=whole)
 
 
 def _summary(plan: HeavyPlan, results: Mapping[int, UnitResult]) -> Mapping[str, Any]:

@@ -21,7 +21,7 @@ from metadata.rules.jobs import UNREADABLE
 from runtime.errors import SiltstoneError
 from storage.keys import BadKeyError, parse_file_key
 
-MANIFEST_VERSION = 2
+MANIFEST_VERSION = 3
 MANIFEST_BYTES_MAX = 256 << 20
 SECONDS_MAX = 1e9
 
@@ -40,7 +40,8 @@ class UnitResult:
     """Per partition the (base, last) ranges that the unit read and wrote; {} for KEYS."""
     outputs: Sequence[OutputFile]
     cleaned: Sequence[CleanedPartition]
-    """The deduped partitions. All slices of a partition have the same entry, which describes the whole partition."""
+    """The deduped partitions. The entries of all slices of a partition describe the whole partition and are the same,
+    except for `aborted_gone`: a slice names there the transactions of which it leaves nothing."""
     summary: Mapping[str, Any]
     """Numbers, by the names of `CommitMerge.summary`."""
     seconds: float
@@ -59,7 +60,10 @@ class UnitResult:
             "kind": self.kind.value,
             "covered": {str(id_): [list(one) for one in ranges] for id_, ranges in self.covered.items()},
             "outputs": [_file_json(each) for each in self.outputs],
-            "cleaned": [[each.partition_id, each.cleaned_through_offset, each.passes_needed] for each in self.cleaned],
+            "cleaned": [
+                [each.partition_id, each.cleaned_through_offset, each.passes_needed, list(each.aborted_gone)]
+                for each in self.cleaned
+            ],
             "summary": dict(self.summary),
             "seconds": self.seconds,
             "details": dict(self.details),
@@ -90,8 +94,9 @@ def decode_result(stored: bytes) -> UnitResult:
                     partition_id=_int(id_),
                     cleaned_through_offset=None if through is None else _int(through),
                     passes_needed=_int(passes),
+                    aborted_gone=tuple(_int(each) for each in gone),
                 )
-                for id_, through, passes in fields["cleaned"]
+                for id_, through, passes, gone in fields["cleaned"]
             ),
             summary=_summary(fields["summary"]),
             seconds=_seconds(fields["seconds"]),
@@ -129,6 +134,10 @@ def check_result(plan: HeavyPlan, unit: Unit, result: UnitResult) -> None:
     deduped = {each.partition.partition_id for each in plan.inputs.partitions if each.dedupe} & covered.keys()
     if sorted(each.partition_id for each in result.cleaned) != sorted(deduped):
         raise refuse("it reports other partitions as deduped than the plan does")
+    for each in result.cleaned:
+        listed = {marker for _, _, marker in plan.spec.partitions[each.partition_id].aborted}
+        if not listed.issuperset(each.aborted_gone):
+            raise refuse(f"it reports aborted transactions of partition {each.partition_id} that its plan does not")
     # Copied partitions only: a dedupe drops records, and may drop all of them.
     records_in = sum(each.record_count for each in plan.extents_of(unit) if each.partition_id not in deduped)
     if records_in != sum(each.record_count for each in written if each.partition_id not in deduped):

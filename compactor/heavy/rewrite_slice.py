@@ -164,7 +164,12 @@ class SliceRewrite(PartitionDedupe):
             partition_id=keys.partition_id,
             cleaned_through_offset=self._cleaned_through(scanned),
             passes_needed=passes_needed(scanned, self._keys_max),
+            aborted_gone=self._aborted_gone(cleaner.stats),
         )
+
+    def _holds_live(self, first: int, marker: int) -> bool:
+        # The slice knows only its own inputs. `compactor/heavy/combine.py` looks at those of the plan.
+        return True
 
     def _bounds(self) -> CleanBounds:
         return replace(super()._bounds(), whole_through_offset=self._slice.keys.judged_through_offset)

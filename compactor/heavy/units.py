@@ -29,7 +29,7 @@ from typing import Any, cast
 
 import zstandard
 
-from compactor.merging.kway_merge import MergeInputs, order_inputs
+from compactor.merging.kway_merge import MergeInputs, PartitionInputs, order_inputs
 from compactor.merging.kway_merge import whole_through as whole_through_inputs
 from compactor.planning.options import MergeMemory
 from compactor.planning.spec import MergeSpec, SpecError
@@ -39,7 +39,8 @@ from metadata.contract.leveled import LeveledExtent
 from runtime.errors import BadInputError
 from storage.format.file_format import FORMAT_VERSION
 
-PLAN_VERSION = 2
+PLAN_VERSION = 3
+"""2: tasks that read it drop markers of listed aborted transactions."""
 PLAN_BYTES_MAX = 1 << 30
 """Size of the JSON, enough for 5 M extents. No more is decompressed, whatever size an object claims."""
 FINGERPRINT_HEX = 32
@@ -136,9 +137,13 @@ class HeavyPlan:
         """Ids of the partitions that are cut into slices, ascending."""
         return sorted({unit.partition_id for unit in self.units if unit.partition_id is not None})
 
+    def inputs_of(self, partition_id: int) -> PartitionInputs:
+        """The inputs of all units in one partition."""
+        return next(each for each in self.inputs.partitions if each.partition.partition_id == partition_id)
+
     def whole_through(self, partition_id: int) -> int:
         """The exclusive end up to which the inputs of the *plan* hold every live extent of a deduped partition."""
-        inputs = next(each for each in self.inputs.partitions if each.partition.partition_id == partition_id)
+        inputs = self.inputs_of(partition_id)
         return min(self.spec.partitions[partition_id].whole_through_offset, whole_through_inputs(inputs))
 
     def claimed(self, unit: Unit | None = None) -> ClaimedJob:

@@ -7,7 +7,8 @@ is wanted. So a pass makes at most one request per file, one more per dead stret
 
 `Cursors` sends the requests in the order in which their bytes are needed. It requests a window when its first byte is
 needed, or a few requests earlier while the budget lasts, and keeps it until its last byte is taken. Each window is read
-once. Nothing is written.
+once. Extents of a file that no object holds (`InputFile.inline`) need no request: their bytes came with the job.
+Nothing is written.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def plan_reads(extents: Sequence[InputExtent], files: Mapping[int, InputFile], *
     wanted: defaultdict[int, list[tuple[int, int, int]]] = defaultdict(list)
     spans: dict[int, tuple[int, int]] = {}
     for number, extent in enumerate(extents):
-        if extent.length:
+        if extent.length and not files[extent.file_id].inline:
             wanted[extent.file_id].append((extent.position, extent.position + extent.length, number))
             spans[extent.file_id] = (spans.get(extent.file_id, (number, number))[0], number)
     # Only L1 and up share the budget; L0 files are held whole, and their jobs are small by plan.
@@ -196,6 +197,10 @@ class Cursors:
         Raises MergeInputError when the object is gone or too short, and the errors of the store.
         """
         self._asked = (extent.partition_id, extent.base_offset)
+        inline = self._inline(extent)
+        if inline is not None:
+            yield inline
+            return
         left = self._reads_of(extent)
         end = extent.position + extent.length
         try:
@@ -213,6 +218,10 @@ class Cursors:
                 self._release(number)
 
     def at_hand(self, extent: InputExtent) -> memoryview | None:
+        inline = self._inline(extent)
+        if inline is not None:
+            self._asked = (extent.partition_id, extent.base_offset)
+            return inline
         numbers = self._reads_of(extent)
         # Two windows would have to be joined, which is the work of `chunks`.
         if len(numbers) != 1:
@@ -252,9 +261,14 @@ class Cursors:
             self._numbers.setdefault(read.file_id, []).append(number)
             self._starts.setdefault(read.file_id, []).append(read.start)
 
+    def _inline(self, extent: InputExtent) -> memoryview | None:
+        """The bytes of an extent that no object holds."""
+        inline = self._files[extent.file_id].inline
+        return memoryview(inline)[extent.position : extent.position + extent.length] if inline else None
+
     def _reads_of(self, extent: InputExtent) -> list[int]:
         """The reads that hold the extent, in order."""
-        if not extent.length:
+        if not extent.length or self._files[extent.file_id].inline:
             return []
         numbers, starts = self._numbers[extent.file_id], self._starts[extent.file_id]
         first = bisect_right(starts, extent.position) - 1

@@ -181,8 +181,9 @@ async def check_formats(store: ObjectStore, inputs: MergeInputs, flagged: Collec
     extents = [each for partition in inputs.partitions for each in partition.extents if each.place in flagged]
     # The first flagged extent of each file stands for the file: one look at its trailer is enough.
     for extent in {each.file_id: each for each in reversed(extents)}.values():
-        size = inputs.files[extent.file_id].size_bytes
-        if size < TRAILER_BYTES:
+        file = inputs.files[extent.file_id]
+        size = file.size_bytes
+        if size < TRAILER_BYTES or file.inline:
             continue
         trailer = await store.get_range(extent.key, size - TRAILER_BYTES, TRAILER_BYTES)
         try:
@@ -356,4 +357,5 @@ class _Run:
 
 def _planning_bytes(claimed: ClaimedJob) -> int:
     """The size of the inputs' metadata, which is read before the merge begins."""
-    return sum(len(file.index) for file in claimed.l0_files) + 100 * len(claimed.extents)
+    l0_bytes = sum(len(file.index) + len(file.inline) for file in claimed.l0_files)
+    return l0_bytes + 100 * len(claimed.extents)

@@ -1,8 +1,9 @@
 """The inputs of a merge job in merge order: by partition id, then by offset. Pure.
 
 Every input file is sorted in the same order (L0 files by partition, one stretch after another), so the merge reads each
-file front to back: this makes it a k-way merge. Inputs that died after the job was planned are left out: extents of
-deleted partitions and, in L0 files, rows wholly below the log start. (The claim does not list extents that died.)
+file front to back: this makes it a k-way merge. (L0 files that no object holds are in memory, in any order.) Inputs
+that died after the job was planned are left out: extents of deleted partitions and, in L0 files, rows wholly below the
+log start. (The claim does not list extents that died.)
 """
 
 from __future__ import annotations
@@ -80,6 +81,9 @@ class InputFile:
     key: str
     size_bytes: int
     is_l0: bool
+    inline: bytes = b""
+    """Its bytes, if no object holds them: markers of transactions. Several extents may lie at the same bytes, and
+    positions rise in no order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +119,9 @@ def order_inputs(claimed: ClaimedJob, spec: MergeSpec) -> MergeInputs:
     grouped: defaultdict[int, list[InputExtent]] = defaultdict(list)
     files: dict[int, InputFile] = {}
     for file in claimed.l0_files:
-        files[file.file_id] = InputFile(file_id=file.file_id, key=file.key, size_bytes=file.size_bytes, is_l0=True)
+        files[file.file_id] = InputFile(
+            file_id=file.file_id, key=file.key, size_bytes=file.size_bytes, is_l0=True, inline=file.inline
+        )
         for extent in _live_rows(file, claimed.partitions):
             grouped[extent.partition_id].append(extent)
     for leveled in claimed.extents:
@@ -158,17 +164,28 @@ def whole_through(inputs: PartitionInputs) -> int:
     return reached
 
 
+def holds_live(inputs: PartitionInputs, first: int, last: int) -> bool:
+    """Whether the inputs hold every offset from `first` to `last` (inclusive) that is not below the log start."""
+    reached = max(first, inputs.partition.log_start_offset)
+    for extent in inputs.extents:
+        if extent.base_offset > reached:
+            break
+        reached = max(reached, extent.last_offset + 1)
+    return reached > last
+
+
 def _live_rows(file: L0Input, partitions: Mapping[int, InputPartition]) -> list[InputExtent]:
     rows: list[InputExtent] = []
+    size_bytes = len(file.inline) or file.size_bytes
     try:
         for row in iter_index(file.index):
             partition = partitions.get(row.partition_id)
             if partition is None or row.last_offset < partition.log_start_offset:
                 continue
-            if row.length < 1 or row.position < 0 or row.position + row.length > file.size_bytes:
+            if row.length < 1 or row.position < 0 or row.position + row.length > size_bytes:
                 raise MergeInputError(
                     f"the index of {file.key!r} lists {row.length} bytes at {row.position} for partition"
-                    f" {row.partition_id}, offset {row.base_offset}, but the file has {file.size_bytes} bytes",
+                    f" {row.partition_id}, offset {row.base_offset}, but the file has {size_bytes} bytes",
                     file_ids=[file.file_id],
                 )
             rows.append(
@@ -185,7 +202,7 @@ def _live_rows(file: L0Input, partitions: Mapping[int, InputPartition]) -> list[
                     row.min_timestamp_ms,
                     row.max_timestamp_ms,
                     0,
-                    True,
+                    not file.inline,  # markers are no tombstones
                     None,
                     committed_ms=file.created_ms,
                 )

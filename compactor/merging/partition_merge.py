@@ -12,7 +12,7 @@ and skips it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -23,7 +23,7 @@ from compactor.cleaning.partition_cleaner import CleanedWindow, PartitionCleaner
 from compactor.cleaning.unreadable import PARTITIONS_TOLD_MAX, REASON_CHARS_MAX, UnreadableBatches
 from compactor.merging.cursors import ByteSource, Cursors, KeptBytes
 from compactor.merging.extent_facts import with_known_sizes
-from compactor.merging.kway_merge import InputExtent, InputFile, PartitionInputs, whole_through
+from compactor.merging.kway_merge import InputExtent, InputFile, PartitionInputs, holds_live, whole_through
 from compactor.merging.outputs import PartitionOutput
 from compactor.merging.windows import (
     BatchWindow,
@@ -190,6 +190,7 @@ class PartitionDedupe:
             partition_id=self._spec.partition_id,
             cleaned_through_offset=self._cleaned_through(scanned),
             passes_needed=passes_needed(scanned, self._keys_max),
+            aborted_gone=self._aborted_gone(cleaner.stats),
         )
 
     async def _kept_bytes(self, source: ByteSource) -> KeptBytes:
@@ -335,6 +336,25 @@ class PartitionDedupe:
             return None
         through = min(reached, self._spec.first_uncleanable_offset)
         return through if scanned.first_clear_offset is None else min(through, scanned.first_clear_offset)
+
+    def _aborted_gone(self, stats: CleanedStats) -> Sequence[int]:
+        """The markers of the listed transactions of which nothing is left.
+
+        The inputs hold all of such a transaction that readers can still ask for, and the cleaner left none of its
+        records. A flagged extent, which nobody reads, may hold some.
+        """
+        extents = self._inputs.extents
+        flagged = [(each.base_offset, each.last_offset) for each in extents if each.place in self._context.flags]
+        return tuple(
+            marker
+            for _, first, marker in self._spec.aborted
+            if marker not in stats.aborted_left
+            and not any(base <= marker and last >= first for base, last in flagged)
+            and self._holds_live(first, marker)
+        )
+
+    def _holds_live(self, first: int, marker: int) -> bool:
+        return holds_live(self._inputs, first, marker)
 
     def _add_unreadable(self, unreadable: UnreadableBatches) -> None:
         if unreadable.count:

@@ -126,4 +126,18 @@ def _partition_spec(
             TIMESTAMP_MS_MAX,
         ),
         passes=passes,
+        aborted=_aborted(partition, inputs),
+    )
+
+
+def _aborted(partition: PartitionView, inputs: Collection[LeveledExtent]) -> Sequence[tuple[int, int, int]]:
+    """The listed aborted transactions that touch the inputs.
+
+    Also those whose marker lies above the last stable offset: their records below it must hide nothing.
+    """
+    if not partition.aborted or not inputs:
+        return ()
+    lowest, highest = min(each.base_offset for each in inputs), max(each.last_offset for each in inputs)
+    return tuple(
+        sorted((one for one in partition.aborted if one[2] >= lowest and one[1] <= highest), key=lambda one: one[1])
     )

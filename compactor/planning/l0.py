@@ -1,8 +1,9 @@
 """L0 -> L1: L0 files are merged when they are enough or wait long enough, and a backlog is cut into jobs. Pure.
 
 Nothing is deduped here, so the order matters little. The oldest go first, because agents hold an index of every live
-L0 file. `job_ends` needs only the ages and sizes of the files, in order, because the simulator asks about millions of
-files.
+L0 file. Files that no object holds (markers of transactions) cost no request, so neither the least number of files nor
+a job's limit counts them. They wait no longer than others, and a limit of their own bounds them. `job_ends` needs only
+the ages and sizes of the files, in order, because the simulator asks about millions of files.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from compactor.planning.view import FileStatus
 def job_ends(
     created_ms: Sequence[int],
     bytes_before: Sequence[int],
+    objects_before: Sequence[int],
     *,
     now_ms: int,
     jobs: int,
@@ -32,6 +34,7 @@ def job_ends(
     Args:
         created_ms: creation time of each file, oldest first.
         bytes_before: sum of the sizes of the files before each one, and the sum of all at the end (one longer).
+        objects_before: the same of the number of files that an object holds.
         jobs: the most jobs to make.
         at_once: a user waits for compaction.
         wait_ms_max: the oldest waits no longer than this, if that is less than `l0_wait_ms_max`.
@@ -44,12 +47,14 @@ def job_ends(
         if waits_ms < 0:  # made before the store's clock went back: its age is unknown
             waits_ms = options.l0_wait_ms_max
         is_large = bytes_before[files] - bytes_before[start] >= options.l0_bytes_min
-        is_enough = files - start >= options.l0_files_min and (is_large or waits_ms >= options.l0_wait_ms)
+        objects = objects_before[files] - objects_before[start]
+        is_enough = objects >= options.l0_files_min and (is_large or waits_ms >= options.l0_wait_ms)
         if not (is_enough or waits_ms >= wait_ms_max or (at_once and waits_ms >= options.l0_now_ms)):
             break
         # A file above the limit of bytes still makes a job of its own.
         by_bytes = bisect_right(bytes_before, bytes_before[start] + options.l0_job_bytes_max) - 1
-        start = max(start + 1, min(by_bytes, start + options.l0_job_files_max, files))
+        by_objects = bisect_right(objects_before, objects_before[start] + options.l0_job_files_max) - 1
+        start = max(start + 1, min(by_bytes, by_objects, start + options.l0_job_rows_max, files))
         ends.append(start)
     return ends
 
@@ -69,6 +74,7 @@ def plan_l0(draft: PlanDraft) -> None:
     ends = job_ends(
         [each.created_ms for each in free],
         list(accumulate((each.size_bytes for each in free), initial=0)),
+        list(accumulate((not each.is_inline for each in free), initial=0)),
         now_ms=draft.now_ms,
         jobs=slots + 1,  # one more than may start, to know whether any has to wait
         options=draft.options,

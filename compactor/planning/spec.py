@@ -62,6 +62,9 @@ class PlanOptions:
     l0_wait_ms_max: int = 60_000
     """With fewer files, the oldest waits this long."""
     l0_job_files_max: int = 1_024
+    """Of files with an object, each of which costs a request."""
+    l0_job_rows_max: int = 16_384
+    """Of all files, those without an object included."""
     l0_job_bytes_max: int = 512 * MIB
     l0_now_ms: int = 0
     """When a user asked for compaction of any partition, all L0 files are leveled once the oldest waits this long."""
@@ -144,7 +147,8 @@ class PartitionSpec:
     passes: int = 1
     """Above 1 for a deep pass, which dedupes one range of key hashes at a time."""
     aborted: Sequence[tuple[int, int, int]] = ()
-    """(producer id, first offset, offset of the abort marker)."""
+    """(producer id, first offset, offset of the abort marker) of the listed transactions that touch the inputs, by
+    first offset."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

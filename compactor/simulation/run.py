@@ -155,7 +155,14 @@ class Simulation:
         cluster = self.cluster
         jobs = self.options.l0_jobs_max - self._live()[MergeKind.LEVEL]
         created_ms, bytes_before = cluster.l0_waiting()
-        ends = job_ends(created_ms, bytes_before, now_ms=int(cluster.now_ms), jobs=jobs, options=self.options)
+        ends = job_ends(
+            created_ms,
+            bytes_before,
+            range(len(bytes_before)),
+            now_ms=int(cluster.now_ms),
+            jobs=jobs,
+            options=self.options,
+        )
         first = cluster.l0_taken
         for end in ends:
             start, cluster.l0_taken = cluster.l0_taken, first + end

@@ -80,8 +80,9 @@ class PartitionView:
     last_pass_took_ms: int | None = None
     """How long its last forced pass took, from the claim to the commit; None = not known."""
     aborted: Sequence[tuple[int, int, int]] = ()
-    """(producer id, first offset, offset of the marker) of each aborted transaction whose marker lies below the last
-    stable offset, by first offset."""
+    """(producer id, first offset, offset of the marker) of each aborted transaction whose first offset lies below the
+    last stable offset, by first offset. The marker may lie above it, while an older transaction is open: the records
+    below it are aborted all the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

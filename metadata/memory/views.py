@@ -118,12 +118,12 @@ def partition_views_of(db: MemoryDatabase, topic: Topic) -> list[PartitionView]:
 
 
 def aborted_of(db: MemoryDatabase, partition_id: int) -> Sequence[tuple[int, int, int]]:
-    """Those below the last stable offset, by first offset: (producer id, first offset, offset of the marker)."""
+    """As in `PartitionView`."""
     stable = db.last_stable_offset(partition_id)
     found = [
         (each.producer_id, each.first_offset, each.last_offset)
         for each in db.transactions.aborted
-        if each.partition_id == partition_id and each.last_offset < stable
+        if each.partition_id == partition_id and each.first_offset < stable
     ]
     return sorted(found, key=lambda each: each[1])
 

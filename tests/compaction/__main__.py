@@ -8,6 +8,7 @@ import time
 from collections import Counter
 
 from tests.compaction.histories import NO_HABITS, PARTIAL, STEPS, run_seed
+from tests.compaction.transactions.world import run_transactions
 
 
 def main() -> int:
@@ -17,6 +18,7 @@ def main() -> int:
     options.add_argument("--steps", type=int, default=STEPS)
     options.add_argument("--partial", action="store_true", help="mostly merges of a few extents")
     options.add_argument("--heavy", action="store_true", help="merges are cut into units, as for Spark")
+    options.add_argument("--transactions", action="store_true", help="histories of transactional clients")
     options.add_argument("-v", "--verbose", action="store_true")
     chosen = options.parse_args()
     first, _, last = chosen.seeds.partition("-")
@@ -25,9 +27,8 @@ def main() -> int:
     failed: list[int] = []
     started_s = time.process_time()
     for seed in seeds:
-        outcome = run_seed(
-            seed, steps=chosen.steps, habits=PARTIAL if chosen.partial else NO_HABITS, heavy=chosen.heavy
-        )
+        run = run_transactions if chosen.transactions else run_seed
+        outcome = run(seed, steps=chosen.steps, habits=PARTIAL if chosen.partial else NO_HABITS, heavy=chosen.heavy)
         counts.update(outcome.counts)
         if chosen.verbose:
             print(*outcome.says, sep="\n")

@@ -69,10 +69,17 @@ class Outcome:
         return "\n".join([f"seed {self.seed}:", *self.says[-60:], *(f"  !! {each}" for each in self.violations[:8])])
 
 
-def run_seed(seed: int, *, steps: int = STEPS, habits: Mapping[str, float] = NO_HABITS, heavy: bool = False) -> Outcome:
+def run_seed(
+    seed: int,
+    *,
+    steps: int = STEPS,
+    habits: Mapping[str, float] = NO_HABITS,
+    heavy: bool = False,
+    kind: type[World] = World,
+) -> Outcome:
     """`habits`: factors for the frequency of some actions; without them the seed chooses. `heavy`: merges are cut into
-    units."""
-    world = World(seed, heavy=heavy)
+    units. `kind`: what else happens in it."""
+    world = kind(seed, heavy=heavy)
     try:
         asyncio.run(_history(world, steps, habits))
     except ObjectNotFoundError as error:
@@ -82,11 +89,12 @@ def run_seed(seed: int, *, steps: int = STEPS, habits: Mapping[str, float] = NO_
 
 async def _history(world: World, steps: int, habits: Mapping[str, float]) -> None:
     await world.begin()
-    names = [name for name, _ in ACTIONS]
+    actions = [*ACTIONS, *world.more_actions().items()]
+    names = [name for name, _ in actions]
     # Each history has habits of its own, so that actions that are rare in general are common in some histories.
     weights = [
         weight * habits.get(name, world.random.choice([0.3, 1, 3] if name in ALWAYS else [0, 0.3, 1, 4]))
-        for name, weight in ACTIONS
+        for name, weight in actions
     ]
     for _ in range(steps):
         await act(world, world.random.choices(names, weights)[0])
@@ -147,7 +155,7 @@ async def act(world: World, action: str) -> None:
         case "erase anything":
             await erasures.arbitrary(world)
         case _:
-            raise AssertionError(action)
+            await world.act(action)
 
 
 async def settle(world: World, rounds: int = 12) -> None:
@@ -172,6 +180,7 @@ async def settle(world: World, rounds: int = 12) -> None:
 async def _end(world: World) -> None:
     """Without further faults, everything is leveled and cleaned, tombstones go, and no object is left behind."""
     world.say("---- the end begins")
+    await world.before_the_end()
     # Batches that nobody can read fail erasing merges again and again, and time is short.
     world.erases = not world.counts.get("poison")
     zombies, world.held = world.held, []
@@ -192,6 +201,7 @@ async def _end(world: World) -> None:
         if "compact" in topic.configs.get("cleanup.policy", "delete")
     ]
     for turn in range(3):
+        await world.before_turn(last=turn == 2)
         world.clock.advance_ms(3_000)  # past every min.compaction.lag.ms
         for topic in compacted:
             await world.metadata.operators.request_compaction(topic.topic_id)
@@ -224,6 +234,7 @@ async def _check_clean(world: World, compacted: Sequence[Topic], *, last: bool) 
             if repeated := repeated_keys(present, below=view.cleaned_through_offset):
                 world.violations.append(f"{model.name}: {repeated} more than once after the pass")
             tombstones = [each.offset for each in present if each.value is None]
+            await world.check_clean(partition_id, view.cleaned_through_offset, last=last)
             if last and tombstones and not waits and model.delete_retention_ms <= 5_000:
                 world.violations.append(f"{model.name}: tombstones {tombstones} are still there")
 

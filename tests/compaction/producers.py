@@ -72,7 +72,8 @@ class Producers:
         return stamp
 
     def stored(self, partition_id: int, sent: Sent, base_offset: int) -> None:
-        if read_header(sent[0]).producer_id >= 0:
+        header = read_header(sent[0])
+        if header.producer_id >= 0 and not header.is_transactional:
             self._by_partition[partition_id].stored.append((sent, base_offset))
 
     def stored_at(self, partition_id: int, body: bytes) -> int:

@@ -43,6 +43,12 @@ JANITOR_LIMITS = JanitorLimits(
 )
 
 
+def _touches(aborted: tuple[int, int, int], extents: Sequence[LeveledExtent], ids: set[int]) -> bool:
+    _, first, marker = aborted
+    chosen = [each for each in extents if each.extent_id in ids]
+    return any(each.last_offset >= first for each in chosen) and any(each.base_offset <= marker for each in chosen)
+
+
 def arbitrary_spec(view: CompactionView, chosen: Sequence[LeveledExtent]) -> MergeSpec:
     """Bounds by the rules of docs/design.md, computed here and not by the planner."""
     ids = {extent.extent_id for extent in chosen}
@@ -74,6 +80,7 @@ def arbitrary_spec(view: CompactionView, chosen: Sequence[LeveledExtent]) -> Mer
             + GRACE_MS // 2
             + int(partition.configs.get("delete.retention.ms", "86400000")),
             passes=2 if partition.passes_needed > 1 else 1,
+            aborted=[one for one in partition.aborted if _touches(one, partition.extents, ids)],
         )
     return MergeSpec(
         kind=MergeKind.MERGE,

@@ -20,12 +20,13 @@ from compactor.planning.plan import new_job, plan_merges
 from compactor.planning.spec import MergeKind, MergeSpec
 from compactor.worker import Engine, commit_until_answered
 from metadata.contract.agents import each_live_file
+from metadata.contract.files import L0File
 from metadata.contract.jobs import ClaimedJob, CommitMerge, InputsBusyError, JobLostError, MergeRefusedError
 from metadata.contract.l0_commit import BatchResult, CommitL0, Committed
 from metadata.contract.leases import AgentAddress, WriterLease
 from metadata.contract.topics import Topic
 from metadata.memory.store import MemoryMetadata
-from metadata.rules.packed_index import iter_index
+from metadata.rules.packed_index import IndexRow, iter_index
 from runtime.clock import ManualClock
 from runtime.errors import SiltstoneError
 from runtime.ids import SystemIds
@@ -84,6 +85,21 @@ class World:
         self.options = OPTIONS
         self.counts: dict[str, int] = {}
         self.janitor = Janitor(store=self.objects, metadata=self.metadata, runtime=self.runtime, limits=JANITOR_LIMITS)
+
+    def more_actions(self) -> Mapping[str, int]:
+        """Actions beside those of every history, and their frequencies."""
+        return {}
+
+    async def act(self, action: str) -> None:
+        raise AssertionError(action)
+
+    async def before_the_end(self) -> None: ...
+
+    async def before_turn(self, *, last: bool) -> None:
+        """Before each of the last rounds of requested passes."""
+
+    async def check_clean(self, partition_id: int, cleaned_through: int, *, last: bool) -> None:
+        """After a requested pass over a compacted partition. `last`: the last of three."""
 
     def new_clock(self) -> ManualClock:
         return ManualClock()
@@ -404,6 +420,11 @@ class World:
 
     # ---- reading
 
+    async def l0_bytes(self, file: L0File, row: IndexRow) -> bytes:
+        if file.inline:
+            return file.inline[row.position : row.position + row.length]
+        return await self.objects.get_range(file.key, row.position, row.length)
+
     async def read(self, partition_id: int) -> tuple[list[Rec], int, int]:
         """(readable records, log start, high watermark), and violations where the extents do not tile the log."""
         marks = (await self.metadata.agents.watermarks([partition_id]))[partition_id]
@@ -412,7 +433,7 @@ class World:
         async for file in each_live_file(self.metadata.agents, snapshot):
             for row in iter_index(file.index):
                 if row.partition_id == partition_id and row.last_offset >= marks.log_start_offset:
-                    body = await self.objects.get_range(file.key, row.position, row.length)
+                    body = await self.l0_bytes(file, row)
                     stretches.append((row.base_offset, row.last_offset, records_of(body, row.base_offset)))
         offset = marks.log_start_offset
         while extents := await self.metadata.readers.leveled_extents(partition_id, offset, limit=5):

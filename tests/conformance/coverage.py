@@ -18,7 +18,6 @@ ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs" / "kafka-coverage.md"
 
 ABSENT = (
-    ("offsets in transactions", "TxnOffsetCommit", "`sendOffsetsToTransaction` fails"),
     (
         "the consumer group protocol of KIP-848",
         "ConsumerGroupHeartbeat, ConsumerGroupDescribe",

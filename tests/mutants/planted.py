@@ -12,9 +12,12 @@ from tests.mutants.planted_in_acls import ACLS
 from tests.mutants.planted_in_answers import ANSWERS
 from tests.mutants.planted_in_claims import GONE
 from tests.mutants.planted_in_commits import COMMITS
+from tests.mutants.planted_in_committed_reads import COMMITTED_READS
+from tests.mutants.planted_in_coordinators import COORDINATORS
 from tests.mutants.planted_in_drains import DRAINS
 from tests.mutants.planted_in_erase_command import ASKED
 from tests.mutants.planted_in_erasures import ERASING
+from tests.mutants.planted_in_held_offsets import HELD_OFFSETS
 from tests.mutants.planted_in_listeners import LISTENERS
 from tests.mutants.planted_in_quotas import QUOTAS
 from tests.mutants.planted_in_sums import SUMS
@@ -101,8 +104,8 @@ METADATA = (
     Mutant(
         name="tells-a-session-no-new-log-start",
         file="agents/read/sessions.py",
-        text="return high_watermark == self.told_high_watermark and log_start == self.told_log_start",
-        replacement="return high_watermark == self.told_high_watermark",
+        text="            and log_start == self.told_log_start\n",
+        replacement="",
         tests=("tests/property/test_fetch_sessions.py::test_a_session_tells_what_full_fetches_tell_in_long_histories",),
     ),
 )
@@ -372,11 +375,13 @@ MUTANTS = (
     *ANSWERS,
     *COMMITS,
     *DRAINS,
+    *HELD_OFFSETS,
     *BORDERS,
     *LISTENERS,
     *QUOTAS,
     *SUMS,
     *SURVIVORS,
+    *TRANSACTIONS,
     *WIRE,
     *METADATA,
     *WRITING,
@@ -387,8 +392,9 @@ MUTANTS = (
     *GONE,
     *SWEEPS,
     *TLS,
-    *TRANSACTIONS,
+    *COORDINATORS,
     *WALKS,
+    *COMMITTED_READS,
     *CLOCKWORK,
     *ERASING,
     *ASKED,

@@ -163,7 +163,7 @@ SURVIVORS = (
     Mutant(
         name="a-few-files-that-have-waited-are-leveled",
         file="compactor/planning/l0.py",
-        text="is_enough = files - start >= options.l0_files_min and (",
+        text="is_enough = objects >= options.l0_files_min and (",
         replacement="is_enough = files > start and (",
         tests=(
             "tests/integration/compactor/test_compactor.py"

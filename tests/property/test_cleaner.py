@@ -59,6 +59,7 @@ def test_a_cleaned_partition_keeps_what_a_compacted_log_promises(seed: int) -> N
     check_survivors_are_as_they_were(partition, cleaned)
     check_the_latest_of_each_key_is_there(partition, cleaned)
     check_batches_keep_their_places(partition, cleaned)
+    check_listed_transactions(partition, cleaned)
 
 
 def check_survivors_are_as_they_were(partition: Partition, cleaned: Cleaned) -> None:
@@ -80,6 +81,24 @@ def is_aborted(partition: Partition, header: BatchHeader) -> bool:
         producer_id == header.producer_id and first <= header.base_offset < marker
         for producer_id, first, marker in partition.aborted
     )
+
+
+def check_listed_transactions(partition: Partition, cleaned: Cleaned) -> None:
+    """The marker of each is there as it was, and the report says of which of them records are left."""
+    after = set(cleaned.batches)
+    ends = {(producer_id, marker) for producer_id, _, marker in partition.aborted}
+    for batch in partition.batches:
+        header = read_header(batch)
+        if header.is_control and (header.producer_id, header.base_offset) in ends and header.records_count:
+            assert batch in after
+    left = {
+        marker
+        for producer_id, first, marker in partition.aborted
+        for header in cleaned.headers
+        if header.is_transactional and not header.is_control and header.records_count
+        if header.producer_id == producer_id and first <= header.base_offset < marker
+    }
+    assert cleaned.stats.aborted_left == left
 
 
 def known_whole_before(partition: Partition, cleaned: Cleaned) -> int:

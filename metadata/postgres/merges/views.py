@@ -198,7 +198,7 @@ async def _aborted(
     query = sa.select(ABORTED_TRANSACTIONS).where(any_of(ABORTED_TRANSACTIONS.c.partition_id, stable))
     found: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
     for row in await connection.execute(query.order_by(ABORTED_TRANSACTIONS.c.first_offset)):
-        if row.last_offset < stable[row.partition_id]:
+        if row.first_offset < stable[row.partition_id]:
             found[row.partition_id].append((row.producer_id, row.first_offset, row.last_offset))
     return found
 

@@ -61,6 +61,11 @@ from wire.messages.scram_credentials import (
     ScramCredentialUpsertion,
     UserName,
 )
+from wire.messages.txn_offset_commit import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitRequestPartition,
+    TxnOffsetCommitRequestTopic,
+)
 from wire.messages.unregister_broker import UnregisterBrokerRequest
 from wire.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest
 from wire.messages.write_txn_markers import WritableTxnMarker, WritableTxnMarkerTopic, WriteTxnMarkersRequest
@@ -230,6 +235,15 @@ def _write_markers(version: int, side: Side) -> Iterator[tuple[str, Message]]:
             markers=[WritableTxnMarker(producer_id=NOBODYS_ID, transaction_result=False, topics=topics)]
         ),
     )
+
+
+def _commit_offsets_in_transactions(version: int, side: Side) -> Iterator[tuple[str, Message]]:
+    topics = [
+        TxnOffsetCommitRequestTopic(name=name, partitions=[TxnOffsetCommitRequestPartition(committed_metadata=None)])
+        for name in ("t1", "absent")
+    ]
+    for name in ("tx1", "tx2"):
+        yield name, TxnOffsetCommitRequest(transactional_id=name, group_id="g1", producer_id=NOBODYS_ID, topics=topics)
 
 
 def _describe_configs(version: int, side: Side) -> Iterator[tuple[str, Message]]:
@@ -413,6 +427,7 @@ QUESTIONS: Mapping[int, tuple[Ask, ...]] = {
     25: (_add_offsets,),
     26: (_end_transaction,),
     27: (_write_markers,),
+    28: (_commit_offsets_in_transactions,),
     29: (_describe_acls,),
     30: (_create_acls,),
     31: (_delete_acls,),

@@ -32,7 +32,7 @@ NO_ID = ErrorCode.UNKNOWN_TOPIC_ID
 BY_ID_SINCE = {0: 13, 1: 13, 3: 12, 20: 6}
 """From these versions on a request also names a topic that does not exist by its id, and ids are no secret."""
 ALTER_CONFIGS = {33, 44}
-TRANSACTIONAL = {24, 25, 26, 65}
+TRANSACTIONAL = {24, 25, 26, 28, 65}
 OMITS = {16, 60, 66}
 """Nothing is refused: what the client may not see is left out."""
 GOES_ON: Mapping[int, set[tuple[ResourceType, Operation]]] = {
@@ -42,6 +42,7 @@ GOES_ON: Mapping[int, set[tuple[ResourceType, Operation]]] = {
     20: {(ResourceType.TOPIC, Operation.DELETE)},
     24: {(ResourceType.TOPIC, Operation.WRITE)},
     25: {(ResourceType.GROUP, Operation.READ)},
+    28: {(ResourceType.GROUP, Operation.READ), (ResourceType.TOPIC, Operation.READ)},
 }
 """Questions that follow the one that ends a request, or a part of it, with `acl.mode=on`. Shadow does not end there,
 and tells of these too."""

@@ -233,4 +233,4 @@ def test_merges_here_take_no_place_of_those_for_spark() -> None:
 
 def test_an_l0_file_larger_than_a_job_goes_alone() -> None:
     options = PlanOptions(l0_job_bytes_max=10, l0_files_min=1, l0_bytes_min=1)
-    assert job_ends([0, 0, 0], [0, 50, 55, 60], now_ms=0, jobs=9, options=options) == [1, 3]
+    assert job_ends([0, 0, 0], [0, 50, 55, 60], range(4), now_ms=0, jobs=9, options=options) == [1, 3]

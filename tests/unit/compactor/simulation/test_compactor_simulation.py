@@ -96,8 +96,8 @@ def test_keys_that_overflow_the_buffer_make_deep_passes() -> None:
 
 def test_evenly_spaced_numbers_are_cut_into_the_jobs_that_listed_ones_are() -> None:
     created, before = Spaced(0, 2.6, 4_000), Spaced(0, 100_000.5, 4_001)
-    listed = job_ends(list(created), list(before), now_ms=11_000, jobs=9, options=OPTIONS)
-    assert job_ends(created, before, now_ms=11_000, jobs=9, options=OPTIONS) == listed
+    listed = job_ends(list(created), list(before), range(4_001), now_ms=11_000, jobs=9, options=OPTIONS)
+    assert job_ends(created, before, range(4_001), now_ms=11_000, jobs=9, options=OPTIONS) == listed
     assert listed == [1024]
     assert created[3:5] == [7, 10]
     with pytest.raises(IndexError):
