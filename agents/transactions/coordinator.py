@@ -112,6 +112,8 @@ class TransactionCoordinator:
         """`on_ended` is called before the clients of the ended transactions are answered."""
         self.metadata = metadata
         self._features = features
+        self.usable = asyncio.Event()
+        """Set once transactions may be used."""
         self._membership = membership
         self._producer_ids = producer_ids
         self._partitions_max = partitions_max
@@ -153,6 +155,8 @@ class TransactionCoordinator:
             self._features.transactions = await self.metadata.enable()
         except SiltstoneError as error:  # the store is away, or has not given us the right yet: all else goes on
             _log.warning("not known whether transactions may be used, asked again soon", error=str(error))
+        if self.enabled:
+            self.usable.set()
         return self.enabled
 
     async def _enable_with_beats(self) -> None:

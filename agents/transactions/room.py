@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from agents.features import Features
 from agents.membership import Membership
@@ -46,9 +46,13 @@ class Transactions:
     async def start(self) -> None:
         await self.coordinator.start()
         self._rounds = [
-            asyncio.create_task(self.timeouts.run_for_ever(), name="timeouts of transactions"),
-            asyncio.create_task(self.expiry.run_for_ever(), name="expiry of transactional ids"),
+            asyncio.create_task(self._when_enabled(self.timeouts.run_for_ever), name="timeouts of transactions"),
+            asyncio.create_task(self._when_enabled(self.expiry.run_for_ever), name="expiry of transactional ids"),
         ]
+
+    async def _when_enabled(self, run_for_ever: Callable[[], Awaitable[None]]) -> None:
+        await self.coordinator.usable.wait()
+        await run_for_ever()
 
     async def drain(self) -> None:
         """Call it when the others know that this agent goes."""
