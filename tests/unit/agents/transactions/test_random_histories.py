@@ -204,4 +204,3 @@ async def test_what_clients_are_told_stands_in_the_log() -> None:
     print(dict(outcomes))
     assert outcomes["True 0"] > HISTORIES
     assert outcomes["False 0"] > HISTORIES
-    assert any(not outcome.endswith(" 0") for outcome in outcomes), "somebody was fenced"
