@@ -35,7 +35,7 @@ from wire.error_codes import ErrorCode
 Plant = Callable[[], AbstractContextManager[None]]
 
 
-async def _commit_once(self: Any, file: FileOnItsWay) -> Committed:
+async def _commit_once(self: Any, file: FileOnItsWay, batches: Sequence[L0Batch]) -> Committed:
     """`WritePath._commit_until_answered` without the repeats."""
     request = CommitL0(
         lease=file.lease,
@@ -43,16 +43,16 @@ async def _commit_once(self: Any, file: FileOnItsWay) -> Committed:
         key=file.key,
         size_bytes=len(file.sealed.file.body),
         crc32c=file.sealed.file.crc32c,
-        batches=file.sealed.batches,
+        batches=batches,
     )
     return await self._metadata.commit_l0(request)
 
 
-async def _commit_until_sent(self: Any, file: FileOnItsWay) -> Committed:
+async def _commit_until_sent(self: Any, file: FileOnItsWay, batches: Sequence[L0Batch]) -> Committed:
     """`WritePath._commit_until_answered`, which repeats only a commit that did not reach the metadata."""
     while True:
         try:
-            return await _commit_once(self, file)
+            return await _commit_once(self, file, batches)
         except MetadataUnavailableError:
             await self._clock.sleep_ms(COMMIT_BACKOFF_MS)
 
@@ -82,10 +82,10 @@ def takes_an_unreached_repeat_for_never_done() -> Iterator[None]:
     """A commit that did not reach the metadata is taken for not done, though an earlier try is in doubt."""
     finish = WritePath._finish
 
-    async def until_unreached(self: Any, file: FileOnItsWay) -> Committed:
+    async def until_unreached(self: Any, file: FileOnItsWay, batches: Sequence[L0Batch]) -> Committed:
         while True:
             try:
-                return await _commit_once(self, file)
+                return await _commit_once(self, file, batches)
             except CommitInDoubtError:
                 await self._clock.sleep_ms(COMMIT_BACKOFF_MS)
 
