@@ -63,7 +63,7 @@ def abort_open(plan: RebuildPlan, walked: WalkedLog, *, ids: IdSource, now_ms: i
     _lose(plan, known, names)
     if known.open:
         _write_markers(plan, known, ids, now_ms)
-    plan.tables["aborted_transactions"] = _aborted_rows(known)
+    plan.tables["aborted_transactions"] = aborted_rows(known)
     plan.tables["transaction_partitions"] = []
     plan.tables["transaction_offsets"] = []
     plan.tables["transactions"] = _renewed(plan, now_ms)
@@ -155,7 +155,7 @@ def _next_epoch(plan: RebuildPlan) -> int:
     return plan.sequences["transaction_epochs"]
 
 
-def _aborted_rows(known: KnownTransactions) -> list[Row]:
+def aborted_rows(known: KnownTransactions) -> list[Row]:
     found: list[Row] = []
     by_partition: defaultdict[int, list[tuple[int, int, int]]] = defaultdict(list)
     for (partition_id, last), (producer_id, first) in known.aborted.items():

@@ -30,7 +30,7 @@ from metadata.rules.packed_index import iter_index
 from runtime.errors import BugError
 from runtime.runtime import Runtime
 from tests.contract.metadata_worlds import Writer, batch, new_topic
-from tests.fixtures.postgres import run_sql
+from tests.fixtures.postgres import COMPACTOR_ROLE, as_role, run_sql
 from tests.integration.metadata.test_commit_histories import Clients, prepare_both, requests
 
 Tables = dict[str, list[tuple[Any, ...]]]
@@ -128,6 +128,16 @@ async def test_a_backup_holds_the_rows_that_plain_reading_finds(
     assert list(found) == list(TABLES)
     assert len(plain["producers"]) > 3 and len(plain["files"]) > 3000
     assert found == plain
+
+
+async def test_the_role_of_compactors_may_read_all_that_a_backup_holds(postgres_url: str) -> None:
+    metadata = PostgresMetadata(as_role(postgres_url, COMPACTOR_ROLE))
+    await metadata.open()
+    try:
+        found, _ = await backed_up(metadata)
+    finally:
+        await metadata.close()
+    assert list(found) == list(TABLES)
 
 
 async def copied(url: str, query: str) -> bytes:
