@@ -82,7 +82,8 @@ def read_topic(
 
     The records: `starting` (inclusive) and `ending` (exclusive) are "earliest", "latest", a `datetime` (the first
     record at or after it; UTC if it has no zone), or offsets by partition. The columns are topic, partition, offset,
-    timestamp, key, value and headers. `view="latest"` gives the latest record of each key, without tombstones.
+    timestamp, key, value and headers. `view="latest"` gives the latest record of each key, without tombstones. By
+    default records of open and aborted transactions are left out; `isolation="read_uncommitted"` gives them too.
 
     Raises UnknownTopicError, UnknownPartitionError, OffsetOutOfRangeError, BadScanError, DataLossError, and the errors
     of opening the system. An error during reading leaves the reader as an exception of pyarrow with our message in its

@@ -160,7 +160,16 @@ COMPACTOR: Final = Rights(
         "aborted_transactions": "SELECT, DELETE",
         "transaction_offsets": "SELECT",
     },
-    sequences={"node_ids": "USAGE", "file_ids": "USAGE", "change_ids": "USAGE"},
+    sequences={
+        "node_ids": "USAGE, SELECT",
+        "file_ids": "USAGE, SELECT",
+        "change_ids": "USAGE, SELECT",
+        # For the metadata backup, which copies their last numbers.
+        "partition_ids": "SELECT",
+        "group_epochs": "SELECT",
+        "transaction_epochs": "SELECT",
+        "merge_jobs_job_id_seq": "SELECT",
+    },
     # The age of transactions of all sessions is among its metrics. It then sees texts of others' statements, in which
     # values of ours never stand: they are parameters.
     memberships=("pg_read_all_stats",),

@@ -15,6 +15,7 @@ from runtime.runtime import Runtime
 from runtime.settings.checks import is_memory
 from runtime.text import plural
 from siltstone.cli.options.system_options import POSTGRES_NAMES, SystemOptions, opened_store, url_options, ways_to_name
+from siltstone.ops.rebuild.aborting import groups_of
 from siltstone.ops.rebuild.run import Rebuild, Rebuilt
 from siltstone.terminal.output import json_option, print_json, print_pairs, print_table
 from siltstone.terminal.plain import say
@@ -47,8 +48,9 @@ def rebuild(dry_run: bool, force: bool, append_newer_l0: bool, given: SystemOpti
     deletes nothing before `siltstone fsck --adopt`.
 
     Exit code 0 if all acknowledged records were restored; 3 if the rebuild is done but something is lost, which a table
-    lists; 1 if nothing was done. Offsets that groups committed after the snapshot are lost in any case. If the command
-    is killed, run it again with the same options.
+    lists; 1 if nothing was done. Offsets that groups committed after the snapshot are lost in any case. Transactions
+    that had not ended are aborted, with the offsets that they held; so are those that ended after the last increment.
+    If the command is killed, run it again with the same options.
 
     \b
     Examples:
@@ -92,6 +94,8 @@ def _counts(rebuilt: Rebuilt) -> dict[str, int | None]:
         "producers": rebuilt.producers,
         "groups": len(tables["groups"]),
         "group_offsets": len(tables["group_offsets"]),
+        "transactional_ids": len(tables["transactions"]),
+        "aborted_transactions": len(tables["aborted_transactions"]),
     }
 
 
@@ -133,7 +137,20 @@ def _other_lines(rebuilt: Rebuilt) -> Iterator[str]:
     if rebuilt.refused_batches:
         yield (
             f"{plural(rebuilt.refused_batches, 'batch')} refused while appending, because their producers have written"
-            " later batches"
+            " later batches, or because they belong to transactions whose end is unknown"
+        )
+    if rebuilt.aborted:
+        would = "would be" if rebuilt.is_dry else "are"
+        yield (
+            f"{plural(len(rebuilt.aborted), 'open transaction')} {would} aborted; one that was committed after"
+            f" {_time(rebuilt.plan.known_ms)} is among them. Producers from before must begin anew: they hear"
+            " INVALID_PRODUCER_ID_MAPPING or PRODUCER_FENCED"
+        )
+    groups = groups_of(rebuilt.aborted)
+    if groups:
+        yield (
+            f"lost with them: the offsets of {plural(len(groups), 'group')} ({', '.join(groups[:SHOWN_MAX])}). Programs"
+            " that read, write and commit offsets in one transaction may write records again"
         )
     if rebuilt.plan.uncommitted_l0:
         number = plural(len(rebuilt.plan.uncommitted_l0), "L0 file")
@@ -174,6 +191,7 @@ def _as_json(rebuilt: Rebuilt) -> dict[str, Any]:
         "uncommitted_l0": plan.uncommitted_l0,
         "appended": [each._asdict() for each in rebuilt.appended],
         "refused_batches": rebuilt.refused_batches,
+        "aborted_transactions": [each._asdict() for each in rebuilt.aborted],
         "unreadable": found.unreadable,
         "unknown_topics": plan.unknown_topics,
     }

@@ -17,7 +17,14 @@ from runtime.errors import BadInputError
 from siltstone.kafka.client import EARLIEST, LATEST, KafkaClient, KafkaError
 from siltstone.kafka.offset_spec import Anchor, OffsetRange, Place
 from siltstone.kafka.record_format import OutputRecord
-from siltstone.kafka.records import FetchedPartition, TopicPartition, batches_of, fetch_partitions, offsets_at
+from siltstone.kafka.records import (
+    FetchedPartition,
+    Isolation,
+    TopicPartition,
+    batches_of,
+    fetch_partitions,
+    offsets_at,
+)
 from siltstone.kafka.retrying import RetryingClient, is_passing
 from wire.error_codes import ErrorCode
 
@@ -62,17 +69,22 @@ async def reaches(
     places: Mapping[TopicPartition, int] = MappingProxyType({}),
     to_end: bool,
     told: Callable[[str], None],
+    isolation: Isolation = Isolation.READ_UNCOMMITTED,
 ) -> dict[TopicPartition, Reach]:
     """Look up where to start and end in each partition. `places` overrides the start of `span` for its partitions.
-    `to_end`: stop at the present end of the partition.
+    `to_end`: stop at the present end of the partition. To readers of committed records, "end" means the last stable
+    offset.
 
     A start outside the log moves to the nearer end of the log. If the start was an explicit offset, `told` gets a line
     about the move. Raises KafkaError.
     """
     starts = await _offsets(client, dict.fromkeys(partitions, EARLIEST))
     ends = await _offsets(client, dict.fromkeys(partitions, LATEST))
-    first = {**await _placed(client, span.first, starts, ends), **places}
-    last = None if span.until is None else await _placed(client, span.until, starts, ends)
+    stable = ends
+    if isolation is Isolation.READ_COMMITTED:
+        stable = await _offsets(client, dict.fromkeys(partitions, LATEST), isolation)
+    first = {**await _placed(client, span.first, starts, stable, isolation), **places}
+    last = None if span.until is None else await _placed(client, span.until, starts, stable, isolation)
     found: dict[TopicPartition, Reach] = {}
     for each in partitions:
         position = min(max(first[each], starts[each]), ends[each])
@@ -81,13 +93,17 @@ async def reaches(
             told(f"{each[0]} partition {each[1]} {there}: reading from offset {position}, not from {first[each]}")
         until = None if last is None else last[each]
         if to_end:
-            until = ends[each] if until is None else min(until, ends[each])
+            until = stable[each] if until is None else min(until, stable[each])
         found[each] = Reach(position, until)
     return found
 
 
 async def _placed(
-    client: KafkaClient, place: Place, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
+    client: KafkaClient,
+    place: Place,
+    starts: Mapping[TopicPartition, int],
+    ends: Mapping[TopicPartition, int],
+    isolation: Isolation,
 ) -> Mapping[TopicPartition, int]:
     match place.anchor:
         case Anchor.START:
@@ -97,13 +113,15 @@ async def _placed(
         case Anchor.OFFSET:
             return dict.fromkeys(starts, place.number)
         case Anchor.TIME:
-            found = await _offsets(client, dict.fromkeys(starts, place.number))
+            found = await _offsets(client, dict.fromkeys(starts, place.number), isolation)
             return {each: ends[each] if offset < 0 else offset for each, offset in found.items()}
 
 
-async def _offsets(client: KafkaClient, asked: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+async def _offsets(
+    client: KafkaClient, asked: Mapping[TopicPartition, int], isolation: Isolation = Isolation.READ_UNCOMMITTED
+) -> dict[TopicPartition, int]:
     found: dict[TopicPartition, int] = {}
-    for each, answer in (await offsets_at(client, asked)).items():
+    for each, answer in (await offsets_at(client, asked, isolation=isolation)).items():
         if isinstance(answer, KafkaError):
             raise answer
         found[each] = answer
@@ -111,7 +129,11 @@ async def _offsets(client: KafkaClient, asked: Mapping[TopicPartition, int]) -> 
 
 
 async def read(
-    client: RetryingClient, partitions: Mapping[TopicPartition, Reach], *, told: Callable[[str], None]
+    client: RetryingClient,
+    partitions: Mapping[TopicPartition, Reach],
+    *,
+    told: Callable[[str], None],
+    isolation: Isolation = Isolation.READ_UNCOMMITTED,
 ) -> AsyncGenerator[Sequence[OutputRecord]]:
     """The records of all partitions, a batch at a time, in order within a partition, until every reach is done.
 
@@ -123,7 +145,7 @@ async def read(
         if not positions:
             return
 
-        for fetched in await client.run(partial(_fetch, positions)):
+        for fetched in await client.run(partial(_fetch, positions, isolation)):
             reach = partitions[fetched.topic, fetched.partition]
             if fetched.error_code == _OUT_OF_RANGE:
                 await _move_to_start(client, fetched, reach, told)
@@ -139,9 +161,11 @@ async def read(
         yield ()
 
 
-async def _fetch(positions: Mapping[TopicPartition, int], client: KafkaClient) -> Sequence[FetchedPartition]:
+async def _fetch(
+    positions: Mapping[TopicPartition, int], isolation: Isolation, client: KafkaClient
+) -> Sequence[FetchedPartition]:
     """Fetch from all positions. If only temporary errors came, raises a KafkaError, so that the client retries."""
-    fetched = await fetch_partitions(client, positions, max_wait_ms=MAX_WAIT_MS)
+    fetched = await fetch_partitions(client, positions, max_wait_ms=MAX_WAIT_MS, isolation=isolation)
     failed = next((each for each in fetched if is_passing(each.error_code)), None)
     if failed is not None and not any(each.records for each in fetched):
         raise KafkaError(failed.error_code, f"fetch from {failed.topic}-{failed.partition}")

@@ -10,22 +10,26 @@ from siltstone.kafka.client import KafkaClient
 from siltstone.kafka.consuming import Reach, reaches, read
 from siltstone.kafka.offset_spec import Anchor, OffsetRange, Place
 from siltstone.kafka.record_format import OutputRecord
-from siltstone.kafka.records import TopicPartition
+from siltstone.kafka.records import Isolation, TopicPartition
 from siltstone.kafka.retrying import RetryingClient
 
 FIRST_WINDOW = 1_000
 """Offsets of the first read, at the end of the log."""
 GROWTH = 4
+_COMMITTED = Isolation.READ_COMMITTED
 _WHOLE_LOG = OffsetRange(Place(Anchor.START))
 
 
 async def newest_record(
     client: RetryingClient, place: TopicPartition, key: bytes, *, told: Callable[[str], None]
 ) -> OutputRecord | None:
-    """The record of the key with the highest offset in the partition. Raises KafkaError, DamagedBatchError."""
+    """The committed record of the key with the highest offset in the partition.
+
+    Raises KafkaError, DamagedBatchError."""
 
     async def find(inner: KafkaClient) -> Reach:
-        return (await reaches(inner, [place], _WHOLE_LOG, to_end=True, told=told))[place]
+        found = await reaches(inner, [place], _WHOLE_LOG, to_end=True, told=told, isolation=_COMMITTED)
+        return found[place]
 
     reach = await client.run(find)
     start, end = reach.position, reach.until or reach.position
@@ -33,7 +37,7 @@ async def newest_record(
     while end > start:
         begin = max(start, end - window)
         found: OutputRecord | None = None
-        async with aclosing(read(client, {place: Reach(begin, end)}, told=told)) as batches:
+        async with aclosing(read(client, {place: Reach(begin, end)}, told=told, isolation=_COMMITTED)) as batches:
             async for records in batches:
                 found = next((each for each in reversed(records) if each.key == key), found)
         if found is not None:

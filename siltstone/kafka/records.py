@@ -6,8 +6,10 @@ The error codes of single partitions are returned, not raised: one bad partition
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
+from operator import itemgetter
 from typing import cast
 
 from runtime.errors import BadInputError, SiltstoneError
@@ -15,6 +17,7 @@ from siltstone.kafka.client import STORE_WAIT_MS, TIMEOUT_MS, KafkaClient, Kafka
 from siltstone.kafka.record_format import OutputRecord
 from wire.batch import BatchHeader, CorruptBatchError, crc_matches, iter_headers
 from wire.errors import MalformedMessageError
+from wire.markers import read_marker
 from wire.messages import fetch, init_producer_id, list_offsets, produce
 from wire.records import walk
 from wire.schema import Octets
@@ -24,6 +27,15 @@ FETCH_PARTITION_BYTES_MAX = 4 << 20
 PRODUCE_TIMEOUT_MS = 30_000
 
 TopicPartition = tuple[str, int]
+
+
+class Isolation(IntEnum):
+    """The records that a reader sees, by Kafka's numbers."""
+
+    READ_UNCOMMITTED = 0
+    """All of them, up to the high watermark."""
+    READ_COMMITTED = 1
+    """Up to the last stable offset, without those of aborted transactions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +48,9 @@ class FetchedPartition:
     high_watermark: int
     log_start_offset: int
     records: memoryview
+    aborted: Sequence[tuple[int, int]] = ()
+    """(producer id, first offset) of the aborted transactions that may have records here; none unless only committed
+    records were asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +65,11 @@ class ProduceResult:
 
 
 async def fetch_partitions(
-    client: KafkaClient, positions: Mapping[TopicPartition, int], *, max_wait_ms: int
+    client: KafkaClient,
+    positions: Mapping[TopicPartition, int],
+    *,
+    max_wait_ms: int,
+    isolation: Isolation = Isolation.READ_UNCOMMITTED,
 ) -> Sequence[FetchedPartition]:
     """Read from all these offsets. Wait at most `max_wait_ms` for a first record. Raises KafkaError for an error of the
     whole request."""
@@ -65,6 +84,7 @@ async def fetch_partitions(
         max_wait_ms=max_wait_ms,
         min_bytes=1,
         max_bytes=FETCH_BYTES_MAX,
+        isolation_level=isolation,
         topics=[fetch.FetchTopic(topic=topic, partitions=partitions) for topic, partitions in asked.items()],
     )
     timeout_ms = TIMEOUT_MS + STORE_WAIT_MS + max_wait_ms
@@ -79,6 +99,7 @@ async def fetch_partitions(
             high_watermark=each.high_watermark,
             log_start_offset=each.log_start_offset,
             records=memoryview(b"") if each.records is None else cast("memoryview", each.records),
+            aborted=[(one.producer_id, one.first_offset) for one in each.aborted_transactions or ()],
         )
         for answered in answer.responses
         for each in answered.partitions
@@ -92,18 +113,20 @@ class DamagedBatchError(BadInputError):
 def batches_of(fetched: FetchedPartition, offset: int) -> Iterator[tuple[Sequence[OutputRecord], int]]:
     """Batch by batch, the records at or after `offset` and the offset where reading continues.
 
-    CRCs are checked, batches are decompressed, control batches yield no records. Raises DamagedBatchError at the first
-    damaged batch, after the batches before it were returned.
+    CRCs are checked, batches are decompressed, control batches and those of aborted transactions yield no records.
+    Raises DamagedBatchError at the first damaged batch, after the batches before it were returned.
     """
+    aborted = _Aborted(fetched.aborted)
     try:
         for position, header in iter_headers(fetched.records):
             records: Sequence[OutputRecord] = ()
             # A fetch may return whole batches from below the offset; those are neither checked nor unpacked.
+            batch = fetched.records[position : position + header.size_bytes]
+            is_hidden = aborted.hides(header, batch)
             if header.next_offset > offset:
-                batch = fetched.records[position : position + header.size_bytes]
                 if not crc_matches(batch, 0, header):
                     raise CorruptBatchError("its CRC-32C does not match its bytes")
-                if not header.is_control:
+                if not (header.is_control or is_hidden):
                     records = _read_batch(fetched, header, batch, offset)
             # Past the batch even if it yields nothing: control batches and emptied ones take offsets too.
             offset = max(offset, header.next_offset)
@@ -114,6 +137,28 @@ def batches_of(fetched: FetchedPartition, offset: int) -> Iterator[tuple[Sequenc
             remedy=f"`siltstone record diagnose {fetched.topic} {fetched.partition} {offset}` shows where it is stored;"
             " to read on after it, give --offset",
         ) from error
+
+
+class _Aborted:
+    """Which batches belong to aborted transactions, as Kafka's consumers find it: a transaction is aborted from its
+    first offset up to its marker."""
+
+    def __init__(self, aborted: Iterable[tuple[int, int]]) -> None:
+        self._ahead = sorted(aborted, key=itemgetter(1), reverse=True)
+        self._open: set[int] = set()
+
+    def hides(self, header: BatchHeader, batch: memoryview) -> bool:
+        """Batches must come in the order of offsets. Raises CorruptBatchError, CodecError."""
+        while self._ahead and self._ahead[-1][1] <= header.last_offset:
+            self._open.add(self._ahead.pop()[0])
+        if header.producer_id not in self._open or not header.is_transactional:
+            return False
+        if not header.is_control:
+            return True
+        marker = read_marker(batch)
+        if marker is not None and not marker.commit:
+            self._open.remove(header.producer_id)
+        return False
 
 
 def _read_batch(
@@ -187,7 +232,10 @@ async def new_producer(client: KafkaClient) -> tuple[int, int]:
 
 
 async def offsets_at(
-    client: KafkaClient, asked: Mapping[TopicPartition, int]
+    client: KafkaClient,
+    asked: Mapping[TopicPartition, int],
+    *,
+    isolation: Isolation = Isolation.READ_UNCOMMITTED,
 ) -> Mapping[TopicPartition, int | KafkaError]:
     """Offsets by timestamp in ms (or `client.EARLIEST`, `client.LATEST`) of many topics, in one request.
 
@@ -198,6 +246,7 @@ async def offsets_at(
         by_topic[topic].append(list_offsets.ListOffsetsPartition(partition_index=partition, timestamp=timestamp))
     request = list_offsets.ListOffsetsRequest(
         replica_id=-1,
+        isolation_level=isolation,
         topics=[list_offsets.ListOffsetsTopic(name=name, partitions=each) for name, each in by_topic.items()],
     )
     answer = await client.call(request, list_offsets.ListOffsetsResponse)

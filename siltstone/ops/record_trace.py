@@ -34,6 +34,7 @@ from siltstone.ops.fsck import all_files
 from siltstone.ops.hint_options import HintOptions
 from siltstone.ops.record_erasure import erasures_over, later_text, maybe_text, removed_by, removed_text, removes_later
 from siltstone.ops.record_report import BatchFacts, Diagnosis, Step, Stretch, Verdict
+from siltstone.ops.record_transaction import hidden_text, marker_text
 from siltstone.ops.remains import Remnant, remnant, remnants_text, sooner_text, stray, strays_of, unnamed_objects
 from storage.format.block_index import decode_block_index
 from storage.format.file_format import CorruptFileError
@@ -41,6 +42,7 @@ from storage.format.inspect import FileReport, inspect_file
 from storage.objects import ObjectNotFoundError, ObjectStore
 from wire.batch import BatchHeader, CorruptBatchError, crc_matches, iter_headers
 from wire.codecs import CodecError
+from wire.markers import read_marker
 from wire.records import walk
 
 SCAN_BYTES_MAX = 64 << 20
@@ -78,6 +80,8 @@ async def diagnose(
 class _Trace:
     def __init__(self, metadata: MetadataStore, store: ObjectStore, hints: HintOptions, options: PlanOptions) -> None:
         self._metadata, self._store, self._hints, self._options = metadata, store, hints, options
+        self._inline: dict[str, bytes] = {}
+        """By key: the bytes of live files that no object holds."""
 
     async def run(self, topic: str, partition: int, offset: int) -> Diagnosis:
         found = await find_topic(self._metadata, topic, hints=self._hints)
@@ -125,17 +129,20 @@ class _Trace:
                 why = "the CRC-32C of its batch does not match the bytes"
                 return replace(known, verdict=Verdict.DAMAGED, why=why, remedy=self._inspect(home))
             record = None if batch is None else _record_at(known, batch)
+            if batch is not None and batch.facts.is_control:
+                return replace(known, verdict=Verdict.FOUND, why=marker_text(read_marker(batch.body)))
         except (CorruptBatchError, CodecError, CorruptFileError) as error:
             return replace(known, verdict=Verdict.DAMAGED, why=str(error), remedy=self._inspect(home))
-        if batch is not None and batch.facts.is_control:
-            return replace(known, verdict=Verdict.FOUND, why="a control record, which clients do not see")
         covering = await erasures_over(self._metadata, view.topic_id, view.partition, known.offset)
         if record is not None:
             found = replace(known, verdict=Verdict.FOUND, record=record)
             later = removes_later(covering, record.key)
+            said = [await self._hidden_text(known, view)]
             if later is None:
-                return replace(found, why=self._late_text(known, home, view, await self._metadata.now_ms()))
-            return replace(found, erasures=[later.erasure_id], why=later_text(later, self._hints))
+                said.append(self._late_text(known, home, view, await self._metadata.now_ms()))
+                return replace(found, why=". ".join(filter(None, said)))
+            said.append(later_text(later, self._hints))
+            return replace(found, erasures=[later.erasure_id], why=". ".join(filter(None, said)))
         known = await self._removed(replace(known, verdict=Verdict.COMPACTED), view)
         former = known.former
         key = None if former is None else former.key
@@ -148,6 +155,13 @@ class _Trace:
             said, newer = await self._compacted(known, stretches)
             said = said if former is not None else ". ".join(each for each in (said, maybe_text(covering)) if each)
         return replace(known, superseded_by=newer, why=". ".join(each for each in (said, known.why) if each))
+
+    async def _hidden_text(self, known: Diagnosis, view: PartitionView) -> str:
+        """Why readers of committed records do not see it; "" = they do."""
+        if known.batch is None or not known.batch.is_transactional:
+            return ""
+        snapshot = await self._metadata.readers.topic_snapshot(known.topic)
+        return hidden_text(snapshot.partitions[view.partition], known.batch)
 
     def _late_text(self, known: Diagnosis, home: Stretch, view: PartitionView, now_ms: int) -> str:
         """Whether a pass over the record is overdue; "" = no."""
@@ -170,21 +184,24 @@ class _Trace:
     async def _stretches(self, partition_id: int, offset: int) -> Sequence[Stretch]:
         """Live stretches that end at or after the offset, in order."""
         leveled = await self._metadata.readers.leveled_extents(partition_id, offset)
-        l0 = [
-            Stretch(
-                level=0,
-                file_id=file.file_id,
-                key=file.key,
-                base_offset=row.base_offset,
-                last_offset=row.last_offset,
-                position=row.position,
-                length=row.length,
-                committed_ms=file.created_ms,
-            )
-            async for file in each_live_file(self._metadata.agents)
-            for row in iter_index(file.index)
-            if row.partition_id == partition_id and row.last_offset >= offset
-        ]
+        l0: list[Stretch] = []
+        async for file in each_live_file(self._metadata.agents):
+            if file.inline:
+                self._inline[file.key] = file.inline
+            l0 += [
+                Stretch(
+                    level=0,
+                    file_id=file.file_id,
+                    key=file.key,
+                    base_offset=row.base_offset,
+                    last_offset=row.last_offset,
+                    position=row.position,
+                    length=row.length,
+                    committed_ms=file.created_ms,
+                )
+                for row in iter_index(file.index)
+                if row.partition_id == partition_id and row.last_offset >= offset
+            ]
         merged = [_stretch_of(extent) for extent in leveled]
         above = max((each.last_offset for each in merged), default=-1)
         return sorted([*merged, *(each for each in l0 if each.last_offset > above)], key=lambda each: each.base_offset)
@@ -212,12 +229,16 @@ class _Trace:
         for start, end in zip(blocks, [*blocks[1:], stretch.length], strict=True):
             if end <= start:
                 continue
-            body = memoryview(await self._store.get_range(stretch.key, stretch.position + start, end - start))
+            body = memoryview(await self._bytes(stretch.key, stretch.position + start, end - start))
             for at, header in iter_headers(body):
                 base = header.base_offset if stretch.level else following
                 following = base + header.last_offset_delta + 1
                 batch = body[at : at + header.size_bytes]
                 yield FoundBatch(_facts(header, batch, stretch.position + start + at, base), header, batch)
+
+    async def _bytes(self, key: str, start: int, length: int) -> bytes:
+        inline = self._inline.get(key)
+        return await self._store.get_range(key, start, length) if inline is None else inline[start : start + length]
 
     # -- through which files it went
 

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 
 import click
 
+from metadata.contract.files import FileInfo
 from metadata.contract.store import MetadataStore
 from runtime.errors import BadInputError
 from runtime.text import plural, size_text
+from siltstone.cli.files.inline_file import InlineFile, print_inline, print_inline_json, read_inline
 from siltstone.cli.options.system_options import (
     SystemOptions,
     opened_metadata,
@@ -75,7 +77,8 @@ def inspect(key: str, batches: bool, records: bool, limit: int, given: SystemOpt
 
     Name the object by its KEY, or by the ID of its file in `siltstone files list`. Exit code 1 if the file is damaged.
     An L0 file may also contain batches that were refused at commit. Only the metadata knows which, and which offsets
-    the others got, so without it (--object-store alone) the records of an L0 file have no offsets.
+    the others got, so without it (--object-store alone) the records of an L0 file have no offsets. The markers that
+    end transactions lie in no object: of such a file its row is shown.
 
     \b
     Examples:
@@ -92,6 +95,9 @@ def inspect(key: str, batches: bool, records: bool, limit: int, given: SystemOpt
         with resolved(given) as urls:
             reading = _read(key, urls.object_store, urls.metadata, batches=batches, records_max=records_max)
             found = asyncio.run(reading)
+    if isinstance(found, InlineFile):
+        print_inline_json(found) if as_json else print_inline(found)
+        sys.exit(0 if found.is_sound else 1)
     if as_json:
         print_json({**_as_json(found.report, found.names), **_records_json(found, records_max)})
     else:
@@ -99,13 +105,21 @@ def inspect(key: str, batches: bool, records: bool, limit: int, given: SystemOpt
     sys.exit(0 if found.report.is_sound else 1)
 
 
-async def _read(key: str, store_url: str, metadata_url: str, *, batches: bool, records_max: int) -> _Inspected:
+async def _read(
+    key: str, store_url: str, metadata_url: str, *, batches: bool, records_max: int
+) -> _Inspected | InlineFile:
     names: Mapping[uuid.UUID, str] = {}
     index: bytes | None = None
     if metadata_url or key.isdecimal():
         async with opened_metadata(metadata_url) as metadata:
-            names = {each.topic_id: each.name for each in await metadata.agents.list_topics()}
-            key, index = await _row_of(metadata, key)
+            topics = await metadata.agents.list_topics()
+            names = {each.topic_id: each.name for each in topics}
+            row = await _row_of(metadata, key)
+        if row is not None and row.inline:
+            places = {id_: (each.name, number) for each in topics for number, id_ in enumerate(each.partition_ids)}
+            return read_inline(row, places)
+        if row is not None:
+            key, index = row.key, row.index if row.level == 0 else None
     async with opened_store(store_url) as store:
         report = await inspect_file(store, key, walk_batches=batches)
         if report.properties is not None:  # these names are older, but here also for topics that were deleted
@@ -122,8 +136,8 @@ async def _read(key: str, store_url: str, metadata_url: str, *, batches: bool, r
         return _Inspected(report=report, names=names, records=shown, is_cut=False)
 
 
-async def _row_of(metadata: MetadataStore, key: str) -> tuple[str, bytes | None]:
-    """(key, packed index if it is an L0 file that the metadata knows) of a key or file id. Raises BadInputError."""
+async def _row_of(metadata: MetadataStore, key: str) -> FileInfo | None:
+    """The row of a key or file id; None for a key that the metadata do not know. Raises BadInputError."""
     if key.isdecimal():
         wanted = int(key)
         rows = await metadata.operators.files(after_file_id=min(wanted, 2**63) - 1, limit=1)
@@ -132,12 +146,8 @@ async def _row_of(metadata: MetadataStore, key: str) -> tuple[str, bytes | None]
                 f"the metadata has no file {wanted}; nothing was read",
                 remedy="`siltstone files list` shows the ids; an object that the metadata does not know has only a key",
             )
-        row = rows[0]
-    else:
-        row = next((each for each in await all_files(metadata) if each.key == key), None)
-        if row is None:
-            return key, None
-    return row.key, row.index if row.level == 0 else None
+        return rows[0]
+    return next((each for each in await all_files(metadata) if each.key == key), None)
 
 
 def _records_json(found: _Inspected, records_max: int) -> dict[str, object]:

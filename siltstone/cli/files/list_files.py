@@ -65,7 +65,8 @@ def list_files(state: str | None, level: int | None, given: SystemOptions, as_js
     """List files: level, class, state, size, age, and the number of partitions and records.
 
     From L1 up only live extents count, and "live" is their share of the bytes that the file was written with; the next
-    merge drops the rest. For files that are not live, nothing is counted.
+    merge drops the rest. For files that are not live, nothing is counted. "L0 inline" has markers of transactions: its
+    bytes are in the metadata, and no object has its key.
 
     \b
     Examples:
@@ -103,7 +104,7 @@ def _cells(file: FileInfo, contents: Contents, now_ms: int) -> list[str]:
     )
     return [
         str(file.file_id),
-        f"L{file.level} {file.file_class or ''}".rstrip(),
+        f"L{file.level} {'inline' if file.inline else file.file_class or ''}".rstrip(),
         file.state.value,
         size_text(file.size_bytes),
         counted[0],
@@ -143,9 +144,12 @@ def _contents(file: FileInfo, extents: Sequence[LeveledExtent], payload_bytes: i
             payload_bytes=max(payload_bytes, live_bytes),
         )
     rows = list(iter_index(file.index))
+    partitions = len({row.partition_id for row in rows})
+    if file.inline:  # many rows stand for the same bytes, and markers are no records
+        return Contents(partitions=partitions, live_bytes=file.size_bytes, payload_bytes=file.size_bytes)
     row_bytes = sum(row.length for row in rows)
     return Contents(
-        partitions=len({row.partition_id for row in rows}),
+        partitions=partitions,
         records=sum(row.last_offset - row.base_offset + 1 for row in rows),
         live_bytes=row_bytes,
         payload_bytes=row_bytes,
@@ -157,6 +161,7 @@ def _as_json(file: FileInfo, contents: Contents) -> dict[str, str | int | None]:
         "file_id": file.file_id,
         "level": file.level,
         "class": file.file_class,
+        "inline": bool(file.inline),
         "state": file.state.value,
         "size_bytes": file.size_bytes,
         "crc32c": file.crc32c,

@@ -27,7 +27,7 @@ from siltstone.kafka.groups.member import GroupMember
 from siltstone.kafka.offset_spec import Anchor, OffsetRange, parse_offsets, parse_partitions
 from siltstone.kafka.partitioner import partition_of_key
 from siltstone.kafka.record_format import VALUE_LINES, OutputRecord, json_record, parse_format, readable, render
-from siltstone.kafka.records import TopicPartition
+from siltstone.kafka.records import Isolation, TopicPartition
 from siltstone.kafka.retrying import PATIENCE_MS, RetryingClient
 from siltstone.ops.hint_options import HintOptions
 from siltstone.processes.stopping import INTERRUPTED, stop_signals, unless
@@ -44,6 +44,7 @@ class _Asked(NamedTuple):
     follow: bool
     key: bytes | None
     all_partitions: bool
+    isolation: Isolation
 
 
 @click.command()
@@ -75,6 +76,14 @@ class _Asked(NamedTuple):
     show_default=True,
     help="Wait for new records until Ctrl-C, or stop at the present end of the topic.",
 )
+@click.option(
+    "--isolation-level",
+    "isolation",
+    type=click.Choice([each.name.lower() for each in Isolation]),
+    default=Isolation.READ_COMMITTED.name.lower(),
+    show_default=True,
+    help="Whether to print records of transactions that are open or aborted.",
+)
 @agent_options
 def consume(
     topics: Sequence[str],
@@ -87,6 +96,7 @@ def consume(
     text: str | None,
     as_json: bool,
     follow: bool,
+    isolation: str,
     bootstrap: str,
 ) -> None:
     """Print the records of TOPICs: a readable line for each on a terminal, only their values into a pipe.
@@ -94,6 +104,9 @@ def consume(
     Without --group the command joins no group and commits nothing. With --group the members share the partitions, and
     the command commits the printed records about once a second and at its end; after a crash some records come twice.
     --offset (start, end, +N, -N or @TIME) then counts only for partitions without a committed offset.
+
+    Records of aborted transactions are left out, and a transaction that has not ended holds up the records behind its
+    first. --isolation-level read_uncommitted prints them all.
 
     \b
     Fields of --format:
@@ -131,7 +144,8 @@ def consume(
             f"--offset {offsets} cannot be combined with --group: a group continues from its committed offsets."
             f" `siltstone groups reset {shlex.quote(group)} --topic {topics[0]}` moves them"
         )
-    asked = _Asked(list(dict.fromkeys(topics)), wanted, span, follow, key, all_partitions)
+    level = Isolation[isolation.upper()]
+    asked = _Asked(list(dict.fromkeys(topics)), wanted, span, follow, key, all_partitions, level)
     ended = asyncio.run(_consume(bootstrap, given_agents(), asked, group, num, written))
     # Without an end, Ctrl-C is how it ends.
     if not ended and (not follow or num is not None or span.until is not None):
@@ -194,10 +208,13 @@ async def _alone(
     """`is_narrowed`: `partitions` leaves out some, because the key gives one."""
 
     async def find(inner: KafkaClient) -> Mapping[TopicPartition, Reach]:
-        return await reaches(inner, partitions, asked.span, to_end=not asked.follow, told=_tell)
+        return await reaches(
+            inner, partitions, asked.span, to_end=not asked.follow, told=_tell, isolation=asked.isolation
+        )
 
     left, found = num, 0
-    async with aclosing(read(client, await client.run(find), told=_tell)) as batches:
+    found_reaches = await client.run(find)
+    async with aclosing(read(client, found_reaches, told=_tell, isolation=asked.isolation)) as batches:
         async for records in batches:
             if asked.key is not None:
                 records = [each for each in records if each.key == asked.key]
@@ -221,7 +238,15 @@ def _in_group(client: RetryingClient, bootstrap: str, name: str, asked: _Asked, 
 
     group = GroupClient(bootstrap, name, clock, patience_ms=PATIENCE_MS, told=_tell)
     member = GroupMember(group, asked.topics, counts, clock)
-    return GroupReader(client, member, clock, first=asked.span.first, to_end=not asked.follow, told=_tell)
+    return GroupReader(
+        client,
+        member,
+        clock,
+        first=asked.span.first,
+        to_end=not asked.follow,
+        told=_tell,
+        isolation=asked.isolation,
+    )
 
 
 async def _print(batches: AsyncGenerator[Sequence[OutputRecord]], written: Written) -> bool:

@@ -48,7 +48,8 @@ def get(topic: str, key: bytes, all_partitions: bool, as_json: bool, bootstrap: 
 
     The command reads the key's partition backwards from its end, so a key that was written lately is quick and one that
     is not there costs a read of the whole partition. With --all-partitions the record with the latest timestamp
-    counts. Exit code 1 if there is no record, or if the newest one is a tombstone.
+    counts. Only records of committed transactions count, and those of none. Exit code 1 if there is no record, or if
+    the newest one is a tombstone.
 
     \b
     Examples:

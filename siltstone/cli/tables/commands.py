@@ -161,7 +161,8 @@ def export(topic: str, every: str, follow: bool, given: SystemOptions, as_json: 
     Each commit stores its offsets together with its rows, so every record is in the table exactly once, even if the
     command is run again after a crash. The columns are kafka_partition, kafka_offset, kafka_timestamp, kafka_key,
     kafka_value and kafka_headers; with --value json or avro also kafka_tombstone, kafka_error and a column for each
-    field. A new field adds a new column. Both engines and both kinds of tables have the same columns.
+    field. A new field adds a new column. Both engines and both kinds of tables have the same columns. Only committed
+    records are written: the export waits at the first open transaction, and leaves out aborted ones.
 
     \b
     Examples:

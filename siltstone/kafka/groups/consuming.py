@@ -19,7 +19,7 @@ from siltstone.kafka.consuming import Reach, reaches, read
 from siltstone.kafka.groups.member import HEARTBEAT_MS, GroupMember, as_text
 from siltstone.kafka.offset_spec import OffsetRange, Place
 from siltstone.kafka.record_format import OutputRecord
-from siltstone.kafka.records import TopicPartition
+from siltstone.kafka.records import Isolation, TopicPartition
 from siltstone.kafka.retrying import RetryingClient
 
 COMMIT_MS = 1_000
@@ -44,10 +44,11 @@ class GroupReader:
         first: Place,
         to_end: bool,
         told: Callable[[str], None],
+        isolation: Isolation = Isolation.READ_COMMITTED,
     ) -> None:
         self._client, self._member, self._clock = client, member, clock
         self._group = member.group
-        self._first, self._to_end, self._told = first, to_end, told
+        self._first, self._to_end, self._told, self._isolation = first, to_end, told, isolation
         self._taken: dict[TopicPartition, int] = {}
         """Offsets to commit: one past the last record that the caller has taken."""
         self._committed_ms = self._looked_ms = 0.0
@@ -88,9 +89,11 @@ class GroupReader:
         self._looked_ms = self._clock.monotonic_ms()
         try:
             found = await self._reaches(partitions)
-            async with aclosing(read(self._client, found, told=self._told)) as batches:
+            passed = {place: reach.position for place, reach in found.items()}
+            async with aclosing(read(self._client, found, told=self._told, isolation=self._isolation)) as batches:
                 async for records in batches:
                     yield records
+                    self._pass(found, passed)
                     if await self._must_join(beats):
                         break
                     await self._commit_if_due()
@@ -103,6 +106,14 @@ class GroupReader:
         finally:
             beats.cancel()
             await asyncio.gather(beats, return_exceptions=True)
+
+    def _pass(self, found: Mapping[TopicPartition, Reach], passed: dict[TopicPartition, int]) -> None:
+        """Count what lies before the positions as taken: the caller has asked for more, so it has taken all records
+        there. Behind the last one may lie markers and aborted records, which a group without lag is past."""
+        for place, reach in found.items():
+            position = reach.position if reach.until is None else min(reach.position, reach.until)
+            if position > passed[place]:
+                passed[place] = self._taken[place] = position
 
     async def _beat(self) -> None:
         """Send heartbeats. Returns when the group rebalances, or does not know this member any more."""
@@ -129,7 +140,13 @@ class GroupReader:
 
         async def find(inner: KafkaClient) -> Mapping[TopicPartition, Reach]:
             return await reaches(
-                inner, partitions, OffsetRange(self._first), places=places, to_end=self._to_end, told=self._told
+                inner,
+                partitions,
+                OffsetRange(self._first),
+                places=places,
+                to_end=self._to_end,
+                told=self._told,
+                isolation=self._isolation,
             )
 
         found = await self._client.run(find)

@@ -37,6 +37,7 @@ from siltstone.ops.rebuild.tiling import (
     inferred_done,
     tilings,
 )
+from siltstone.ops.rebuild.transactions import MarkerPlaces, marker_places
 from siltstone.ops.rebuild.uncommitted import uncommitted_l0
 
 INT31 = 2**31 - 1
@@ -75,7 +76,8 @@ class L0Extent(NamedTuple):
 
 
 class NewStretch(NamedTuple):
-    """A stretch above the end in the snapshot; its batches continue the states of their producers."""
+    """A stretch above the end in the snapshot, whose batches continue the states of their producers and transactions;
+    or one below it whose markers must be looked for."""
 
     partition_id: int
     stretch: Stretch
@@ -102,6 +104,10 @@ class RebuildPlan:
     """Files of topics or partitions that the catalogue does not know."""
     uncommitted_l0: list[str]
     """Keys of L0 files that were never committed, so that no client got an acknowledgement."""
+    given_tables: Mapping[str, Sequence[Row]]
+    """Of the snapshot."""
+    state: State
+    markers: MarkerPlaces
     superseded: int = 0
     """Number of merged files that nothing needs; their rows are dead."""
     places: dict[int, Place] = field(default_factory=dict[int, Place])
@@ -126,7 +132,9 @@ def plan_rebuild(
     of_snapshot = {row["key"]: row for row in catalogued.tables["files"]}
     by_key = {footer.key: footer for footer in footers if footer.key not in of_snapshot}
     there = {key for key, row in of_snapshot.items() if listing.get(key) == row["size_bytes"]}
-    there |= {key for key, known in state.l0_files.items() if listing.get(key) == known.row["size_bytes"]}
+    there |= {
+        key for key, known in state.l0_files.items() if known.is_inline or listing.get(key) == known.row["size_bytes"]
+    }
     missing = [key for key, row in of_snapshot.items() if row["state"] == "live" and key not in there]
     missing += [key for key in state.l0_files if key not in there and key not in of_snapshot]
     key_of = {row["file_id"]: row["key"] for row in of_snapshot.values()}
@@ -159,6 +167,9 @@ def plan_rebuild(
         newer_l0={},
         unknown_topics=[],
         uncommitted_l0=uncommitted_l0(catalogued, l0_footers),
+        given_tables=catalogued.tables,
+        state=state,
+        markers=marker_places(catalogued, state, taken),
         places={partition_id: state.place(partition_id) for partition_id in state.partitions},
     )
     _find_holes(plan, state, taken)
@@ -341,12 +352,17 @@ class _Files:
     def _find_new(self) -> None:
         for partition_id, of_partition in self._taken.items():
             end = self._state.snapshot_ends[partition_id]
+            # A merged file may have replaced older ones, and dropped markers of theirs.
+            asked = [each for (id_, _), each in self._plan.markers.merged.items() if id_ == partition_id]
             for stretch in of_partition.stretches:
                 extent, row = stretch.extent, stretch.l0_row
                 if extent is not None:
                     place = (extent.position, extent.length, extent.min_ts_ms, extent.max_ts_ms)
                     row = IndexRow(partition_id, stretch.base_offset, stretch.last_offset, *place)
-                if row is not None and stretch.last_offset >= end and row.length:
+                # The increment tells of markers that no object holds.
+                elif row is not None and self._state.l0_files[stretch.key].is_inline:
+                    continue
+                if row is not None and row.length and (stretch.last_offset >= end or stretch in asked):
                     self._plan.new_stretches.append(NewStretch(partition_id, stretch, row, end))
 
 
@@ -408,10 +424,12 @@ def _write_others(
     """Make the rows of all tables but files and extents."""
     tables, given = plan.tables, catalogued.tables
     sequences = state.sequences
+    sequences.setdefault("transaction_epochs", 0)
     for name in sequences:
         sequences[name] += ABOVE
     # Ids are int32; the numbers skipped must not overflow them.
-    sequences["partition_ids"] = min(sequences["partition_ids"], INT31 - 1)
+    for name in ("partition_ids", "transaction_epochs"):
+        sequences[name] = min(sequences[name], INT31 - 1)
     epochs: defaultdict[int, int] = defaultdict(int)
     for key in listing:
         writer, epoch, *_ = key.rpartition("/")[2].split("-", 2)

@@ -14,7 +14,11 @@ from typing import NamedTuple
 from metadata.contract.backup import Row
 from metadata.contract.l0_commit import NO_PRODUCER, PRODUCER_BATCHES_KEPT
 from metadata.rules.producer_state import SEQUENCES
-from wire.batch import BatchHeader
+from metadata.transactions.rows import TxnRowKind
+from siltstone.ops.rebuild.transactions import Heard
+from wire.batch import BatchHeader, CorruptBatchError
+from wire.codecs import CodecError
+from wire.markers import read_marker
 
 
 class ProducerBatch(NamedTuple):
@@ -35,6 +39,22 @@ def producer_batch(base_offset: int, header: BatchHeader) -> ProducerBatch | Non
     return ProducerBatch(
         header.producer_id, header.producer_epoch, header.base_sequence, last, base_offset, append_time
     )
+
+
+def heard_batch(partition_id: int, base_offset: int, header: BatchHeader, control: bytes) -> Heard | None:
+    """What the batch tells of a transaction; None: nothing. `control`: the bytes of a control batch."""
+    if not header.is_transactional:
+        return None
+    ends = None
+    if header.is_control:
+        try:
+            marker = read_marker(memoryview(control))
+        except (CorruptBatchError, CodecError):
+            return None
+        if marker is None:
+            return None
+        ends = TxnRowKind.COMMIT if marker.commit else TxnRowKind.ABORT
+    return Heard(partition_id, base_offset, header.producer_id, header.producer_epoch, ends)
 
 
 class PartitionProducers:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from compactor.deletion.backup_format import (
     INCREMENTS_PREFIX,
@@ -249,8 +249,15 @@ async def object_crc(store: ObjectStore, key: str) -> int:
 # ---- batches ------------------------------------------------------------------------------------------------------
 
 
-async def batches_of(store: ObjectStore, new: NewStretch) -> AsyncIterator[tuple[int, BatchHeader]]:
-    """(base offset, header) of each batch up to the first damage. After that the producers' states start again."""
+class WalkedBatch(NamedTuple):
+    base_offset: int
+    header: BatchHeader
+    control: bytes
+    """The bytes of a control batch; b"" of data."""
+
+
+async def batches_of(store: ObjectStore, new: NewStretch) -> AsyncIterator[WalkedBatch]:
+    """Each batch up to the first damage. After that the producers' states start again."""
     row, offset = new.row, new.row.base_offset
     is_l0 = new.stretch.l0_row is not None
     left, at, end = b"", row.position, row.position + row.length
@@ -265,7 +272,8 @@ async def batches_of(store: ObjectStore, new: NewStretch) -> AsyncIterator[tuple
                     return
                 if position + header.size_bytes > len(body):
                     break
-                yield (offset if is_l0 else header.base_offset), header
+                control = body[position : position + header.size_bytes] if header.is_control else b""
+                yield WalkedBatch(offset if is_l0 else header.base_offset, header, control)
                 offset += header.last_offset_delta + 1
                 position += header.size_bytes
         except CorruptBatchError:

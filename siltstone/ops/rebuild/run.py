@@ -25,8 +25,9 @@ from metadata.urls import open_metadata
 from runtime.errors import BadInputError, BugError
 from runtime.runtime import Runtime
 from runtime.text import plural
+from siltstone.ops.rebuild.aborting import AbortedNow, WalkedLog, abort_open
 from siltstone.ops.rebuild.plan import NEWER_L0, Hole, Lost, RebuildPlan, extent_row, plan_rebuild
-from siltstone.ops.rebuild.producers import PartitionProducers, producer_batch
+from siltstone.ops.rebuild.producers import PartitionProducers, heard_batch, producer_batch
 from siltstone.ops.rebuild.reading import Found, batches_of, by_partition, object_crc, read_bucket
 from siltstone.ops.rebuild.state import Place, new_file_row
 from siltstone.ops.rebuild.tiling import FILLED_KIND, FooterExtent
@@ -39,6 +40,7 @@ from storage.objects import ObjectNotFoundError, ObjectStore
 from storage.second_store import look
 from wire.batch import iter_headers
 from wire.crc import crc32c
+from wire.error_codes import ErrorCode
 
 ALIVE_MS = 300_000
 """If an object is younger than this, its writer may still be at work."""
@@ -69,7 +71,10 @@ class Rebuilt:
     """A dry run with --append-newer-l0."""
     appended: list[Appended] = field(default_factory=list[Appended])
     refused_batches: int = 0
-    """Batches to be appended that the commit refused: their producers had gone on, or the commit is forgotten."""
+    """Batches to be appended that the commit refused: their producers had gone on, they belong to a transaction, or the
+    commit is forgotten."""
+    aborted: list[AbortedNow] = field(default_factory=list[AbortedNow])
+    """The transactions that were open."""
     producers: int | None = None
     """None: not counted, because the records were not read."""
 
@@ -114,6 +119,8 @@ class Rebuild:
         plan = plan_rebuild(found.catalogued, found.listing, found.footers, found.l0_footers, now_ms=now_ms)
         rebuilt = Rebuilt(found=found, plan=plan, was_rebuilt=target is not None and target.is_rebuilt)
         rebuilt.is_dry = self.dry_run
+        if self.dry_run or rebuilt.was_rebuilt:
+            rebuilt.aborted = abort_open(plan, WalkedLog(), ids=self.runtime.ids, now_ms=now_ms)
         if self.dry_run:
             rebuilt.would_append = self.append_newer_l0
             return rebuilt
@@ -164,15 +171,17 @@ class Rebuild:
             # Files that are known from an increment alone have no CRC-32C in it.
             if row["level"] == 0 and row["state"] == "live" and not row["crc32c"]:
                 row["crc32c"] = await object_crc(self.store, row["key"])
-        await self._producers(plan, now_ms)
+        walked = await self._producers(plan, now_ms)
         rebuilt.producers = len(plan.tables["producers"])
+        rebuilt.aborted = abort_open(plan, walked, ids=self.runtime.ids, now_ms=now_ms)
         # A file has one class, so holes of the two kinds of topics go into two files.
         for is_compacted in (False, True):
             holes = [hole for hole in plan.holes if hole.is_compacted is is_compacted]
             if holes:
                 await self._fill(plan, holes, now_ms)
 
-    async def _producers(self, plan: RebuildPlan, now_ms: int) -> None:
+    async def _producers(self, plan: RebuildPlan, now_ms: int) -> WalkedLog:
+        walked = WalkedLog(is_walked=True)
         new = by_partition(plan.new_stretches)
         if new:
             self.say(f"reading the batches of producers in {plural(len(plan.new_stretches), 'stretch')}")
@@ -182,12 +191,20 @@ class Rebuild:
         for partition_id, stretches in new.items():
             producers = PartitionProducers(partition_id, rows[partition_id], now_ms=now_ms)
             for each in stretches:
-                async for base_offset, header in batches_of(self.store, each):
+                async for base_offset, header, control in batches_of(self.store, each):
+                    heard = heard_batch(partition_id, base_offset, header, control)
+                    if heard is not None and heard.ends is not None:
+                        walked.markers.add((partition_id, base_offset))
+                    if base_offset < each.known_end:
+                        continue
+                    if heard is not None:
+                        walked.batches.append(heard)
                     batch = producer_batch(base_offset, header)
-                    if batch is not None and base_offset >= each.known_end:
+                    if batch is not None:
                         producers.add(batch)
             rows[partition_id] = producers.rows
         plan.tables["producers"] = [row for of_one in rows.values() for row in of_one]
+        return walked
 
     async def _fill(self, plan: RebuildPlan, holes: Sequence[Hole], now_ms: int) -> None:
         """Write a file of empty extents in place of the holes."""
@@ -306,6 +323,8 @@ class Rebuild:
                         producer_id=header.producer_id,
                         producer_epoch=header.producer_epoch,
                         base_sequence=header.base_sequence,
+                        # Nothing tells how its transaction ended, and its producer is gone.
+                        masked_error=int(ErrorCode.INVALID_TXN_STATE) if header.is_transactional else 0,
                     )
                 )
         return CommitL0(lease=lease, seq=seq, key=key, size_bytes=len(body), crc32c=crc32c(body), batches=batches)

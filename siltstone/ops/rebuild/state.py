@@ -18,6 +18,8 @@ from metadata.contract.tail import Change, ChangeKind, Cursor
 from metadata.rules.packed_index import IndexRow, iter_index
 from metadata.rules.retention import retention_policy
 from metadata.security.details import acl_columns, acl_id, acls_of, quota_columns, quotas_of
+from metadata.transactions.rows import TxnRow, decode_txn_rows
+from wire.crc import crc32c
 
 ABOVE = 1 << 20
 """Numbers skipped in every sequence, because some may have been given after the last increment."""
@@ -43,6 +45,11 @@ class KnownL0(NamedTuple):
     """The row of `files`."""
     rows: tuple[IndexRow, ...]
 
+    @property
+    def is_inline(self) -> bool:
+        """Its bytes are in the row, and no object holds them."""
+        return bool(self.row.get("inline"))
+
 
 class Place(NamedTuple):
     """A partition as clients name it."""
@@ -65,6 +72,8 @@ class State:
     """The next offset in the snapshot. The producers' states of the snapshot reach up to there."""
     l0_files: dict[str, KnownL0]
     """Files live in the snapshot, or committed since, by key."""
+    txn_rows: list[TxnRow]
+    """The transactions that began and ended in files committed since the snapshot."""
     done: dict[str, tuple[int, int]]
     """Key of an output of a merge committed since -> (job id, time). Job ids give the order, because a merge is planned
     after the commit of the merges whose outputs it reads. Times do not, because clocks may step back."""
@@ -140,6 +149,7 @@ def rolled_forward(catalogued: Catalogued) -> State:
             for row in tables["files"]
             if row["level"] == 0 and row["state"] == "live"
         },
+        txn_rows=[],
         done={},
         deleted_topics={row["topic_id"] for row in tables["changes"]},
         deleted_names={row["name"]: row["deleted_ms"] for row in tables["deleted_topics"]},
@@ -176,6 +186,7 @@ def _heard_files(state: State, instant: BackupInstant, increment: Increment) -> 
         if (file.epoch, file.seq) <= instant.cursor.writers.get(file.writer_id, (-1, -1)) or file.key in state.l0_files:
             continue
         rows = tuple(iter_index(file.index))
+        state.txn_rows += decode_txn_rows(file.txn_rows)
         state.l0_files[file.key] = KnownL0(
             new_file_row(
                 file_id=file.file_id,
@@ -189,6 +200,9 @@ def _heard_files(state: State, instant: BackupInstant, increment: Increment) -> 
                 size_bytes=file.size_bytes,
                 created_ms=file.created_ms,
                 max_ts_ms=max((row.max_timestamp_ms for row in rows), default=None),
+                inline=file.inline or None,
+                txn=file.txn_rows or None,
+                crc32c=crc32c(file.inline) if file.inline else 0,
             ),
             rows,
         )
@@ -199,7 +213,7 @@ def new_file_row(**values: Any) -> Row:
     empty: Row = dict.fromkeys(
         (
             *("class", "writer_id", "epoch", "seq", "lo", "hi", "dead_ms", "max_ts_ms", "job_id", "config_version"),
-            *("trouble_until_ms", "trouble"),
+            *("trouble_until_ms", "trouble", "inline", "txn"),
         )
     )
     return {**empty, "state": "live", "crc32c": 0, "live_extents": 0, "index": b"\x01", **values}
