@@ -13,6 +13,7 @@ from tests.mutants.planted_in_answers import ANSWERS
 from tests.mutants.planted_in_claims import GONE
 from tests.mutants.planted_in_commits import COMMITS
 from tests.mutants.planted_in_committed_reads import COMMITTED_READS
+from tests.mutants.planted_in_coordination import COORDINATION
 from tests.mutants.planted_in_drains import DRAINS
 from tests.mutants.planted_in_erase_command import ASKED
 from tests.mutants.planted_in_erasures import ERASING
@@ -391,6 +392,7 @@ MUTANTS = (
     *GONE,
     *SWEEPS,
     *TLS,
+    *COORDINATION,
     *WALKS,
     *COMMITTED_READS,
     *CLOCKWORK,
