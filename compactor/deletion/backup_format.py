@@ -153,7 +153,7 @@ class TableFile:
         self._table = table
         self._steady = [at for at, name in enumerate(table.columns) if name != REFRESHED.get(table.name)]
         # Numbers are stored as they are, and most columns are numbers.
-        self._is_plain = [table.kind(name) not in ("binary", "text") for name in table.columns]
+        self._is_plain = [table.kind(name).removesuffix("[]") not in ("binary", "text") for name in table.columns]
         self._schema = pa.schema([(name, _arrow_type(table.kind(name))) for name in table.columns])
         self._writer = _arrow("pyarrow.parquet").ParquetWriter(str(path), self._schema, compression="zstd")
 
@@ -260,6 +260,12 @@ def encode_increment(increment: Increment) -> bytes:
                 file.size_bytes,
                 file.created_ms,
                 base64.b64encode(file.index).decode(),
+                # Absent where there are none: earlier releases, which know no transactions, can read on.
+                *(
+                    base64.b64encode(each).decode()
+                    for each in (file.inline, file.txn_rows)
+                    if file.inline or file.txn_rows
+                ),
             ]
             for file in increment.files
         ],
@@ -311,7 +317,8 @@ def decode_increment(body: bytes, *, cluster_id: str) -> Increment:
 
 
 def _read_files(stored: Iterable[Sequence[Any]]) -> Iterable[L0File]:
-    for file_id, key, writer_id, epoch, seq, size_bytes, created_ms, index in stored:
+    for file_id, key, writer_id, epoch, seq, size_bytes, created_ms, *packed in stored:
+        index, inline, txn_rows = (base64.b64decode(each, validate=True) for each in (*packed, "", "")[:3])
         yield L0File(
             file_id=int(file_id),
             key=str(key),
@@ -320,7 +327,9 @@ def _read_files(stored: Iterable[Sequence[Any]]) -> Iterable[L0File]:
             seq=int(seq),
             size_bytes=int(size_bytes),
             created_ms=int(created_ms),
-            index=base64.b64decode(index, validate=True),
+            index=index,
+            inline=inline,
+            txn_rows=txn_rows,
         )
 
 

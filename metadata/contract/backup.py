@@ -27,8 +27,9 @@ JOB_IDS_IN_FLIGHT = 1_000
 """How far ids of jobs may be out of order: a job may become visible after another whose id is this much higher, because
 ids are given before a transaction commits."""
 
-SEQUENCES = ("file_ids", "partition_ids", "node_ids", "group_epochs", "change_ids", "job_ids")
-"""The sequences whose last numbers are copied. `job_ids` is the identity column of `merge_jobs`."""
+SEQUENCES = ("file_ids", "partition_ids", "node_ids", "group_epochs", "change_ids", "job_ids", "transaction_epochs")
+"""The sequences whose last numbers are copied. `job_ids` is the identity column of `merge_jobs`. Backups of earlier
+releases lack `transaction_epochs`: they gave none."""
 
 
 class BackupTable(Protocol):

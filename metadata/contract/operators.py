@@ -14,6 +14,7 @@ from metadata.contract.jobs import JobState, MergeJob
 from metadata.contract.leveled import LeveledExtent
 from metadata.contract.topics import Watermarks
 from metadata.rules.history import ServerHistory
+from metadata.transactions.contract import AbortedTransaction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +140,43 @@ class GroupsView:
     """At most 1,000."""
 
 
+class OngoingTransaction(NamedTuple):
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    txn_seq: int
+
+
+class EnteredPartition(NamedTuple):
+    """A partition that a transaction entered."""
+
+    partition_id: int
+    producer_id: int
+    epoch: int
+    txn_seq: int
+    first_offset: int | None
+    """None until the transaction has records there."""
+
+
+class AbortedRow(NamedTuple):
+    transaction: AbortedTransaction
+    stable_offset: int | None
+    """No transaction that ended later begins below it; None: the store needs no such bound."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionsView:
+    """The transactions at one instant, as the invariants read them (`metadata/rules/invariants/transactions.py`)."""
+
+    watermarks: Sequence[Watermarks]
+    ongoing: Sequence[OngoingTransaction]
+    """By transactional id."""
+    entered: Sequence[EnteredPartition]
+    """By partition and producer id."""
+    aborted: Sequence[AbortedRow]
+    """By partition and marker."""
+
+
 class OperatorMetadata(Protocol):
     """Every method may raise `MetadataUnavailableError`."""
 
@@ -162,7 +200,8 @@ class OperatorMetadata(Protocol):
 
     async def held_bytes(self, partition_ids: Sequence[int]) -> Sequence[HeldBytes]:
         """The bytes of these partitions, of deleted ones too, in all files that are live or dead, by partition and
-        offset. An object without a row, and a batch that its L0 commit refused, may hold more."""
+        offset. An object without a row, and a batch that its L0 commit refused, may hold more. Inline files are left
+        out: no object holds them, and markers alone are in them."""
         ...
 
     async def request_compaction(self, topic_id: uuid.UUID) -> Mapping[int, int]:
@@ -180,6 +219,8 @@ class OperatorMetadata(Protocol):
         ...
 
     async def groups_view(self) -> GroupsView: ...
+
+    async def transactions_view(self) -> TransactionsView: ...
 
     async def pins(self) -> Sequence[tuple[int, str, int, int]]:
         """(pin id, holder, created ms, expires ms) of live pins."""

@@ -15,13 +15,17 @@ from metadata.contract.jobs import (
 )
 from metadata.contract.leases import JOB_LEASE_MS, LEASE_MS
 from metadata.contract.operators import (
+    AbortedRow,
+    EnteredPartition,
     GroupLag,
     GroupLags,
     GroupsView,
     HeldBytes,
     Observation,
+    OngoingTransaction,
     StrayOffset,
     SystemView,
+    TransactionsView,
 )
 from metadata.contract.topics import (
     Topic,
@@ -74,7 +78,7 @@ class MemoryOperators:
         states = (FileState.LIVE, FileState.DEAD)
         files = [file for file in self.database.files.values() if file.info.state in states]
         found = [each for file in files for each in self._held_extents(file) if each.partition_id in wanted]
-        for info in (file.info for file in files if file.info.level == 0):
+        for info in (file.info for file in files if file.info.level == 0 and not file.info.inline):
             found += held_rows(info.file_id, info.key, info.index, info.dead_ms, wanted)
         return sorted(found, key=lambda each: each[:4])
 
@@ -123,6 +127,26 @@ class MemoryOperators:
             live_extents={file.info.file_id: file.info.live_extents for file in live if file.info.level > 0},
             job_inputs=inputs,
             pins=[pin.created_ms for pin in db.pins.values() if pin.expires_ms > now_ms],
+        )
+
+    async def transactions_view(self) -> TransactionsView:
+        db = self.database
+        rows = db.transactions
+        return TransactionsView(
+            watermarks=[watermarks_of(db, id_) for id_ in sorted(db.partitions)],
+            ongoing=[
+                OngoingTransaction(id_, row.producer_id, row.producer_epoch, row.txn_seq)
+                for id_, row in sorted(rows.by_id.items())
+                if row.is_ongoing
+            ],
+            entered=[
+                EnteredPartition(*at, row.epoch, row.txn_seq, row.first_offset)
+                for at, row in sorted(rows.entered.items())
+            ],
+            aborted=[
+                AbortedRow(each, None)
+                for each in sorted(rows.aborted, key=lambda each: (each.partition_id, each.last_offset))
+            ],
         )
 
     async def groups_view(self) -> GroupsView:

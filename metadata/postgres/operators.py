@@ -21,11 +21,15 @@ from metadata.contract.jobs import (
 )
 from metadata.contract.leveled import LeveledExtent
 from metadata.contract.operators import (
+    AbortedRow,
+    EnteredPartition,
     GroupsView,
     HeldBytes,
     Observation,
+    OngoingTransaction,
     StrayOffset,
     SystemView,
+    TransactionsView,
 )
 from metadata.postgres import history as postgres_history
 from metadata.postgres.connection import Database
@@ -55,6 +59,7 @@ from metadata.postgres.tables import (
     TOPICS,
     Utf8,
 )
+from metadata.postgres.transactions.tables import ABORTED_TRANSACTIONS, TRANSACTION_PARTITIONS, TRANSACTIONS
 from metadata.rules.history import ServerHistory
 from metadata.rules.packed_index import iter_index
 from metadata.rules.refusals import not_compacted, unknown_topic_id
@@ -63,6 +68,7 @@ from metadata.rules.retention import (
     retention_policy,
 )
 from metadata.rules.stretches import held_rows
+from metadata.transactions.contract import AbortedTransaction, TransactionState
 
 NOW_MS = sa.text("clock_ms()")
 
@@ -88,7 +94,18 @@ _HELD_EXTENTS = statement(
     partition_ids=INTS,
 )
 _HELD_L0 = sa.select(FILES.c.file_id, FILES.c.key, FILES.c.index, FILES.c.dead_ms).where(
-    FILES.c.level == 0, FILES.c.state.in_(["live", "dead"])
+    FILES.c.level == 0, FILES.c.state.in_(["live", "dead"]), FILES.c.inline.is_(None)
+)
+
+_ONGOING = (
+    sa.select(
+        TRANSACTIONS.c.transactional_id,
+        TRANSACTIONS.c.producer_id,
+        TRANSACTIONS.c.producer_epoch,
+        TRANSACTIONS.c.txn_seq,
+    )
+    .where(TRANSACTIONS.c.state == TransactionState.ONGOING.value)
+    .order_by(TRANSACTIONS.c.transactional_id)
 )
 
 # Only where a pass can change something: new records, an overflowed buffer, or tombstones that may go.
@@ -232,6 +249,29 @@ class PostgresOperators:
                 groups=groups,
                 last_epoch=last.scalar_one(),
                 stray_offsets=[StrayOffset(row.group_id, OffsetPlace(row.topic_id, row.partition)) for row in strays],
+            )
+
+        return await self._database.read(work, repeatable=True)
+
+    async def transactions_view(self) -> TransactionsView:
+        async def work(connection: AsyncConnection) -> TransactionsView:
+            marks = (await connection.execute(sa.text(f"{WATERMARKS_QUERY} ORDER BY 1"))).mappings().all()
+            entered = sa.select(TRANSACTION_PARTITIONS).order_by(sa.text("partition_id, producer_id"))
+            aborted = sa.select(ABORTED_TRANSACTIONS).order_by(sa.text("partition_id, last_offset"))
+            return TransactionsView(
+                watermarks=[watermarks_of(row) for row in marks],
+                ongoing=[OngoingTransaction(*row) for row in await connection.execute(_ONGOING)],
+                entered=[
+                    EnteredPartition(row.partition_id, row.producer_id, row.epoch, row.txn_seq, row.first_offset)
+                    for row in await connection.execute(entered)
+                ],
+                aborted=[
+                    AbortedRow(
+                        AbortedTransaction(row.partition_id, row.producer_id, row.first_offset, row.last_offset),
+                        row.stable_offset,
+                    )
+                    for row in await connection.execute(aborted)
+                ],
             )
 
         return await self._database.read(work, repeatable=True)

@@ -3,13 +3,14 @@
 The order of reads matters, so that changes of a running system meanwhile do not look like faults:
 
 1. the list of objects, the file rows and the producers;
-2. one view of everything that lives, and one of the consumer groups. Watermarks only grow, so offsets seen before must
-   lie below those seen later;
+2. one view of everything that lives, one of the consumer groups, one of the transactions. Watermarks only grow, so
+   offsets seen before must lie below those seen later;
 3. the objects, which stay for the grace after they are replaced;
 4. again the objects that looked wrong: a merge may have replaced the file, or the janitor may have deleted it.
 
 L0 objects are read whole, a few ahead: once for CRC and batches, and once for the producers' sequences. Larger objects
-are streamed in chunks. So memory is bounded by READ_AHEAD files or chunks.
+are streamed in chunks. So memory is bounded by READ_AHEAD files or chunks. The bytes of inline files, the markers of
+transactions, are in their rows; they are checked like those of objects.
 """
 
 from __future__ import annotations
@@ -47,8 +48,10 @@ from metadata.rules.invariants.leveled import (
     check_merge_1,
     check_sum_1,
 )
+from metadata.rules.invariants.transactions import check_txn_1, check_txn_2, check_txn_3
 from storage.keys import LEVEL_PREFIXES, BadKeyError, parse_file_key
 from storage.objects import ObjectNotFoundError, ObjectStat, ObjectStore
+from wire.crc import crc32c
 
 PAGE_FILES = 1000
 READ_AHEAD = 8
@@ -58,12 +61,15 @@ INVARIANTS = {
     "LOG-1": "each offset of a partition is given once, in order",
     "LOG-2": "every acknowledged record is readable at its offset",
     "LOG-3": "live extents are disjoint and leave no gap",
-    "FILE-1": "a live file's object exists, with its length and CRC",
+    "FILE-1": "a live file's object exists, with its length and CRC; an inline file's row has both",
     "FILE-2": "every object is live, in grace, pinned, in flight or a young orphan",
     "FILE-3": "a merged file counts its live extents right",
     "SUM-1": "the sums for planning and retention are those of the live extents",
     "MERGE-1": "nothing is input of two live merges",
     "PROD-1": "a retried batch is stored once",
+    "TXN-1": "what a transaction entered agrees with it",
+    "TXN-2": "no transaction hangs",
+    "TXN-3": "the markers of aborted transactions are in the log",
     "GRP-1": "no group has an epoch that another was given",
     "GRP-2": "a committed offset belongs to a group and a partition",
     "GRP-3": "a group's members, leader and protocol fit together",
@@ -102,11 +108,12 @@ async def check_system(
     states = await metadata.agents.producer_states()
     view = await metadata.operators.system_view()
     groups = await metadata.operators.groups_view()
+    transactions = await metadata.operators.transactions_view()
     marks = {mark.partition_id: mark for mark in view.watermarks}
     extents = live_extents(view.l0_files, marks, view.extents)
     live = [file for file in files if file.state is FileState.LIVE]
     unsettled = [
-        *await _check_objects(live, extents, view, store, quick=quick, progress=progress),
+        *await _check_objects(live, extents, view, _StoreAndRows(store, files, view), quick=quick, progress=progress),
         *await _check_listed(objects, files, view, metadata, store, allowances or Allowances()),
     ]
     found: dict[str, list[Violation]] = defaultdict(list)
@@ -120,6 +127,9 @@ async def check_system(
         *check_sum_1(view),
         *check_merge_1(view),
         *check_prod_1(states, marks),
+        *check_txn_1(transactions),
+        *check_txn_2(transactions),
+        *check_txn_3(transactions),
         *check_grp_1(groups),
         *check_grp_2(groups),
         *check_grp_3(groups),
@@ -136,6 +146,9 @@ async def check_system(
         "SUM-1": (len(view.extents), "extents"),
         "MERGE-1": (len(view.job_inputs), "inputs"),
         "PROD-1": (len(states), "producers"),
+        "TXN-1": (len(transactions.entered), "partitions"),
+        "TXN-2": (len(transactions.entered), "partitions"),
+        "TXN-3": (len(transactions.aborted), "transactions"),
         "GRP-1": (len(groups.groups), "groups"),
         "GRP-2": (sum(summary.offsets for summary, _ in groups.groups), "offsets"),
         "GRP-3": (len(groups.groups), "groups"),
@@ -191,12 +204,13 @@ async def _looked_at_again(
     # Only a violation about an object can have ended meanwhile; without one, spare the second listing of all files.
     if not any(violation.key for violation in violations):
         return violations
-    states = {file.key: file.state for file in await all_files(metadata)}
+    files = {file.key: file for file in await all_files(metadata)}
     still: list[Violation] = []
     for violation in violations:
-        state = states.get(violation.key)
+        file = files.get(violation.key)
+        state = None if file is None else file.state
         if violation.id == "FILE-2":
-            was_committed = state is FileState.LIVE
+            was_committed = file is not None and state is FileState.LIVE and not file.inline
             holds = not was_committed and await _exists(store, violation.key)
         else:
             holds = not violation.key or state is FileState.LIVE
@@ -217,7 +231,7 @@ async def _check_objects(
     live: Sequence[FileInfo],
     extents: Sequence[LiveExtent],
     view: SystemView,
-    store: ObjectStore,
+    store: _StoreAndRows,
     *,
     quick: bool,
     progress: Progress,
@@ -244,7 +258,7 @@ async def _check_objects(
 
 
 async def _check_leveled(
-    file: FileInfo, extents: Sequence[LeveledExtent], store: ObjectStore, *, quick: bool
+    file: FileInfo, extents: Sequence[LeveledExtent], store: _StoreAndRows, *, quick: bool
 ) -> list[Violation]:
     violations: list[Violation] = []
     try:
@@ -265,13 +279,13 @@ async def _check_leveled(
     return violations
 
 
-async def _chunks(store: ObjectStore, stat: ObjectStat) -> AsyncIterator[bytes]:
+async def _chunks(store: _StoreAndRows, stat: ObjectStat) -> AsyncIterator[bytes]:
     for position in range(0, stat.size_bytes, CHUNK_BYTES):
         yield await store.get_range(stat.key, position, min(CHUNK_BYTES, stat.size_bytes - position))
 
 
 async def _check_l0(
-    live: Sequence[FileInfo], extents: Sequence[LiveExtent], store: ObjectStore, *, quick: bool, progress: Progress
+    live: Sequence[FileInfo], extents: Sequence[LiveExtent], store: _StoreAndRows, *, quick: bool, progress: Progress
 ) -> list[Violation]:
     violations: list[Violation] = []
     by_key: dict[str, list[LiveExtent]] = defaultdict(list)
@@ -305,6 +319,27 @@ async def _check_l0(
     return violations
 
 
+class _StoreAndRows:
+    """The object store, and the bytes of inline files, which are in their rows and in no object."""
+
+    def __init__(self, store: ObjectStore, files: Iterable[FileInfo], view: SystemView) -> None:
+        self._store = store
+        self._inline = {file.key: file.inline for file in (*files, *view.l0_files) if file.inline}
+
+    async def head(self, key: str) -> ObjectStat:
+        body = self._inline.get(key)
+        if body is None:
+            return await self._store.head(key)
+        return ObjectStat(key=key, size_bytes=len(body), last_modified_ms=0, crc32c=crc32c(body))
+
+    async def get(self, key: str) -> bytes:
+        body = self._inline.get(key)
+        return await self._store.get(key) if body is None else body
+
+    async def get_range(self, key: str, start: int, length: int) -> bytes:
+        return await self._store.get_range(key, start, length)
+
+
 class ReadAhead:
     """Fetches objects a few ahead, in the order of `keys`, in which the caller must ask for them.
 
@@ -313,7 +348,7 @@ class ReadAhead:
 
     def __init__(
         self,
-        store: ObjectStore,
+        store: _StoreAndRows,
         keys: Iterable[str],
         *,
         assumed_crc32c: Mapping[str, int] | None = None,

@@ -159,12 +159,14 @@ def _cut(whole: Slice, slice_bytes: int) -> Iterator[Slice]:
 
 
 def _l0_piece(extent: L0Extent) -> Piece:
+    # A file that no object holds has markers alone, and a marker is no record: there is nothing to read.
+    length = 0 if extent.inline else extent.length
     return Piece(
         key=extent.key,
         file_size_bytes=extent.file_size_bytes,
         level=0,
         position=extent.position,
-        length=extent.length,
+        length=length,
         base_offset=extent.base_offset,
         last_offset=extent.last_offset,
         record_count=-1,

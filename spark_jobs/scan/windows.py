@@ -136,7 +136,9 @@ class _Windows:
         for read, future in _Fetcher(self.store, pieces, self._reads()):
             piece = pieces[read.piece]
             if read.begins:
-                if not read.is_whole or group_bytes >= JOINED_BYTES or piece.base_offset > cursor:
+                # A piece without bytes ends no group: each transaction leaves one between small extents.
+                is_large = read.length > 0 and not read.is_whole
+                if is_large or group_bytes >= JOINED_BYTES or piece.base_offset > cursor:
                     yield from self._joined(group)
                     group, group_bytes = [], 0
                 if piece.base_offset > cursor:

@@ -129,6 +129,8 @@ def _decoder(type_: Any) -> Decode:
             return _uuid
         case pg.JSONB():
             return _jsonb
+        case pg.ARRAY(item_type=Utf8()):
+            return _utf8_array
         case _:
             raise BugError(f"columns of type {type_!r} cannot be copied")
 
@@ -139,6 +141,21 @@ def _none(_: bytes) -> None:
 
 def _utf8(field: bytes) -> str:
     return field.decode("utf-8", "surrogatepass")
+
+
+def _utf8_array(field: bytes) -> list[str]:
+    """The number of dimensions, a flag for NULLs and the type of the items, i32 each; per dimension its length and its
+    first index; then the items as fields are (`array_send` in Postgres)."""
+    (dimensions,) = _LENGTH.unpack_from(field, 0)
+    if not dimensions:
+        return []
+    (count,), at = _LENGTH.unpack_from(field, 12), 20
+    items: list[str] = []
+    for _ in range(count):
+        (length,) = _LENGTH.unpack_from(field, at)
+        items.append(_utf8(field[at + 4 : at + 4 + length]))
+        at += 4 + length
+    return items
 
 
 def _is_true(field: bytes) -> bool:

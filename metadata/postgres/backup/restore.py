@@ -22,6 +22,8 @@ from metadata.postgres.backup.tables import PRODUCERS, TABLES
 from metadata.postgres.connection import CONNECTION_ERRORS, connect, unavailable
 from metadata.postgres.security.older import note_excluded
 from metadata.postgres.tables import ACLS, CLIENT_QUOTAS, CLUSTER, FILES, PRODUCER_STATES, TOPICS, WRITERS
+from metadata.postgres.transactions.tables import ABORTED_TRANSACTIONS, TRANSACTIONS
+from metadata.postgres.transactions.using import use_transactions
 from runtime.errors import BadInputError, BugError
 
 ROWS_AT_A_TIME = 2_000
@@ -159,6 +161,8 @@ async def restore_backup(url: str, tables: Mapping[str, Sequence[Row]], sequence
                 await connection.execute(sa.text(f"SELECT setval({place}, :last)"), {"last": max(last, 1)})
             if any(tables.get(name) for name in (ACLS.name, CLIENT_QUOTAS.name)):
                 await note_excluded(connection)
+            if _has_transactions(tables) and not await use_transactions(connection):
+                raise BugError("programs are at work in an empty database")
             # Timeline 0 is never the server's, so the janitor deletes nothing until an operator adopts this server.
             await connection.execute(sa.update(CLUSTER).values(adopted_timeline=0, store_bound=True))
     except (IntegrityError, DataError) as error:
@@ -167,6 +171,12 @@ async def restore_backup(url: str, tables: Mapping[str, Sequence[Row]], sequence
         raise unavailable(error) from error
     finally:
         await engine.dispose()
+
+
+def _has_transactions(tables: Mapping[str, Sequence[Row]]) -> bool:
+    return any(tables.get(name) for name in (TRANSACTIONS.name, ABORTED_TRANSACTIONS.name)) or any(
+        row.get("inline") or row.get("txn") for row in tables.get(FILES.name, ())
+    )
 
 
 def _alike(table: sa.Table, rows: Sequence[Row]) -> Iterable[list[dict[str, Any]]]:

@@ -34,6 +34,12 @@ from metadata.postgres.tables import (
     WRITERS,
     Utf8,
 )
+from metadata.postgres.transactions.tables import (
+    ABORTED_TRANSACTIONS,
+    TRANSACTION_OFFSETS,
+    TRANSACTION_PARTITIONS,
+    TRANSACTIONS,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +66,9 @@ class CopiedTable:
             return None
         match self.table.c[column].type:
             case Utf8():
-                return str(value).encode("utf-8", "surrogatepass")
+                return _utf8(value)
+            case pg.ARRAY(item_type=Utf8()):
+                return [_utf8(each) for each in value]
             case pg.JSONB():
                 return json.dumps(value, sort_keys=True)
             case sa.Uuid():
@@ -74,13 +82,23 @@ class CopiedTable:
             return None
         match self.table.c[column].type:
             case Utf8():
-                return bytes(value).decode("utf-8", "surrogatepass")
+                return _text(value)
+            case pg.ARRAY(item_type=Utf8()):
+                return [_text(each) for each in value]
             case pg.JSONB():
                 return json.loads(value)
             case sa.Uuid():
                 return uuid.UUID(value)
             case _:
                 return value
+
+
+def _utf8(value: object) -> bytes:
+    return str(value).encode("utf-8", "surrogatepass")
+
+
+def _text(stored: Any) -> str:
+    return bytes(stored).decode("utf-8", "surrogatepass")
 
 
 def _kind(type_: Any) -> str:
@@ -148,11 +166,24 @@ TABLES: Mapping[str, CopiedTable] = {
         # Without the members: they join again.
         CopiedTable(table=GROUPS, columns=("group_id", "epoch", "owner_id", "protocol_type", "generation")),
         CopiedTable(table=GROUP_OFFSETS, columns=_all_but(GROUP_OFFSETS)),
+        CopiedTable(table=TRANSACTIONS, columns=_all_but(TRANSACTIONS)),
+        CopiedTable(table=TRANSACTION_PARTITIONS, columns=_all_but(TRANSACTION_PARTITIONS)),
+        CopiedTable(table=ABORTED_TRANSACTIONS, columns=_all_but(ABORTED_TRANSACTIONS)),
+        CopiedTable(table=TRANSACTION_OFFSETS, columns=_all_but(TRANSACTION_OFFSETS)),
         CopiedTable(table=ACLS, columns=_all_but(ACLS)),
         CopiedTable(table=CLIENT_QUOTAS, columns=_all_but(CLIENT_QUOTAS)),
         CopiedTable(table=CHANGES, columns=("change_id", "kind", "topic_id"), condition="kind = 'topic_deleted'"),
     )
 }
 
-LATER_TABLES = frozenset({ACLS.name, CLIENT_QUOTAS.name})
+LATER_TABLES = frozenset(
+    {
+        ACLS.name,
+        CLIENT_QUOTAS.name,
+        TRANSACTIONS.name,
+        TRANSACTION_PARTITIONS.name,
+        ABORTED_TRANSACTIONS.name,
+        TRANSACTION_OFFSETS.name,
+    }
+)
 """Tables that backups of earlier releases lack: they had none of these rows."""

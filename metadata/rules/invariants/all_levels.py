@@ -4,7 +4,7 @@
 - LOG-2  acknowledged records are readable: every offset in [log start, high watermark) lies in a live extent, and the
          bytes of that extent are whole record batches that hold exactly its offsets;
 - LOG-3  live extents of a partition are disjoint and cover [log start, high watermark);
-- FILE-1 a live file's object exists, with its length and CRC;
+- FILE-1 a live file's object exists, with its length and CRC; the bytes in the row of an inline file have them too;
 - FILE-2, FILE-3, SUM-1, MERGE-1, and LOG-2 for the bytes of L1 and above: `metadata/rules/invariants/leveled.py`;
 - GRP-1, GRP-2, GRP-3: `metadata/rules/invariants/groups.py`;
 - PROD-1 a retried batch is stored once: a producer's remembered batches are distinct, consecutive and below the high
@@ -208,8 +208,9 @@ async def check_file_1(files: Iterable[FileInfo], objects: Objects) -> list[Viol
             continue
         found = stat.crc32c if body is None else crc32c(body)
         if (stat.size_bytes, found) != (file.size_bytes, file.crc32c):
+            what = "bytes in the row of" if file.inline else "object"
             message = (
-                f"live file {file.file_id}, object {file.key}: {stat.size_bytes} bytes with CRC-32C {found},"
+                f"live file {file.file_id}, {what} {file.key}: {stat.size_bytes} bytes with CRC-32C {found},"
                 f" not {file.size_bytes} with {file.crc32c}"
             )
             violations.append(Violation(id="FILE-1", message=message, key=file.key))
@@ -249,7 +250,8 @@ async def check_prod_1_bytes(extents: Iterable[LiveExtent], objects: Objects) ->
             continue  # check_log_2_bytes reports it
         partition_id = extent.row.partition_id
         for base_offset, batch in batches:
-            if batch.producer_id == NO_PRODUCER:
+            # Markers carry a producer id but no sequence of their own.
+            if batch.producer_id == NO_PRODUCER or batch.is_control:
                 continue
             sequences = (batch.base_sequence, batch.last_sequence)
             what = (partition_id, batch.producer_id, batch.producer_epoch, *sequences)

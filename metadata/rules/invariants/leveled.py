@@ -90,6 +90,8 @@ def check_file_2(
         if file is None:
             if view.now_ms - modified_ms > allowances.orphan_ms and not in_flight(key):
                 why = "no row names it"
+        elif file.inline:
+            why = f"the row of its file {file.file_id} holds the bytes"
         elif file.state is FileState.DEAD:
             dead_ms = file.created_ms if file.dead_ms is None else file.dead_ms
             # A pin protects a file that was still live when the pin was created.

@@ -9,6 +9,7 @@ import random
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import sqlalchemy as sa
@@ -75,8 +76,20 @@ async def fill(url: str, chance: random.Random) -> None:
     """Rows with the values and NULLs that commits do not make."""
     groups = [name.encode("utf-8", "surrogatepass").hex() for name in NAMES]
     acls = ", ".join(f"(sha256('\\x{name}'), 2, 3, '\\x{name}', '\\x{name}', '\\x', 3, 2)" for name in groups)
+    names = [f"'\\x{name}'::bytea" for name in groups]
+    ids = [
+        f"({name}, {number}, {chance.choice([0, 32766])}, 1, 1, ARRAY[{', '.join(names[:number])}]::bytea[], 1, 1)"
+        for number, name in list(enumerate(names))[1:]
+    ]
     await run_sql(
         url,
+        f"""INSERT INTO transactions (transactional_id, producer_id, producer_epoch, timeout_ms, updated_ms,
+            group_ids, owner_id, coordinator_epoch) VALUES {", ".join(ids)}""",
+        "INSERT INTO transaction_partitions VALUES (1, 5, 0, 1, NULL), (2, 5, 0, 1, 9223372036854775807)",
+        "INSERT INTO aborted_transactions VALUES (1, 9, 5, 3, 10), (1, 12, 5, 10, 13)",
+        f"INSERT INTO transaction_offsets VALUES (5, {names[2]}, '{uuid4()}', 0, 7, -1, {names[3]}, 1)",
+        """INSERT INTO files (key, level, state, size_bytes, crc32c, created_ms, inline, txn)
+            VALUES ('l0/inline', 0, 'live', 3, 0, 0, '\\x010203', '\\x01')""",
         "INSERT INTO deleted_topics VALUES ('', 1), ('t-\N{SNOWMAN}', 9223372036854775807)",
         """UPDATE topics SET configs = '{"b": "x\\"\\u2603", "a": null, "n": 12345678901234567890}'""",
         f"UPDATE log_starts SET last_stable_offset = {chance.randrange(9)}, cleaned_through_offset = -1 + 1",

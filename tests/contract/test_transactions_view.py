@@ -1,0 +1,70 @@
+"""The view of transactions that the invariants read, in both stores: it shows what is there, and they hold."""
+
+from __future__ import annotations
+
+from metadata.contract.operators import EnteredPartition, OngoingTransaction
+from metadata.rules.invariants.transactions import check_txn_1, check_txn_2, check_txn_3
+from metadata.transactions.contract import AbortedTransaction
+from tests.contract.metadata_worlds import World
+from tests.contract.transactions import two_partitions
+
+
+async def broken(world: World) -> list[str]:
+    view = await world.service.operators.transactions_view()
+    return [each.message for check in (check_txn_1, check_txn_2, check_txn_3) for each in check(view)]
+
+
+async def test_the_view_shows_what_was_entered_and_what_was_aborted(world: World) -> None:
+    coordinator, one, two = await two_partitions(world)
+    aborting, ongoing, empty = [await coordinator.producer(name) for name in ("aborting", "ongoing", "empty")]
+    aborted_id = aborting.producer_id
+    await aborting.write(one, two)
+    await aborting.end(commit=False)
+    await ongoing.write(two, count=2)
+    seq = await empty.enter(one)
+
+    view = await world.service.operators.transactions_view()
+
+    assert [(mark.partition_id, mark.last_stable_offset, mark.high_watermark) for mark in view.watermarks] == [
+        (one, 2, 2),
+        (two, 2, 4),
+    ]
+    assert view.ongoing == [
+        OngoingTransaction("empty", empty.producer_id, 0, seq),
+        OngoingTransaction("ongoing", ongoing.producer_id, 0, 1),
+    ]
+    assert view.entered == [
+        EnteredPartition(one, empty.producer_id, 0, seq, None),
+        EnteredPartition(two, ongoing.producer_id, 0, 1, 2),
+    ]
+    assert [row.transaction for row in view.aborted] == [
+        AbortedTransaction(one, aborted_id, 0, 1),
+        AbortedTransaction(two, aborted_id, 0, 1),
+    ]
+    assert {row.stable_offset for row in view.aborted} <= {2, None}
+    assert await broken(world) == []
+
+
+async def test_the_invariants_hold_amid_transactions_that_overlap(world: World) -> None:
+    coordinator, one, two = await two_partitions(world)
+    producers = [await coordinator.producer(f"t{number}") for number in range(4)]
+    for turn in range(3):
+        for producer in producers:
+            await producer.write(one, two)
+            assert await broken(world) == []
+        for number, producer in enumerate(producers):
+            if number != turn:  # one stays open, and goes on in the next turn
+                await producer.end(commit=number % 2 == 0)
+                assert await broken(world) == []
+    await world.service.agents.delete_records(one, 9)
+    assert await broken(world) == []
+    assert (await world.service.operators.transactions_view()).aborted
+
+
+async def test_inline_files_hold_no_bytes_in_objects(world: World) -> None:
+    coordinator, one, _ = await two_partitions(world)
+    producer = await coordinator.producer()
+    await producer.write(one)
+    await producer.end()
+    held = await world.service.operators.held_bytes([one])
+    assert [(each.base_offset, each.last_offset) for each in held] == [(0, 0)]
