@@ -20,15 +20,13 @@ PATIENCE_MS = 15_000
 BACKOFF_MS = 100
 _TRANSACTION_KEY = 1
 """FindCoordinator's key type of transactional ids."""
-_RIGHTS = (
-    "`siltstone acls create` gives rights: Describe on the transactional id to look, Alter on the cluster to abort;"
-    " the audit log of the agent names who was refused"
-)
+_ALLOW = "`siltstone acls create --allow-principal User:NAME "
 _REMEDIES: Mapping[str, str] = MappingProxyType(
     {
         "TRANSACTIONAL_ID_NOT_FOUND": "`siltstone transactions list` shows the ids",
-        "TRANSACTIONAL_ID_AUTHORIZATION_FAILED": _RIGHTS,
-        "CLUSTER_AUTHORIZATION_FAILED": _RIGHTS,
+        "TRANSACTIONAL_ID_AUTHORIZATION_FAILED": f"{_ALLOW}--operation Describe --transactional-id ID` lets a user look at"
+        " a transaction; to abort it takes `--operation Alter --cluster` too",
+        "CLUSTER_AUTHORIZATION_FAILED": f"{_ALLOW}--operation Alter --cluster` lets a user abort transactions",
         "INVALID_TXN_STATE": "it ended meanwhile: there is nothing to abort",
         "INVALID_PRODUCER_EPOCH": "its producer began anew meanwhile, which ended the transaction; look again",
         "INVALID_PRODUCER_ID_MAPPING": "its producer began anew meanwhile, which ended the transaction; look again",
