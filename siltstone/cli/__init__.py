@@ -37,6 +37,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "siltstone.cli.groups.commands:groups",
         "List consumer groups, show their lag, reset their offsets, delete them.",
     ),
+    "transactions": (
+        "siltstone.cli.transactions.commands:transactions",
+        "List transactions, show what they hold back, find those that hang, abort one.",
+    ),
     "users": ("siltstone.cli.access.users:users", "Create, list and delete users that log in with a password."),
     "acls": ("siltstone.cli.access.acls:acls", "Say who may do what: list, create and delete ACLs."),
     "quotas": ("siltstone.cli.access.quotas:quotas", "Bound how much users and clients may do."),

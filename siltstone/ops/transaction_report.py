@@ -1,0 +1,190 @@
+"""What `siltstone transactions` shows: ids, what their transactions hold back, and which of them hang. Pure.
+
+The coordinator is the agent that the agents themselves choose for an id, not the one that took the id last.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agents.transactions.ownership import owner
+from metadata.contract.leases import AgentInfo
+from metadata.contract.operators import EnteredPartition, TransactionsView
+from metadata.contract.topics import Topic, Watermarks
+from metadata.transactions.contract import TransactionInfo
+from runtime.text import age_text
+
+HANGING_MS = 20 * 60_000
+"""Of Kafka's tool: longer than any time-out that agents allow by default (transaction.max.timeout.ms, 15 minutes)."""
+LIST_COLUMNS = ("transactional id", "producer", "epoch", "state", "coordinator", "ongoing for")
+HELD_COLUMNS = ("partition", "first offset", "last stable", "high watermark", "held back", "by")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldPartition:
+    """A partition that a transaction entered."""
+
+    partition_id: int
+    topic: str | None
+    """None: the topic is gone."""
+    partition: int
+    first_offset: int | None
+    """None: the transaction has no record here, so it holds nothing back."""
+    marks: Watermarks | None
+
+    @property
+    def name(self) -> str:
+        return f"partition id {self.partition_id}" if self.topic is None else f"{self.topic}-{self.partition}"
+
+    @property
+    def held_back(self) -> int:
+        """The offsets that readers of committed records do not get yet, whichever transaction holds them."""
+        return 0 if self.marks is None else self.marks.high_watermark - self.marks.last_stable_offset
+
+    @property
+    def holds(self) -> bool:
+        """No other transaction of the partition began earlier."""
+        if self.marks is None or self.first_offset is None:
+            return False
+        return self.first_offset <= self.marks.last_stable_offset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strays:
+    """The partitions that one producer entered, although no transaction of it is ongoing."""
+
+    producer_id: int
+    producer_epoch: int
+    held: Sequence[HeldPartition]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """A transactional id at one time."""
+
+    info: TransactionInfo
+    coordinator: str
+    """HOST:PORT; empty: no agent is there."""
+    now_ms: int
+    """By the store's clock."""
+
+    @property
+    def age_ms(self) -> int | None:
+        """Of the ongoing transaction."""
+        return None if self.info.started_ms is None else self.now_ms - self.info.started_ms
+
+    @property
+    def group_ids(self) -> Sequence[str]:
+        """Of the ongoing transaction; the row keeps those of one that has ended."""
+        return () if self.info.started_ms is None else self.info.group_ids
+
+
+def shown(info: TransactionInfo, agents: Sequence[AgentInfo], now_ms: int) -> Shown:
+    found = owner(info.transactional_id, agents)
+    coordinator = "" if found is None else f"{found.address.host}:{found.address.port}"
+    return Shown(info=info, coordinator=coordinator, now_ms=now_ms)
+
+
+def held_partitions(
+    entered: Mapping[int, int | None], topics: Sequence[Topic], marks: Mapping[int, Watermarks]
+) -> Sequence[HeldPartition]:
+    """By topic and partition. `entered`: first offset by partition id."""
+    places = {id_: (topic.name, number) for topic in topics for number, id_ in enumerate(topic.partition_ids)}
+    found: list[HeldPartition] = []
+    for id_, first_offset in entered.items():
+        topic, number = places.get(id_, (None, -1))
+        found.append(
+            HeldPartition(
+                partition_id=id_, topic=topic, partition=number, first_offset=first_offset, marks=marks.get(id_)
+            )
+        )
+    return sorted(found, key=lambda each: (each.topic or "", each.partition, each.partition_id))
+
+
+def strays_of(view: TransactionsView, topics: Sequence[Topic]) -> Sequence[Strays]:
+    """By producer id."""
+    ongoing = {each.producer_id for each in view.ongoing}
+    marks = {each.partition_id: each for each in view.watermarks}
+    by_producer: dict[tuple[int, int], list[EnteredPartition]] = defaultdict(list)
+    for row in view.entered:
+        if row.producer_id not in ongoing:
+            by_producer[row.producer_id, row.epoch].append(row)
+    return [
+        Strays(
+            producer_id=producer_id,
+            producer_epoch=epoch,
+            held=held_partitions({row.partition_id: row.first_offset for row in rows}, topics, marks),
+        )
+        for (producer_id, epoch), rows in sorted(by_producer.items())
+    ]
+
+
+def list_cells(each: Shown) -> list[str]:
+    return [
+        each.info.transactional_id,
+        str(each.info.producer_id),
+        str(each.info.producer_epoch),
+        each.info.state.kafka_name,
+        each.coordinator or "none",
+        "-" if each.age_ms is None else age_text(each.age_ms),
+    ]
+
+
+def held_cells(each: HeldPartition) -> list[str]:
+    return [
+        each.name,
+        "-" if each.first_offset is None else f"{each.first_offset:,}",
+        "-" if each.marks is None else f"{each.marks.last_stable_offset:,}",
+        "-" if each.marks is None else f"{each.marks.high_watermark:,}",
+        f"{each.held_back:,}",
+        "-" if not each.held_back else "this one" if each.holds else "an earlier one",
+    ]
+
+
+def list_json(each: Shown) -> dict[str, Any]:
+    return {
+        "transactional_id": each.info.transactional_id,
+        "producer_id": each.info.producer_id,
+        "producer_epoch": each.info.producer_epoch,
+        "state": each.info.state.kafka_name,
+        "coordinator": each.coordinator or None,
+        "started_ms": each.info.started_ms,
+        "age_ms": each.age_ms,
+        "timeout_ms": each.info.timeout_ms,
+    }
+
+
+def describe_json(each: Shown, held: Sequence[HeldPartition]) -> dict[str, Any]:
+    return {
+        **list_json(each),
+        "updated_ms": each.info.updated_ms,
+        "coordinator_epoch": each.info.coordinator_epoch,
+        "taken_last_by": each.info.owner_id,
+        "client_version": each.info.client_version,
+        "groups": list(each.group_ids),
+        "partitions": [held_json(one) for one in held],
+    }
+
+
+def held_json(each: HeldPartition) -> dict[str, Any]:
+    return {
+        "topic": each.topic,
+        "partition": each.partition,
+        "partition_id": each.partition_id,
+        "first_offset": each.first_offset,
+        "last_stable_offset": None if each.marks is None else each.marks.last_stable_offset,
+        "high_watermark": None if each.marks is None else each.marks.high_watermark,
+        "held_back": each.held_back,
+        "holds": each.holds,
+    }
+
+
+def strays_json(each: Strays) -> dict[str, Any]:
+    return {
+        "producer_id": each.producer_id,
+        "producer_epoch": each.producer_epoch,
+        "partitions": [held_json(one) for one in each.held],
+    }

@@ -1,0 +1,108 @@
+"""`siltstone transactions` at an agent: who may abort, what changes between the look and the abort, which ids are read."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from click.testing import CliRunner, Result
+
+from metadata.transactions.contract import TransactionState
+from runtime.clock import SystemClock
+from security.acls.values import CLUSTER_NAME, Operation, ResourceType
+from siltstone.cli import main
+from siltstone.cli.transactions import reading
+from siltstone.kafka.client import KafkaError
+from siltstone.kafka.transactions import abort, look
+from tests.fixtures.agents import Dial, RunningAgent, StartAgent
+from tests.integration.agents.transactions.test_transaction_requests import Served, allow, serve
+
+
+async def run(served: Served, *words: str, code: int) -> Result:
+    words = ("transactions", "abort", *words, "--bootstrap", served.running.address)
+    ran = await asyncio.to_thread(CliRunner(env={"SILTSTONE_DATA": None}).invoke, main, words)
+    assert ran.exit_code == code, ran.output
+    return ran
+
+
+async def test_a_user_needs_to_see_the_id_its_topics_and_to_alter_the_cluster(
+    start_agent: StartAgent, dial: Dial
+) -> None:
+    served = await serve(await start_agent(acl_mode="on"), dial)
+    change = served.running.agent.authorizer.change
+    see = allow(ResourceType.TRANSACTIONAL_ID, "tx", Operation.WRITE)
+    change(added=[see])
+    client = served.client()
+    assert (await client.init()).error_code == 0
+    await served.records.write(client, served.partition_ids[0])
+
+    change(removed=[see])
+    unseen = await run(served, "tx", "--yes", code=1)
+    change(added=[allow(ResourceType.TRANSACTIONAL_ID, "tx", Operation.DESCRIBE)])
+    without_topics = await run(served, "tx", "--yes", code=1)
+    change(added=[allow(ResourceType.TOPIC, "t", Operation.DESCRIBE)])
+    refused = await run(served, "tx", "--yes", code=1)
+    state_before = await served.state()
+    change(added=[allow(ResourceType.CLUSTER, CLUSTER_NAME, Operation.ALTER)])
+    done = await run(served, "tx", "--yes", code=0)
+
+    assert "TRANSACTIONAL_ID_AUTHORIZATION_FAILED" in unseen.stderr
+    assert "--operation Describe --transactional-id ID" in unseen.stderr
+    assert "is on no partition that you may see" in without_topics.stderr
+    assert "CLUSTER_AUTHORIZATION_FAILED" in refused.stderr and "--operation Alter --cluster" in refused.stderr
+    assert state_before is TransactionState.ONGOING
+    assert "aborted the transaction of 'tx' on 1 partition" in done.stdout
+    assert (await served.state(), await served.stable()) == (TransactionState.COMPLETE_ABORT, (2, 2))
+
+
+async def test_a_transaction_that_another_one_replaced_is_not_aborted(agent: RunningAgent, dial: Dial) -> None:
+    served = await serve(agent, dial)
+    client = served.client()
+    await client.init()
+    await served.records.write(client, served.partition_ids[0])
+    seen = await look(agent.address, "tx", SystemClock())
+    await client.init()
+    await served.records.write(client, served.partition_ids[0])
+
+    with pytest.raises(KafkaError, match="INVALID_PRODUCER_EPOCH") as refused:
+        await abort(seen)
+
+    assert "its producer began anew meanwhile" in refused.value.remedy
+    assert await served.state() is TransactionState.ONGOING
+
+
+async def test_a_transaction_that_ended_meanwhile_is_told(agent: RunningAgent, dial: Dial) -> None:
+    served = await serve(agent, dial)
+    client = served.client()
+    await client.init()
+    await served.records.write(client, served.partition_ids[0])
+    seen = await look(agent.address, "tx", SystemClock())
+    assert await client.end(version=1) == 0
+
+    with pytest.raises(KafkaError, match="INVALID_TXN_STATE") as refused:
+        await abort(seen)
+
+    assert refused.value.remedy == "it ended meanwhile: there is nothing to abort"
+    assert await served.state() is TransactionState.COMPLETE_COMMIT
+
+
+async def test_ids_are_read_page_by_page_and_a_missing_one_is_told(
+    agent: RunningAgent, dial: Dial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = await serve(agent, dial)
+    names = ["a", "b", "payments-1"]
+    for name in names:
+        await served.client(name).init()
+    monkeypatch.setattr(reading, "PAGE_IDS", 1)
+
+    everything = await reading.all_ids(served.metadata)
+    two = await reading.named_ids(served.metadata, ["payments-1", "a"], places="")
+    with pytest.raises(reading.UnknownTransactionalIdError, match="'payment-1'") as near:
+        await reading.named_ids(served.metadata, ["a", "payment-1"], places="")
+    with pytest.raises(reading.UnknownTransactionalIdError) as far:
+        await reading.named_ids(served.metadata, ["zzz"], places=" --data d")
+
+    assert [each.transactional_id for each in everything] == names
+    assert [each.transactional_id for each in two] == ["payments-1", "a"]
+    assert near.value.remedy == "did you mean 'payments-1'?"
+    assert far.value.remedy == "`siltstone transactions list --data d` shows the ids"

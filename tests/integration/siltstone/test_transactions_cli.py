@@ -1,0 +1,269 @@
+"""`siltstone transactions` against a running `siltstone dev` of two agents, and real transactional producers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+import uuid
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+
+from metadata.postgres.driver import open_connection
+from runtime.clock import SystemClock
+from siltstone.cli import main
+from siltstone.demo.stack import Stack, running_stack
+from siltstone.kafka.transactions import look
+from tests.integration.siltstone.test_groups_cli import until_agents_agree
+
+TIMEOUT_S = 60
+OPTIONS = ["--agents", "2", "--compactors", "0", "--set", "produce.linger.ms=5"]
+NOBODY = 4_711_000
+"""The id of a producer that no transactional id has."""
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    data = tmp_path_factory.mktemp("transactions") / "data"
+    data.mkdir()
+    with running_stack(data, SystemClock(), options=OPTIONS) as stack:
+        asyncio.run(until_agents_agree(stack.bootstrap.split(",")))
+        yield stack
+
+
+@pytest.fixture
+def run(stack: Stack) -> Any:
+    def run(*words: str, code: int = 0) -> Result:
+        result = CliRunner(env={"SILTSTONE_DATA": str(stack.data)}).invoke(main, words)
+        assert result.exit_code == code, result.output
+        return result
+
+    return run
+
+
+@pytest.fixture
+def topic(run: Any) -> str:
+    name = f"topic-{uuid.uuid4().hex[:8]}"
+    run("topics", "create", name, "--partitions", "2")
+    return name
+
+
+@pytest.fixture
+def name() -> str:
+    return f"id-{uuid.uuid4().hex[:8]}"
+
+
+def begun(stack: Stack, name: str) -> Producer:
+    producer = Producer({"bootstrap.servers": stack.bootstrap, "transactional.id": name, "linger.ms": 0})
+    producer.init_transactions(TIMEOUT_S)
+    producer.begin_transaction()
+    return producer
+
+
+@contextmanager
+def ongoing(stack: Stack, name: str, topic: str, *partitions: int) -> Generator[Producer]:
+    """A producer whose transaction has two records on each of the partitions."""
+    producer = begun(stack, name)
+    for partition in partitions * 2:
+        producer.produce(topic, b"v", partition=partition)
+    assert producer.flush(TIMEOUT_S) == 0
+    yield producer
+
+
+def rows(run: Any, *words: str) -> dict[str, Any]:
+    found = json.loads(run("transactions", "list", "--json", *words).stdout)
+    return {each["transactional_id"]: each for each in found}
+
+
+def described(run: Any, name: str) -> Any:
+    return json.loads(run("transactions", "describe", name, "--json").stdout)
+
+
+def committed_values(stack: Stack, topic: str) -> int:
+    """How many records a reader of committed records gets from partition 0, up to its last stable offset."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": stack.bootstrap,
+            "group.id": "reader",
+            "isolation.level": "read_committed",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "earliest",
+        }
+    )
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    count, deadline = 0, time.monotonic() + TIMEOUT_S
+    try:
+        while time.monotonic() < deadline:
+            message = consumer.poll(1)
+            if message is not None and message.error() is not None:  # the end of the partition
+                return count
+            count += message is not None
+    finally:
+        consumer.close()
+    raise AssertionError("the reader reached no end")
+
+
+def test_ids_are_listed_by_state_by_age_and_by_pattern(run: Any, stack: Stack, topic: str, name: str) -> None:
+    begun(stack, f"{name}-idle")
+    with ongoing(stack, f"{name}-open", topic, 0) as producer:
+        both = rows(run, "--pattern", f"{name}-.*")
+        assert set(both) == {f"{name}-idle", f"{name}-open"}
+        one = both[f"{name}-open"]
+        assert one["state"] == "Ongoing" and one["coordinator"] in stack.bootstrap.split(",")
+        assert 0 <= one["age_ms"] < TIMEOUT_S * 1000 and one["timeout_ms"] == 60_000
+        assert both[f"{name}-idle"]["state"] == "Empty" and both[f"{name}-idle"]["age_ms"] is None
+        assert set(rows(run, "--pattern", f"{name}-.*", "--state", "ongoing")) == {f"{name}-open"}
+        assert set(rows(run, "--pattern", f"{name}-.*", "--longer-than", "0ms")) == {f"{name}-open"}
+        assert rows(run, "--pattern", f"{name}-.*", "--longer-than", "1h") == {}
+        assert rows(run, "--pattern", name) == {}, "a pattern matches whole ids"
+        shown = run("transactions", "list", "--state", "Ongoing").stdout
+        assert re.search(rf"^{name}-open +\d+ +0 +Ongoing +127\.0\.0\.1:\d+ +\d+s$", shown, re.MULTILINE), shown
+        producer.commit_transaction(TIMEOUT_S)
+    assert rows(run, "--pattern", f"{name}-open")[f"{name}-open"]["state"] == "CompleteCommit"
+    assert run("transactions", "list", "--pattern", "nobody").stdout == "no transactions\n"
+
+
+def test_the_coordinator_that_is_shown_is_the_one_that_agents_name(run: Any, stack: Stack) -> None:
+    names = [f"id-{uuid.uuid4().hex[:8]}" for _ in range(8)]
+    for each in names:
+        begun(stack, each)
+    found = rows(run)
+    assert {found[each]["coordinator"] for each in names} == set(stack.bootstrap.split(","))
+    for each in names:
+        assert asyncio.run(look(stack.bootstrap, each, SystemClock())).coordinator == found[each]["coordinator"]
+
+
+def test_a_transaction_is_described_with_what_it_holds_back(run: Any, stack: Stack, topic: str, name: str) -> None:
+    with ongoing(stack, f"{name}-first", topic, 0) as first, ongoing(stack, name, topic, 0, 1) as second:
+        second.produce(topic, b"v", partition=1)
+        second.flush(TIMEOUT_S)
+        group = Consumer({"bootstrap.servers": stack.bootstrap, "group.id": f"group-{name}"})
+        second.send_offsets_to_transaction([TopicPartition(topic, 0, 1)], group.consumer_group_metadata(), TIMEOUT_S)
+        found = described(run, name)
+        assert (found["state"], found["groups"], found["timeout_ms"]) == ("Ongoing", [f"group-{name}"], 60_000)
+        assert found["coordinator"] in stack.bootstrap.split(",")
+        fields = ("partition", "first_offset", "last_stable_offset", "high_watermark", "held_back", "holds")
+        assert [tuple(each[field] for field in fields) for each in found["partitions"]] == [
+            (0, 2, 0, 4, 4, False),
+            (1, 0, 0, 3, 3, True),
+        ]
+        shown = run("transactions", "describe", name, f"{name}-first").stdout
+        assert re.search(rf"{topic}-0 +2 +0 +4 +4 +an earlier one\n *{topic}-1 +0 +0 +3 +3 +this one", shown), shown
+        assert f"group-{name}" in shown and re.search(r"time-out +1m00s, over in \d+s", shown), shown
+        first.abort_transaction(TIMEOUT_S)
+        second.commit_transaction(TIMEOUT_S)
+        group.close()
+    ended = described(run, name)
+    assert (ended["state"], ended["partitions"], ended["groups"]) == ("CompleteCommit", [], [])
+
+
+def test_an_unknown_id_is_told_with_the_one_that_was_meant(run: Any, stack: Stack, name: str) -> None:
+    begun(stack, name)
+    said = run("transactions", "describe", f"{name}x", code=1).stderr
+    assert f"there is no transactional id '{name}x'" in said and f"remedy: did you mean {name!r}?" in said
+    unknown = run("transactions", "abort", f"{name}x", "--yes", code=1).stderr
+    assert "TRANSACTIONAL_ID_NOT_FOUND" in unknown and "`siltstone transactions list` shows the ids" in unknown
+
+
+def test_an_aborted_transaction_lets_readers_go_on_and_its_producer_is_fenced(
+    run: Any, stack: Stack, topic: str, name: str
+) -> None:
+    with ongoing(stack, name, topic, 0, 1) as producer:
+        run("transactions", "abort", name, code=2)  # stdin is no terminal
+        assert described(run, name)["state"] == "Ongoing"
+        done = run("transactions", "abort", name, "--yes")
+        assert f"on 2 partitions: {topic}-0, {topic}-1" in done.stderr
+        assert re.fullmatch(
+            rf"aborted the transaction of '{name}' on 2 partitions; producer \d+, epoch 0, is fenced\n", done.stdout
+        )
+        found = described(run, name)
+        assert (found["state"], found["producer_epoch"], found["partitions"]) == ("CompleteAbort", 1, [])
+        with pytest.raises(KafkaException, match=r"(?i)fenced|epoch"):
+            producer.commit_transaction(TIMEOUT_S)
+    with ongoing(stack, name, topic, 0) as new:
+        new.commit_transaction(TIMEOUT_S)
+    assert committed_values(stack, topic) == 2
+    again = run("transactions", "abort", name, "--yes", code=1).stderr
+    assert "has no ongoing transaction, it is CompleteCommit; nothing was done" in again
+    assert "remedy: `siltstone transactions list --state Ongoing`" in again
+
+
+def test_a_transaction_of_offsets_alone_is_left_to_its_timeout(run: Any, stack: Stack, topic: str, name: str) -> None:
+    producer = begun(stack, name)
+    group = Consumer({"bootstrap.servers": stack.bootstrap, "group.id": f"group-{name}"})
+    producer.send_offsets_to_transaction([TopicPartition(topic, 0, 1)], group.consumer_group_metadata(), TIMEOUT_S)
+    said = run("transactions", "abort", name, "--yes", code=1).stderr
+    assert "is on no partition that you may see" in said and "its time-out of 1m00s" in said
+    assert described(run, name)["state"] == "Ongoing"
+    producer.abort_transaction(TIMEOUT_S)
+    group.close()
+
+
+def test_what_hangs_is_found_and_so_is_what_no_transaction_holds(run: Any, stack: Stack, topic: str, name: str) -> None:
+    assert "no transaction has been ongoing for longer than 20m00s" in run("transactions", "find-hanging").stdout
+    with ongoing(stack, name, topic, 0) as producer:
+        found = run("transactions", "find-hanging", "--longer-than", "0ms", code=1)
+        assert re.search(rf"^{name} .* 2$", found.stdout, re.MULTILINE), found.stdout
+        assert f"`siltstone transactions abort ID --data {stack.data}`" in found.stdout.replace("\n", " ")
+        assert run("transactions", "find-hanging", "--longer-than", "1h", "--json").exit_code == 0
+        producer.commit_transaction(TIMEOUT_S)
+    # given a row that no transaction ends
+    url = json.loads((stack.data / "run.json").read_text())["metadata_url"]
+    place = f"topic_id = (SELECT topic_id FROM topics WHERE name = '{topic}') AND partition = 1"
+    entered = f"SELECT partition_id, {NOBODY}, 3, 1, 0 FROM partitions WHERE {place}"
+    asyncio.run(execute(url, f"INSERT INTO transaction_partitions {entered}"))
+    try:
+        strays = run("transactions", "find-hanging", code=1)
+        assert f"producer {NOBODY}, epoch 3: no transaction of it is ongoing" in strays.stdout
+        assert f"{topic}-1" in strays.stdout and "1 partition without a transaction: a fault" in strays.stdout
+        [stray] = json.loads(run("transactions", "find-hanging", "--json", code=1).stdout)["without_transaction"]
+        assert (stray["producer_id"], stray["producer_epoch"]) == (NOBODY, 3)
+        assert [(each["topic"], each["partition"]) for each in stray["partitions"]] == [(topic, 1)]
+    finally:
+        asyncio.run(execute(url, f"DELETE FROM transaction_partitions WHERE producer_id = {NOBODY}"))
+    assert run("transactions", "find-hanging", "--json").exit_code == 0
+
+
+def test_an_id_does_not_steer_the_terminal(run: Any, stack: Stack, topic: str) -> None:
+    hostile = f"\x1b[1m\r\u202e{uuid.uuid4().hex[:8]}\nFORGED"
+    with ongoing(stack, hostile, topic, 0):
+        for words in (
+            ("list",),
+            ("list", "--json"),
+            ("describe", hostile),
+            ("describe", hostile, "--json"),
+            ("abort", hostile, "--yes"),
+        ):
+            said = run("transactions", *words).output
+            assert "FORGED" in said
+            assert not [each for each in said if each != "\n" and not each.isprintable()], (words, said)
+            assert not [line for line in said.split("\n") if line.strip().startswith("FORGED")], (words, said)
+
+
+async def execute(url: str, statement: str) -> None:
+    connection = await open_connection(url, connect_timeout_s=10, command_timeout_s=60, settings={})
+    try:
+        await connection.execute(statement)
+    finally:
+        await connection.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["list", "--longer-than", "soon"], "'soon' is not a duration"),
+        (["find-hanging", "--longer-than", "20"], "'20' is not a duration"),
+        (["list", "--pattern", "(a"], "'(a' is not a pattern"),
+        (["list", "--state", "Prepared"], "Prepared"),
+        (["describe"], "Missing argument 'ID...'"),
+    ],
+)
+def test_wrong_words_are_told(run: Any, words: list[str], said: str) -> None:
+    assert said in run("transactions", *words, code=2).stderr
