@@ -1,4 +1,4 @@
-"""`siltstone transactions` at an agent: who may abort, what changes between the look and the abort, which ids are read."""
+"""`siltstone transactions` at an agent: who may abort, what changes between look and abort, which ids are read."""
 
 from __future__ import annotations
 
