@@ -24,8 +24,8 @@ _ALLOW = "`siltstone acls create --allow-principal User:NAME "
 _REMEDIES: Mapping[str, str] = MappingProxyType(
     {
         "TRANSACTIONAL_ID_NOT_FOUND": "`siltstone transactions list` shows the ids",
-        "TRANSACTIONAL_ID_AUTHORIZATION_FAILED": f"{_ALLOW}--operation Describe --transactional-id ID` lets a user look at"
-        " a transaction; to abort it takes `--operation Alter --cluster` too",
+        "TRANSACTIONAL_ID_AUTHORIZATION_FAILED": f"{_ALLOW}--operation Describe --transactional-id ID` lets a user look"
+        " at a transaction; to abort it takes `--operation Alter --cluster` too",
         "CLUSTER_AUTHORIZATION_FAILED": f"{_ALLOW}--operation Alter --cluster` lets a user abort transactions",
         "INVALID_TXN_STATE": "it ended meanwhile: there is nothing to abort",
         "INVALID_PRODUCER_EPOCH": "its producer began anew meanwhile, which ended the transaction; look again",

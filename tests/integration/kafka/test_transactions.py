@@ -1,4 +1,4 @@
-"""`siltstone transactions` at an agent: who may abort, what changes between the look and the abort, which ids are read."""
+"""`siltstone transactions` at an agent: who may abort, what changes between look and abort, which ids are read."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ async def test_ids_are_read_page_by_page_and_a_missing_one_is_told(
     names = ["a", "b", "payments-1"]
     for name in names:
         await served.client(name).init()
-    monkeypatch.setattr(reading, "PAGE_IDS", 1)
+    monkeypatch.setattr(reading, "PAGE_IDS", 2)
 
     everything = await reading.all_ids(served.metadata)
     two = await reading.named_ids(served.metadata, ["payments-1", "a"], places="")
