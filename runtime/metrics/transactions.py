@@ -15,9 +15,9 @@ class TransactionMetrics:
         )
         self.ended_total = declarations.counter(
             "transactions_ended_total",
-            "Ends of transactions that this agent made: `committed` and `aborted` as the client asked; `fenced` (aborted"
-            " for a new producer of the id, or by an operator), `timed_out`, `refused` (nothing to end, or not by this"
-            " producer) or `failed` (Postgres did not take them).",
+            "Ends of transactions that this agent made: `committed`, `aborted`, `fenced` (aborted for a new producer of"
+            " the id, or by an operator), `timed_out`, `refused` (nothing to end, or not by this producer) or `failed`"
+            " (Postgres did not take them).",
             "outcome",
         )
         self.end_seconds = declarations.histogram(
