@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -68,7 +69,7 @@ async def test_init_aborts_what_is_ongoing_and_answers_the_epoch_after(known: bo
         (partition,) = await fleet.partitions()
         producer = await one.producer()
         await producer.write(partition)
-        more = {"producer_id": producer.producer_id, "producer_epoch": 0} if known else {}
+        more: dict[str, Any] = {"producer_id": producer.producer_id, "producer_epoch": 0} if known else {}
 
         made = await one.init(**more)
 
