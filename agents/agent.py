@@ -23,6 +23,7 @@ from agents.groups.coordinator import GroupCoordinator
 from agents.groups.events import GroupOptions
 from agents.groups.expiry import OffsetExpiry
 from agents.handlers.config_entries import broker_defaults
+from agents.hints import Hints
 from agents.listeners.binding import bind_listeners, bind_named, bootstrap_of, told_endpoint
 from agents.listeners.listener_tls import TlsOfListeners
 from agents.membership import NOTICE_MS, Membership
@@ -42,7 +43,6 @@ from agents.topics.topic_ids import TopicIds
 from agents.transactions.room import Transactions
 from agents.write.budget import early_per_second, share_of
 from agents.write.buffer import SealOptions
-from agents.write.entering import TRANSACTION_PARTITIONS_MAX
 from agents.write.path import FileOnItsWay, WriteCallbacks, WritePath
 from agents.write.stall import StallLimits, WriteStall
 from agents.write.submission import BATCHES_MAX
@@ -51,7 +51,6 @@ from agents.write.walks import RecordWalks
 from agents.zone.lines import Dial, dial
 from agents.zone.tls import zone_tls_of
 from agents.zone.zone import Zone
-from metadata.contract.errors import MetadataUnavailableError
 from metadata.contract.l0_commit import Committed
 from metadata.contract.leases import AgentAddress, WriterLease
 from metadata.contract.store import MetadataStore
@@ -125,7 +124,7 @@ class Agent:
         self._features = Features()
         self._telling: asyncio.Timeout | None = None
         self._hurry, self._stopping = asyncio.Event(), asyncio.Lock()
-        self._hints: set[asyncio.Task[None]] = set()
+        self._hints = Hints(metadata.agents, has_others=self._has_others)
         self._membership: Membership | None = None
         self._write_path: WritePath | None = None
         self._groups: GroupCoordinator | None = None
@@ -285,7 +284,7 @@ class Agent:
         if self._zone is not None:
             await self._zone.close()
         await self._reads.close()
-        await asyncio.gather(*self._hints, return_exceptions=True)
+        await self._hints.close()
         # Last: the parts above write under this lease, and whoever takes the address next fences it.
         if self._membership is not None:
             await self._membership.leave()
@@ -368,7 +367,7 @@ class Agent:
             store=self._store,
             metadata=self._metadata.agents,
             transactions=self._metadata.transactions,
-            partitions_max=TRANSACTION_PARTITIONS_MAX,
+            partitions_max=settings.transaction_partitions_max,
             lease=membership,
             callbacks=WriteCallbacks(on_committed=self._committed, on_bytes_changed=self._produce_bytes_changed),
             runtime=self._runtime,
@@ -460,18 +459,14 @@ class Agent:
         """Cache the bytes first, then extend the index: a reader that wakes up finds the bytes in memory."""
         self._reads.hot_cache.put_file(file.key, file.sealed.file.parts, file.sealed_ms)
         self._follower.saw_own(file.lease, file.seq, file.key, len(file.sealed.file.parts), committed)
-        self._hint_soon()
+        self._hints.soon()
 
     def _ended(self, request: EndTransactions, ended: TransactionsEnded) -> None:
         """Transactions ended in a file of markers."""
-        self._hint_soon()
+        self._hints.soon()
 
-    def _hint_soon(self) -> None:
-        if self._membership is not None and len(self._membership.agents) > 1:
-            # In a task: the commit's clients do not wait for it, and a lost hint only costs others a poll interval.
-            hint = asyncio.create_task(self._hint(), name="hint")
-            self._hints.add(hint)
-            hint.add_done_callback(self._hints.discard)
+    def _has_others(self) -> bool:
+        return self._membership is not None and len(self._membership.agents) > 1
 
     def _lease(self) -> WriterLease:
         if self._membership is None:
@@ -482,12 +477,6 @@ class Agent:
         self._stall.files_changed(live_files)
         if self._write_path is not None:
             self._write_path.set_early_share(share_of(live_files, self._settings.l0_stall_files))
-
-    async def _hint(self) -> None:
-        try:
-            await self._metadata.agents.notify()
-        except MetadataUnavailableError as error:
-            _log.debug("others not hinted; they poll", error=str(error))
 
     def _produce_bytes_changed(self) -> None:
         if self._server is not None:

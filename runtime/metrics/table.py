@@ -141,9 +141,6 @@ class Metrics:
         self.l0_file_bytes = self._histogram("l0_file_bytes", "Size of L0 files.", BYTES)
         self.l0_put_seconds = self._histogram("l0_put_seconds", "Writing one L0 file to the object store.", SECONDS)
         self.l0_commit_seconds = self._histogram("l0_commit_seconds", "Committing one L0 file in Postgres.", SECONDS)
-        self.transactions_enter_seconds = self._histogram(
-            "transactions_enter_seconds", "Entering the transactions of one L0 file in Postgres.", SECONDS
-        )
         self.commits_total = self._counter(
             "commits_total",
             "L0 commits: `committed`, `in_doubt` (asked again) or `given_up`.",

@@ -25,6 +25,9 @@ class TransactionMetrics:
             "From the request for an end to its outcome, with the wait for its turn.",
             seconds,
         )
+        self.enter_seconds = declarations.histogram(
+            "transactions_enter_seconds", "Entering the transactions of one L0 file in Postgres.", seconds
+        )
         self.fenced_total = declarations.counter(
             "transactional_ids_fenced_total",
             "Transactional ids given up because the store showed that another agent coordinates them.",
