@@ -83,5 +83,5 @@ class TransactionTimeouts:
     async def count(self) -> None:
         """Raises MetadataUnavailableError."""
         ongoing = await self._coordinator.metadata.ongoing()
-        self._metrics.open.set(ongoing.count)
+        self._metrics.open.set(ongoing.open)
         self._metrics.oldest_open_seconds.set(ongoing.oldest_ms / 1000)

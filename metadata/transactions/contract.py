@@ -219,7 +219,7 @@ class TransactionInfo:
 
 
 class OngoingTransactions(NamedTuple):
-    count: int
+    open: int
     oldest_ms: int
     """How long ago the first of them began; 0 without any."""
 

@@ -41,6 +41,6 @@ async def test_the_ongoing_transactions_are_counted(world: World) -> None:
     await first.end()
     one_left = await world.service.transactions.ongoing()
 
-    assert (both.count, one_left.count) == (2, 1)
+    assert (both.open, one_left.open) == (2, 1)
     assert both.oldest_ms >= 20
     assert one_left.oldest_ms >= 0

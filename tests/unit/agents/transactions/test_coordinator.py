@@ -202,7 +202,26 @@ async def test_requests_of_one_id_go_one_after_the_other_and_others_beside_them(
         assert order == ["a began", "a went on"]
 
 
-async def test_a_request_of_a_client_that_is_gone_is_not_overtaken_by_its_next() -> None:
+async def test_a_request_of_a_client_that_is_gone_is_carried_out_before_its_next() -> None:
+    async with coordinators() as fleet:
+        one = fleet.ones[0]
+        (partition,) = await fleet.partitions()
+        producer = await one.producer(version=1)
+        held = asyncio.Event()
+        one.line.before["add_partitions"] = held.wait
+        gone = asyncio.create_task(producer.add(partition))
+        while not one.line.times("add_partitions"):
+            await asyncio.sleep(0)
+        gone.cancel()
+        ending = asyncio.create_task(producer.end())
+        await asyncio.sleep(0.01)
+        held.set()
+
+        assert (await ending).error == 0
+        assert (await fleet.info()).state is TransactionState.COMPLETE_COMMIT
+
+
+async def test_an_end_of_a_client_that_is_gone_and_its_retry_write_one_marker() -> None:
     async with coordinators() as fleet:
         one = fleet.ones[0]
         (partition,) = await fleet.partitions()
