@@ -60,22 +60,32 @@ async def handle(broker: Broker, header: RequestHeader, request: WriteTxnMarkers
         found = await broker.transactions.metadata.transactions_of([each.producer_id for each in markers])
     except MetadataUnavailableError:
         return await _answer(broker, markers, [ErrorCode.COORDINATOR_NOT_AVAILABLE] * len(markers), looked=False)
+    return await _answer(broker, markers, await _outcomes(broker, markers, found), looked=True)
+
+
+async def _outcomes(
+    broker: Broker, markers: Sequence[WritableTxnMarker], found: Sequence[TransactionInfo]
+) -> Sequence[int]:
     by_producer = {each.producer_id: each for each in found}
-    outcomes = await asyncio.gather(*(_outcome(broker, each, by_producer.get(each.producer_id)) for each in markers))
-    return await _answer(broker, markers, outcomes, looked=True)
-
-
-async def _outcome(broker: Broker, marker: WritableTxnMarker, seen: TransactionInfo | None) -> int:
-    named = [
-        id_
-        for topic in marker.topics
-        for number in topic.partition_indexes
-        if (id_ := _partition_id(broker, topic.name, number)) is not None
-    ]
-    error = judged(marker, seen, named)
-    if error or seen is None:
-        return error
-    return (await broker.transactions.abort(seen)).error
+    outcomes: list[int] = []
+    to_abort: dict[int, TransactionInfo] = {}
+    yielder = LoopYielder()
+    async for marker in yielder.through(markers):
+        named = [
+            id_
+            for topic in marker.topics
+            async for number in yielder.through(topic.partition_indexes)
+            if (id_ := _partition_id(broker, topic.name, number)) is not None
+        ]
+        seen = by_producer.get(marker.producer_id)
+        error = judged(marker, seen, named)
+        if seen is not None and not error:
+            to_abort[len(outcomes)] = seen
+        outcomes.append(error)
+    ended = await asyncio.gather(*(broker.transactions.abort(each) for each in to_abort.values()))
+    for at, each in zip(to_abort, ended, strict=True):
+        outcomes[at] = each.error
+    return outcomes
 
 
 async def _answer(
@@ -84,7 +94,7 @@ async def _answer(
     """`looked`: partitions that are not known do not exist."""
     response = WriteTxnMarkersResponse()
     yielder = LoopYielder()
-    for marker, outcome in zip(markers, outcomes, strict=True):
+    async for marker, outcome in yielder.through(zip(markers, outcomes, strict=True)):
         result = WritableTxnMarkerResult(producer_id=marker.producer_id)
         for topic in marker.topics:
             answered = WritableTxnMarkerTopicResult(name=topic.name)

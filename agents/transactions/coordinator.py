@@ -151,8 +151,8 @@ class TransactionCoordinator:
     async def _enable(self) -> bool:
         try:
             self._features.transactions = await self.metadata.enable()
-        except MetadataUnavailableError as error:
-            _log.info("not known whether transactions may be used, asked again soon", error=str(error))
+        except SiltstoneError as error:  # the store is away, or has not given us the right yet: all else goes on
+            _log.warning("not known whether transactions may be used, asked again soon", error=str(error))
         return self.enabled
 
     async def _enable_with_beats(self) -> None:
