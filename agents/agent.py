@@ -18,19 +18,21 @@ from contextlib import ExitStack
 
 from agents.broker import Broker
 from agents.draining import Draining, SendingAway
+from agents.features import Features
 from agents.groups.coordinator import GroupCoordinator
 from agents.groups.events import GroupOptions
 from agents.groups.expiry import OffsetExpiry
 from agents.handlers.config_entries import broker_defaults
+from agents.hints import Hints
+from agents.listeners.binding import bind_listeners, bind_named, bootstrap_of, told_endpoint
 from agents.listeners.listener_tls import TlsOfListeners
-from agents.listeners.listening import Listening
 from agents.membership import NOTICE_MS, Membership
 from agents.producer_ids import ProducerIds
 from agents.read.path import ReadPath, the_store_itself
 from agents.read.sessions import SESSIONS_MAX, FetchSessions
 from agents.security.access import Access
 from agents.security.authorizer import Authorizer
-from agents.server import AddressError, Server, bind
+from agents.server import Server, bind
 from agents.tail.follower import Follower, FollowerCallbacks
 from agents.tail.fresh_watermarks import FreshWatermarks
 from agents.tail.log_index import LogIndex
@@ -38,9 +40,9 @@ from agents.tail.waiters import ParkedReaders
 from agents.topics.present import PresentTopics
 from agents.topics.topic_cache import TopicCache
 from agents.topics.topic_ids import TopicIds
+from agents.transactions.room import Transactions
 from agents.write.budget import early_per_second, share_of
 from agents.write.buffer import SealOptions
-from agents.write.entering import TRANSACTION_PARTITIONS_MAX
 from agents.write.path import FileOnItsWay, WriteCallbacks, WritePath
 from agents.write.stall import StallLimits, WriteStall
 from agents.write.submission import BATCHES_MAX
@@ -49,15 +51,15 @@ from agents.write.walks import RecordWalks
 from agents.zone.lines import Dial, dial
 from agents.zone.tls import zone_tls_of
 from agents.zone.zone import Zone
-from metadata.contract.errors import MetadataUnavailableError
 from metadata.contract.l0_commit import Committed
-from metadata.contract.leases import AgentAddress, Endpoint, WriterLease
+from metadata.contract.leases import AgentAddress, WriterLease
 from metadata.contract.store import MetadataStore
+from metadata.transactions.contract import EndTransactions, TransactionsEnded
 from runtime.errors import BugError
 from runtime.logging import get_logger
 from runtime.runtime import Runtime
-from runtime.settings.addresses import format_address, parse_address
-from runtime.settings.listeners import ListenerSettings, endpoint_of, listeners_of
+from runtime.settings.addresses import format_address
+from runtime.settings.listeners import listeners_of
 from runtime.settings.table import Settings
 from storage.objects import ObjectStore
 
@@ -119,12 +121,14 @@ class Agent:
         )
         self._record_walks = RecordWalks()
         self._draining = Draining()
+        self._features = Features()
         self._telling: asyncio.Timeout | None = None
         self._hurry, self._stopping = asyncio.Event(), asyncio.Lock()
-        self._hints: set[asyncio.Task[None]] = set()
+        self._hints = Hints(metadata.agents, has_others=self._has_others)
         self._membership: Membership | None = None
         self._write_path: WritePath | None = None
         self._groups: GroupCoordinator | None = None
+        self._transactions: Transactions | None = None
         self._expiry: asyncio.Task[None] | None = None
         self._server: Server | None = None
         self._tls: TlsOfListeners | None = None
@@ -145,14 +149,6 @@ class Agent:
         """The clients that wait for this agent; None while it does not run."""
         return self._write_path.waits() if self._write_path is not None else None
 
-    def _bind_named(self, name: str, address: str) -> socket.socket:
-        try:
-            return self._bind(address)
-        except AddressError as error:
-            raise AddressError(
-                f"{name}: {error.message}", remedy=f"choose another port for {name} (0 = any)"
-            ) from error
-
     def reload_certificates(self) -> None:
         """Read the TLS files of all listeners again now; they are also looked at every ten seconds."""
         if self._tls is not None:
@@ -161,22 +157,6 @@ class Agent:
     @property
     def has_certificates(self) -> bool:
         return bool(self._tls)
-
-    def _bind_listeners(self, stack: ExitStack, tls: TlsOfListeners) -> Sequence[tuple[ListenerSettings, Listening]]:
-        """The first one first."""
-        found: list[tuple[ListenerSettings, Listening]] = []
-        for listener in listeners_of(self._settings):
-            alone = listener.address == self._settings.listen or not self._settings.listeners
-            name = listener.setting_name("address")
-            bound = self._bind(listener.address) if alone else self._bind_named(name, listener.address)
-            stack.callback(bound.close)
-            found.append(
-                (
-                    listener,
-                    Listening(name=listener.name, socket=bound, proxies=listener.proxies, tls=tls.of(listener.name)),
-                )
-            )
-        return found
 
     async def start(self) -> None:
         """Serve. Raises AddressError, TlsFileError, SettingsError, MetadataUnavailableError, SchemaMismatchError,
@@ -187,11 +167,12 @@ class Agent:
         neighbours: socket.socket | None = None
         try:
             tls = self._tls = TlsOfListeners(listeners_of(settings), self._runtime)
-            zone_tls, listening = zone_tls_of(settings, self._runtime, tls.keep), self._bind_listeners(bound, tls)
+            zone_tls = zone_tls_of(settings, self._runtime, tls.keep)
+            listening = bind_listeners(settings, self._bind, bound, tls)
             if settings.zone_listen:
-                neighbours = self._bind_named("zone.listen", settings.zone_listen)
+                neighbours = bind_named(self._bind, "zone.listen", settings.zone_listen)
                 bound.callback(neighbours.close)
-            endpoints = [_endpoint(listener, each) for listener, each in listening]
+            endpoints = [told_endpoint(listener, each) for listener, each in listening]
             address = AgentAddress(
                 host=endpoints[0].host,
                 port=endpoints[0].port,
@@ -219,16 +200,8 @@ class Agent:
                     reads=self._reads,
                     tls=zone_tls,
                 )
-            write_path = self._write_path = self._new_write_path(membership)
-            groups = self._groups = self._new_groups(membership)
             names = [each.listener for each in endpoints]
-            server = self._server = Server(
-                self._broker(identity.cluster_id, names, membership, write_path, groups), await self._access.gates()
-            )
-            self._access.known.on_users.append(lambda names: server.users_changed())
-            write_path.start()
-            groups.start()
-            self._expiry = asyncio.create_task(self._new_expiry(groups).run_for_ever(), name="offset expiry")
+            server = await self._start_parts(identity.cluster_id, names, membership)
             tls.start()
             await server.serve([each for _, each in listening])
         # Also when cancelled: the address and the lease must not stay taken by an agent that does not run.
@@ -247,6 +220,22 @@ class Agent:
             zone=address.zone,
             pid=os.getpid(),
         )
+
+    async def _start_parts(self, cluster_id: str, listeners: Sequence[str], membership: Membership) -> Server:
+        """The parts that write, coordinate and answer."""
+        write_path = self._write_path = self._new_write_path(membership)
+        groups = self._groups = self._new_groups(membership)
+        producer_ids = ProducerIds(self._metadata.agents, self._runtime.clock)
+        transactions = self._transactions = self._new_transactions(membership, producer_ids)
+        # Before clients come: they ask once what they may use.
+        await transactions.start()
+        broker = self._broker(cluster_id, listeners, membership, write_path, groups, transactions, producer_ids)
+        server = self._server = Server(broker, await self._access.gates(self._features))
+        self._access.known.on_users.append(lambda names: server.users_changed())
+        write_path.start()
+        groups.start()
+        self._expiry = asyncio.create_task(self._new_expiry(groups).run_for_ever(), name="offset expiry")
+        return server
 
     async def stop(self) -> None:
         """Send the clients away within `drain.notice.ms`, drain within `drain.timeout.ms`, then end.
@@ -279,6 +268,8 @@ class Agent:
         # Groups before the server: parked members are answered while their connections still exist.
         if self._groups is not None:
             await self._groups.close()
+        if self._transactions is not None:
+            await self._transactions.close()
         if self._server is not None:
             await self._server.close()
         if self._tls is not None:
@@ -293,17 +284,17 @@ class Agent:
         if self._zone is not None:
             await self._zone.close()
         await self._reads.close()
-        await asyncio.gather(*self._hints, return_exceptions=True)
+        await self._hints.close()
         # Last: the parts above write under this lease, and whoever takes the address next fences it.
         if self._membership is not None:
             await self._membership.leave()
-        self._server = self._write_path = self._membership = self._groups = self._expiry = None
+        self._server = self._write_path = self._membership = self._groups = self._transactions = self._expiry = None
         # Ends the wait of a caller that still waits for a failure.
         if not self.failed.done():
             self.failed.cancel()
 
     async def _send_clients_away(self) -> None:
-        if self._membership is None or self._server is None or self._groups is None:
+        if self._membership is None or self._server is None or self._groups is None or self._transactions is None:
             return
         clock, notice_ms = self._runtime.clock, self._settings.drain_notice_ms
         ends_ms = clock.monotonic_ms() + notice_ms
@@ -311,9 +302,9 @@ class Agent:
         try:
             async with asyncio.timeout(self._settings.drain_timeout_ms / 1000):
                 # Only now that the others know: a member sent away earlier would find this agent as coordinator again.
-                await self._groups.drain()
+                await asyncio.gather(self._groups.drain(), self._transactions.drain())
         except TimeoutError:
-            _log.error("commits of groups not written in time; they were not acknowledged and will be sent again")
+            _log.error("groups and transactions not written in time; nobody was told that they were")
         if are_others:
             self._draining.sends_away = True
             self._parked_readers.wake_all()
@@ -376,7 +367,7 @@ class Agent:
             store=self._store,
             metadata=self._metadata.agents,
             transactions=self._metadata.transactions,
-            partitions_max=TRANSACTION_PARTITIONS_MAX,
+            partitions_max=settings.transaction_partitions_max,
             lease=membership,
             callbacks=WriteCallbacks(on_committed=self._committed, on_bytes_changed=self._produce_bytes_changed),
             runtime=self._runtime,
@@ -396,6 +387,17 @@ class Agent:
             runtime=self._runtime,
         )
 
+    def _new_transactions(self, membership: Membership, producer_ids: ProducerIds) -> Transactions:
+        return Transactions(
+            settings=self._settings,
+            metadata=self._metadata.transactions,
+            membership=membership,
+            producer_ids=producer_ids,
+            features=self._features,
+            on_ended=self._ended,
+            runtime=self._runtime,
+        )
+
     def _new_expiry(self, groups: GroupCoordinator) -> OffsetExpiry:
         return OffsetExpiry(
             coordinator=groups,
@@ -411,6 +413,8 @@ class Agent:
         membership: Membership,
         write_path: WritePath,
         groups: GroupCoordinator,
+        transactions: Transactions,
+        producer_ids: ProducerIds,
     ) -> Broker:
         present_topics = PresentTopics(self._follower.catch_up, self._runtime.clock)
         return Broker(
@@ -436,9 +440,11 @@ class Agent:
             membership=membership,
             draining=self._draining,
             listeners=listeners,
-            bootstrap=_bootstrap_of(self._settings),
-            producer_ids=ProducerIds(self._metadata.agents, self._runtime.clock),
+            bootstrap=bootstrap_of(self._settings),
+            producer_ids=producer_ids,
             groups=groups,
+            transactions=transactions.coordinator,
+            features=self._features,
             security=self._access.known,
             throttle=self._access.throttle,
             metadata=self._metadata,
@@ -453,11 +459,14 @@ class Agent:
         """Cache the bytes first, then extend the index: a reader that wakes up finds the bytes in memory."""
         self._reads.hot_cache.put_file(file.key, file.sealed.file.parts, file.sealed_ms)
         self._follower.saw_own(file.lease, file.seq, file.key, len(file.sealed.file.parts), committed)
-        if self._membership is not None and len(self._membership.agents) > 1:
-            # In a task: the commit's clients do not wait for it, and a lost hint only costs others a poll interval.
-            hint = asyncio.create_task(self._hint(), name="hint")
-            self._hints.add(hint)
-            hint.add_done_callback(self._hints.discard)
+        self._hints.soon()
+
+    def _ended(self, request: EndTransactions, ended: TransactionsEnded) -> None:
+        """Transactions ended in a file of markers."""
+        self._hints.soon()
+
+    def _has_others(self) -> bool:
+        return self._membership is not None and len(self._membership.agents) > 1
 
     def _lease(self) -> WriterLease:
         if self._membership is None:
@@ -468,12 +477,6 @@ class Agent:
         self._stall.files_changed(live_files)
         if self._write_path is not None:
             self._write_path.set_early_share(share_of(live_files, self._settings.l0_stall_files))
-
-    async def _hint(self) -> None:
-        try:
-            await self._metadata.agents.notify()
-        except MetadataUnavailableError as error:
-            _log.debug("others not hinted; they poll", error=str(error))
 
     def _produce_bytes_changed(self) -> None:
         if self._server is not None:
@@ -486,15 +489,3 @@ class Agent:
             self.failed.set_exception(error)
         else:  # it stops already
             _log.error("the agent would have to halt", error=str(error))
-
-
-def _endpoint(listener: ListenerSettings, listening: Listening) -> Endpoint:
-    host, port = endpoint_of(listener, listening.socket.getsockname()[:2])
-    return Endpoint(listener=listener.name, host=host, port=port)
-
-
-def _bootstrap_of(settings: Settings) -> AgentAddress | None:
-    if not settings.advertised_bootstrap:
-        return None
-    host, port = parse_address(settings.advertised_bootstrap, name="advertised.bootstrap")
-    return AgentAddress(host=host, port=port)

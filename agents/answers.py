@@ -9,7 +9,9 @@ from agents.read.budget import Release
 from agents.request_context import RequestTrace
 from wire.schema import Message, Octets
 
-NO_TRANSACTIONS = "transactions are not supported yet: unset transactional.id; no ACL is in the way"
+NO_TRANSACTIONS = (
+    "transactions are not supported yet: an agent or compactor of an older release may be at work; no ACL is in the way"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from contextvars import Context
 from dataclasses import dataclass, field
 
 from agents.draining import Draining
+from agents.features import Features
 from agents.groups.coordinator import GroupCoordinator
 from agents.membership import Membership
 from agents.producer_ids import ProducerIds
@@ -30,6 +31,7 @@ from agents.topics.rules import RequestError
 from agents.topics.topic_cache import TopicCache
 from agents.topics.topic_entries import TopicEntries
 from agents.topics.topic_ids import TopicIds
+from agents.transactions.coordinator import TransactionCoordinator
 from agents.write.path import WritePath
 from agents.write.stall import WriteStall
 from agents.write.walks import RecordWalks
@@ -66,6 +68,8 @@ class Broker:
     draining: Draining
     producer_ids: ProducerIds
     groups: GroupCoordinator
+    transactions: TransactionCoordinator
+    features: Features
     security: KnownSecurity
     throttle: Throttle
     metadata: MetadataStore

@@ -23,6 +23,8 @@ from agents.answers import HeldAnswer
 from agents.broker import Broker
 from agents.handlers import (
     acls,
+    add_offsets_to_txn,
+    add_partitions_to_txn,
     alter_configs,
     alter_partition_reassignments,
     alter_replica_log_dirs,
@@ -39,6 +41,7 @@ from agents.handlers import (
     describe_log_dirs,
     describe_producers,
     elect_leaders,
+    end_txn,
     fetch,
     find_coordinator,
     heartbeat,
@@ -62,6 +65,7 @@ from agents.handlers import (
     unregister_broker,
     update_features,
     without_security,
+    write_txn_markers,
 )
 from security.acls.values import Operation, ResourceType
 from wire.api import API_VERSIONS, RequestHeader
@@ -124,6 +128,10 @@ HANDLERS: Final[Mapping[int, Handler]] = {
         init_producer_id, _to(_TRANSACTION, _WRITE), _to(_CLUSTER, Operation.IDEMPOTENT_WRITE), _to(_TOPIC, _WRITE)
     ),
     23: _of(offset_for_leader_epoch, _to(_TOPIC, _DESCRIBE), _to(_CLUSTER, Operation.CLUSTER_ACTION)),
+    24: _of(add_partitions_to_txn, _to(_TRANSACTION, _WRITE), _to(_TOPIC, _WRITE)),
+    25: _of(add_offsets_to_txn, _to(_TRANSACTION, _WRITE), _to(_GROUP, _READ)),
+    26: _of(end_txn, _to(_TRANSACTION, _WRITE)),
+    27: _of(write_txn_markers, _to(_CLUSTER, _ALTER, Operation.CLUSTER_ACTION)),
     29: _of(acls.describe, _to(_CLUSTER, _DESCRIBE)),
     30: _of(acls.create, _to(_CLUSTER, _ALTER)),
     31: _of(acls.delete, _to(_CLUSTER, _ALTER)),
@@ -161,7 +169,7 @@ HANDLERS: Final[Mapping[int, Handler]] = {
     60: _of(describe_cluster, _to(_CLUSTER, _DESCRIBE)),
     61: _of(describe_producers, _to(_TOPIC, _READ)),
     64: _of(unregister_broker, _to(_CLUSTER, _ALTER)),
-    65: _of(list_transactions.describe, _to(_TRANSACTION, _DESCRIBE)),
-    66: _of(list_transactions, NOTHING),
+    65: _of(list_transactions.describe, _to(_TRANSACTION, _DESCRIBE), _to(_TOPIC, _DESCRIBE)),
+    66: _of(list_transactions, _to(_TRANSACTION, _DESCRIBE)),
     74: _of(list_config_resources, _to(_CLUSTER, _DESCRIBE_CONFIGS)),
 }

@@ -74,6 +74,17 @@ def replicas(
     return found
 
 
+def named_weight(name: str, node_id: int) -> int:
+    """First 8 bytes, big-endian, of blake2b over `<name>:<node id>`."""
+    # A client may send any string; one that is not valid Unicode must still have one owner everywhere.
+    return int.from_bytes(blake2b(f"{name}:{node_id}".encode(errors="surrogatepass")).digest()[:8], "big")
+
+
+def winner(name: str, agents: Sequence[AgentInfo]) -> AgentInfo | None:
+    """The agent with the highest weight; the lower id wins a tie; None if there are no agents."""
+    return max(agents, key=lambda agent: (named_weight(name, agent.writer_id), -agent.writer_id), default=None)
+
+
 def zone_of(client_id: str | None) -> str:
     """The zone that a client names in its `client.id` (`...,zone=use1-az1`), or ""."""
     found = _ZONE.search(client_id or "")

@@ -27,6 +27,8 @@ from wire.messages.acls import (
     DescribeAclsRequest,
     DescribeAclsResponse,
 )
+from wire.messages.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
+from wire.messages.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnResponse
 from wire.messages.alter_client_quotas import AlterClientQuotasRequest, AlterClientQuotasResponse
 from wire.messages.alter_configs import AlterConfigsRequest, AlterConfigsResponse
 from wire.messages.alter_partition_reassignments import (
@@ -58,6 +60,7 @@ from wire.messages.describe_log_dirs import DescribeLogDirsRequest, DescribeLogD
 from wire.messages.describe_producers import DescribeProducersRequest, DescribeProducersResponse
 from wire.messages.describe_transactions import DescribeTransactionsRequest, DescribeTransactionsResponse
 from wire.messages.elect_leaders import ElectLeadersRequest, ElectLeadersResponse
+from wire.messages.end_txn import EndTxnRequest, EndTxnResponse
 from wire.messages.fetch import FetchRequest, FetchResponse
 from wire.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 from wire.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
@@ -94,6 +97,7 @@ from wire.messages.scram_credentials import (
 from wire.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 from wire.messages.unregister_broker import UnregisterBrokerRequest, UnregisterBrokerResponse
 from wire.messages.update_features import UpdateFeaturesRequest, UpdateFeaturesResponse
+from wire.messages.write_txn_markers import WriteTxnMarkersRequest, WriteTxnMarkersResponse
 from wire.schema import Message, Octets, message_table
 
 API_VERSIONS: Final = 18
@@ -146,6 +150,11 @@ APIS: Final[Mapping[int, Api]] = MappingProxyType(
             _api(DeleteRecordsRequest, DeleteRecordsResponse, (0, 2)),
             _api(InitProducerIdRequest, InitProducerIdResponse, (0, 5)),
             _api(OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse, (2, 4)),
+            # Versions 4 and 5 are between brokers, and some clients would take them for the newest of their own.
+            _api(AddPartitionsToTxnRequest, AddPartitionsToTxnResponse, (0, 3)),
+            _api(AddOffsetsToTxnRequest, AddOffsetsToTxnResponse, (0, 4)),
+            _api(EndTxnRequest, EndTxnResponse, (0, 5)),
+            _api(WriteTxnMarkersRequest, WriteTxnMarkersResponse, (1, 2)),
             _api(DescribeAclsRequest, DescribeAclsResponse, (1, 3)),
             _api(CreateAclsRequest, CreateAclsResponse, (1, 3)),
             _api(DeleteAclsRequest, DeleteAclsResponse, (1, 3)),

@@ -9,24 +9,15 @@ not this function.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from hashlib import blake2b
 
+from agents.placement import named_weight, winner
 from metadata.contract.leases import AgentInfo
 
 
 def weight(group_id: str, node_id: int) -> int:
-    """First 8 bytes, big-endian, of blake2b over `group:<group id>:<node id>`."""
-    # A client may send any string; one that is not valid Unicode must still have one owner everywhere.
-    name = f"group:{group_id}:{node_id}".encode(errors="surrogatepass")
-    return int.from_bytes(blake2b(name).digest()[:8], "big")
+    return named_weight(f"group:{group_id}", node_id)
 
 
 def owner(group_id: str, agents: Sequence[AgentInfo]) -> AgentInfo | None:
-    """The agent with the highest weight; the lower id wins a tie; None if there are no agents."""
-    best: AgentInfo | None = None
-    best_weight = -1
-    for agent in agents:
-        mine = weight(group_id, agent.writer_id)
-        if best is None or mine > best_weight or (mine == best_weight and agent.writer_id < best.writer_id):
-            best, best_weight = agent, mine
-    return best
+    """None if there are no agents."""
+    return winner(f"group:{group_id}", agents)

@@ -1,13 +1,13 @@
 """DescribeProducers 0 (KIP-664): the idempotent producers whose state the metadata store keeps for a partition.
 
 Any agent answers for any partition. `last_timestamp` is the time of the last batch's commit; Kafka has the largest
-timestamp in that batch. There are no transactions.
+timestamp in that batch. The epoch of a coordinator is known while a transaction is open on the partition.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from agents.broker import Broker
 from agents.security.refusals import not_allowed
@@ -39,10 +39,13 @@ async def handle(broker: Broker, header: RequestHeader, request: DescribeProduce
     async for some in chunks_with_yields(places):
         ids.update({each: found for each in some if (found := _partition_id(broker, *each)) is not None})
     states: defaultdict[int, list[StoredState]] = defaultdict(list)
+    opened: dict[tuple[int, int], tuple[int, int]] = {}
     failure: SiltstoneError | None = None
     try:
         for state in await broker.metadata.agents.producer_states(list(ids.values())) if ids else ():
             states[state.partition_id].append(state)
+        for each, epoch in await broker.metadata.transactions.open_transactions(list(ids.values())) if ids else ():
+            opened[each.partition_id, each.producer_id] = each.first_offset, epoch
     except SiltstoneError as error:
         failure = error
     response = DescribeProducersResponse()
@@ -58,7 +61,7 @@ async def handle(broker: Broker, header: RequestHeader, request: DescribeProduce
             elif failure is not None:
                 answered.partitions.append(_refused(number, failure))
             else:
-                answered.partitions.append(_partition(number, states[partition_id]))
+                answered.partitions.append(_partition(number, states[partition_id], opened))
         response.topics.append(answered)
     return response
 
@@ -74,7 +77,10 @@ def _refused(number: int, error: SiltstoneError) -> PartitionResponse:
     return PartitionResponse(partition_index=number, error_code=code_of(error), error_message=str(error))
 
 
-def _partition(number: int, states: Sequence[StoredState]) -> PartitionResponse:
+def _partition(
+    number: int, states: Sequence[StoredState], opened: Mapping[tuple[int, int], tuple[int, int]]
+) -> PartitionResponse:
+    """`opened`: by partition and producer id, the first offset of the transaction and its coordinator's epoch."""
     return PartitionResponse(
         partition_index=number,
         active_producers=[
@@ -83,8 +89,10 @@ def _partition(number: int, states: Sequence[StoredState]) -> PartitionResponse:
                 producer_epoch=state.epoch,
                 last_sequence=state.batches[-1][1] if state.batches else -1,
                 last_timestamp=state.last_seen_ms,
-                coordinator_epoch=-1,
+                coordinator_epoch=epoch,
+                current_txn_start_offset=first_offset,
             )
             for state in states
+            for first_offset, epoch in [opened.get((state.partition_id, state.producer_id), (-1, -1))]
         ],
     )

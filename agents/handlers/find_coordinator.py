@@ -1,8 +1,8 @@
-"""FindCoordinator 0-5: which agent coordinates a group, by its id alone. Any agent answers, from its list of live
-agents.
+"""FindCoordinator 0-5: which agent coordinates a group or a transactional id, by the id alone. Any agent answers, from
+its list of live agents.
 
-A transactional id is answered UNSUPPORTED_VERSION, as everywhere until transactions exist: many clients show only the
-name of an error, and one about authorization would send their users to look for ACLs. With a retriable error,
+Until transactions may be used, a transactional id is answered UNSUPPORTED_VERSION, as everywhere: many clients show
+only the name of an error, and one about authorization would send their users to look for ACLs. With a retriable error,
 `init_transactions()` would silently wait until its time is up. librdkafka does so after any error but
 TRANSACTIONAL_ID_AUTHORIZATION_FAILED. It alone asks in version 2, so it gets that one, and shows our message beside it.
 """
@@ -17,6 +17,7 @@ from agents.listeners.endpoints import endpoint_at
 from agents.request_context import client_listener
 from agents.security.refusals import not_allowed
 from agents.yielding import LoopYielder
+from metadata.contract.leases import AgentInfo
 from security.acls.values import Operation, ResourceType
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
@@ -49,6 +50,8 @@ def _find(broker: Broker, version: int, key_type: int, key: str) -> Coordinator:
         if not broker.rights().allows(Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, key):
             refused = not_allowed(ResourceType.TRANSACTIONAL_ID, key)
             return _none(key, refused.code, str(refused))
+        if broker.features.transactions:
+            return _at(key, broker.transactions.owner(key))
         of_librdkafka = version == _LIBRDKAFKA_VERSION
         error = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED if of_librdkafka else ErrorCode.UNSUPPORTED_VERSION
         return _none(key, error, NO_TRANSACTIONS)
@@ -59,7 +62,10 @@ def _find(broker: Broker, version: int, key_type: int, key: str) -> Coordinator:
         check_id(key, may_be_empty=True)
     except GroupRefusedError as refused:
         return _none(key, refused.code, str(refused))
-    owner = broker.groups.owner(key)
+    return _at(key, broker.groups.owner(key))
+
+
+def _at(key: str, owner: AgentInfo | None) -> Coordinator:
     if owner is None:
         return _none(key, ErrorCode.COORDINATOR_NOT_AVAILABLE, "no agent is alive")
     # All listeners have one coordinator, because all members of a group have to meet there.

@@ -1,8 +1,8 @@
-"""UpdateFeatures 0-2 (KIP-584): agents have no features with levels, so none can be raised or lowered.
+"""UpdateFeatures 0-2 (KIP-584): no feature can be raised or lowered by a client.
 
-ApiVersions lists no features either. In particular no `transaction.version` and no `group.version` is finalized:
-clients take these as leave to use transactions of KIP-890 and groups of KIP-848. An agent's abilities follow from its
-release and from the schema, which `siltstone migrate` raises.
+An agent's abilities follow from its release and from the schema, which `siltstone migrate` raises. ApiVersions lists
+`transaction.version` from the moment when no older program is at work any more, and no other feature. In particular no
+`group.version`: clients take that as leave to use the groups of KIP-848.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from wire.messages.update_features import (
     UpdateFeaturesResponse,
 )
 
-NO_FEATURES = "agents have no features with levels; `siltstone migrate` upgrades a cluster"
+NO_FEATURES = "features follow from the release of the agents; `siltstone migrate` upgrades a cluster"
 
 
 async def handle(broker: Broker, header: RequestHeader, request: UpdateFeaturesRequest) -> UpdateFeaturesResponse:

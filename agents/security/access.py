@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
+from agents.features import Features
 from agents.quotas.sharing import QuotaSharing
 from agents.quotas.throttle import Throttle
 from agents.request_context import ClientConnection
@@ -89,7 +90,7 @@ class Access:
         await self.authorizer.start()
         self._sharing.start()
 
-    async def gates(self) -> Mapping[str, Callable[[ClientConnection], Gate]]:
+    async def gates(self, features: Features) -> Mapping[str, Callable[[ClientConnection], Gate]]:
         """By the name of each listener that has SASL. Raises NoTokensError, TlsFileError."""
         if not any(each.has_sasl for each in self._listeners):
             return {}
@@ -98,6 +99,7 @@ class Access:
         settings = self._settings
         authentication = Authentication(
             known=self.known,
+            features=features,
             passwords=passwords,
             runtime=self._runtime,
             freshness=self.freshness,

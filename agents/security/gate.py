@@ -13,6 +13,7 @@ from functools import partial
 from math import inf
 from typing import Protocol
 
+from agents.features import Features
 from agents.request_context import ClientConnection
 from agents.security.freshness import Freshness
 from agents.security.passwords import PasswordChecks
@@ -53,6 +54,7 @@ class Authentication:
     """The gates of all connections share this."""
 
     known: KnownUsers
+    features: Features
     passwords: PasswordChecks
     runtime: Runtime
     freshness: Freshness | None = None
@@ -82,6 +84,7 @@ class Gate:
         self._session = Session(
             shared.known,
             mechanisms,
+            features=shared.features,
             nonce=shared.nonce,
             reauthenticate_ms=reauthenticate_ms,
             receive_bytes_max=shared.receive_bytes_max,

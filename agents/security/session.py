@@ -18,6 +18,7 @@ from enum import Enum, auto
 from math import inf
 from typing import Final, Protocol, TypeAlias, cast
 
+from agents.features import Features
 from agents.handlers import api_versions
 from runtime.errors import SiltstoneError
 from security.sasl import plain
@@ -147,6 +148,7 @@ class Session:
         known: KnownUsers,
         mechanisms: Sequence[str],
         *,
+        features: Features,
         nonce: Callable[[], str],
         reauthenticate_ms: int = 0,
         receive_bytes_max: int = 65_536,
@@ -155,7 +157,7 @@ class Session:
         """`nonce` returns printable random text, another each time. `reauthenticate_ms`: how long a proof counts; 0 for
         ever. `receive_bytes_max` bounds each message of a proof. Passwords are believed while what is known of users is
         no older than `stale_ms_max`."""
-        self._known, self._mechanisms, self._nonce = known, tuple(mechanisms), nonce
+        self._known, self._mechanisms, self._features, self._nonce = known, tuple(mechanisms), features, nonce
         self._reauthenticate_ms, self._stale_ms_max = reauthenticate_ms, stale_ms_max
         self.receive_bytes_max = receive_bytes_max
         self._state = _State.START
@@ -268,8 +270,10 @@ class Session:
         if self._state is not _State.START or not self._api_versions_left:
             return self._end("ApiVersions out of turn")
         self._api_versions_left -= 1
-        answer = api_versions.unsupported() if request is None else api_versions.answer_to(header.api_version, request)
-        if request is not None and not answer.error_code:
+        if request is None:
+            return Reply(encode_response(header, api_versions.unsupported()))
+        answer = api_versions.answer_to(header.api_version, request, self._features)
+        if not answer.error_code:
             self.software = request.client_software_name
             self._state = _State.HANDSHAKE
         return Reply(encode_response(header, answer))

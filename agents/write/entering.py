@@ -14,8 +14,6 @@ from metadata.contract.l0_commit import L0Batch
 from metadata.transactions.contract import Entered, Entry
 from wire.error_codes import ErrorCode
 
-TRANSACTION_PARTITIONS_MAX = 10_000
-"""Partitions of one transaction, all of which its end locks at once."""
 ADDS_SINCE = 12
 """The Produce version of clients of the second protocol, whose partitions enter by writing to them (KIP-890)."""
 ABORTABLE_SINCE = 11

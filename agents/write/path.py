@@ -313,7 +313,7 @@ class WritePath:
                 await self._clock.sleep_ms(backoff_ms * (0.5 + self._ids.jitter() / 2))
                 backoff_ms = min(backoff_ms * 2, COMMIT_BACKOFF_MS_MAX)
                 continue
-            self._metrics.transactions_enter_seconds.observe((self._clock.monotonic_ms() - started_ms) / 1000)
+            self._metrics.transactions.enter_seconds.observe((self._clock.monotonic_ms() - started_ms) / 1000)
             return entered
 
     # ---- commit

@@ -197,6 +197,8 @@ _SETTINGS = (
     _setting("offsets.retention.minutes", _INT, "offsets.retention.ms", unit=MINUTE_MS),
     _setting("producer.id.expiration.ms", _INT),
     _setting("socket.request.max.bytes", _INT),
+    _setting("transaction.max.timeout.ms", _INT),
+    _setting("transactional.id.expiration.ms", _INT),
 )
 
 _FIXED = (

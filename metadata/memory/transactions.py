@@ -21,6 +21,7 @@ from metadata.transactions.contract import (
     Entered,
     Entry,
     InitProducer,
+    OngoingTransactions,
     OpenTransaction,
     ProducerInitialised,
     TransactionalOffsets,
@@ -206,13 +207,26 @@ class MemoryTransactions:
     async def transactions(
         self, transactional_ids: Sequence[str] | None = None, *, owner_id: int | None = None
     ) -> Sequence[TransactionInfo]:
-        tables = self._tables
-        wanted = tables.by_id if transactional_ids is None else set(transactional_ids)
+        wanted = self._tables.by_id if transactional_ids is None else set(transactional_ids)
         return [
-            _info(id_, row, {at: each.first_offset for at, each in tables.partitions_of(row.producer_id).items()})
-            for id_, row in sorted(tables.by_id.items())
+            self._whole(id_, row)
+            for id_, row in sorted(self._tables.by_id.items())
             if id_ in wanted and owner_id in (None, row.owner_id)
         ]
+
+    async def transactions_of(self, producer_ids: Sequence[int]) -> Sequence[TransactionInfo]:
+        named = [self._tables.of_producer(producer_id) for producer_id in set(producer_ids)]
+        return [
+            self._whole(*each) for each in sorted((each for each in named if each is not None), key=lambda it: it[0])
+        ]
+
+    async def list_transactions(self, *, after: str | None, limit: int) -> Sequence[TransactionInfo]:
+        rows = sorted(self._tables.by_id.items())
+        return [_info(id_, row, {}) for id_, row in rows if after is None or id_ > after][:limit]
+
+    async def ongoing(self) -> OngoingTransactions:
+        began = [row.started_ms for row in self._tables.by_id.values() if row.is_ongoing and row.started_ms is not None]
+        return OngoingTransactions(len(began), self._clock.wall_ms() - min(began) if began else 0)
 
     async def open_transactions(self, partition_ids: Sequence[int]) -> Sequence[tuple[OpenTransaction, int]]:
         found: list[tuple[OpenTransaction, int]] = []
@@ -230,6 +244,10 @@ class MemoryTransactions:
         return len(old)
 
     # -- inside
+
+    def _whole(self, transactional_id: str, row: Transaction) -> TransactionInfo:
+        entered = self._tables.partitions_of(row.producer_id)
+        return _info(transactional_id, row, {at: each.first_offset for at, each in entered.items()})
 
     @property
     def _tables(self) -> TransactionTables:

@@ -218,6 +218,12 @@ class TransactionInfo:
     group_ids: Sequence[str]
 
 
+class OngoingTransactions(NamedTuple):
+    open: int
+    oldest_ms: int
+    """How long ago the first of them began; 0 without any."""
+
+
 class OpenTransaction(NamedTuple):
     """A transaction with records on a partition that has not ended."""
 
@@ -309,6 +315,18 @@ class TransactionMetadata(Protocol):
         self, transactional_ids: Sequence[str] | None = None, *, owner_id: int | None = None
     ) -> Sequence[TransactionInfo]:
         """These ids (None: all), of this owner (None: of all), by id. Unknown ids are absent."""
+        ...
+
+    async def transactions_of(self, producer_ids: Sequence[int]) -> Sequence[TransactionInfo]:
+        """The ids whose present producer is one of these, by id."""
+        ...
+
+    async def list_transactions(self, *, after: str | None, limit: int) -> Sequence[TransactionInfo]:
+        """A page of all ids, by id: those after this one (None: from the first). Without their partitions."""
+        ...
+
+    async def ongoing(self) -> OngoingTransactions:
+        """Of all owners."""
         ...
 
     async def open_transactions(self, partition_ids: Sequence[int]) -> Sequence[tuple[OpenTransaction, int]]:

@@ -14,6 +14,7 @@ from prometheus_client import ProcessCollector, generate_latest
 
 from runtime.metrics.declared import OF_THE_PROCESS, Declarations, DeclaredMetric
 from runtime.metrics.security import SecurityMetrics
+from runtime.metrics.transactions import TransactionMetrics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -36,6 +37,7 @@ class Metrics:
         self._declare_files()
         self._declare_reads_and_health()
         self._declare_groups()
+        self.transactions = TransactionMetrics(declarations, seconds=SECONDS)
         self._declare_merges()
         self._declare_dedupe()
         self._declare_deletion()
@@ -139,9 +141,6 @@ class Metrics:
         self.l0_file_bytes = self._histogram("l0_file_bytes", "Size of L0 files.", BYTES)
         self.l0_put_seconds = self._histogram("l0_put_seconds", "Writing one L0 file to the object store.", SECONDS)
         self.l0_commit_seconds = self._histogram("l0_commit_seconds", "Committing one L0 file in Postgres.", SECONDS)
-        self.transactions_enter_seconds = self._histogram(
-            "transactions_enter_seconds", "Entering the transactions of one L0 file in Postgres.", SECONDS
-        )
         self.commits_total = self._counter(
             "commits_total",
             "L0 commits: `committed`, `in_doubt` (asked again) or `given_up`.",

@@ -23,7 +23,7 @@ _GIB = 1 << 30
 
 _PLACES, _WRITE, _READ, _NETWORK = "Places", "Write path", "Read path", "Network"
 _RIGHTS = "What clients may do"
-_TOPICS, _GROUPS = "Topics and producers", "Consumer groups"
+_TOPICS, _GROUPS, _TRANSACTIONS = "Topics and producers", "Consumer groups", "Transactions"
 _COMPACTOR, _PLAN, _SPARK = "Compactor", "When merges are made", "Spark"
 _DELETION, _WATCHING = "Retention and deletion", "Watching"
 
@@ -72,10 +72,7 @@ class Settings:
         " still read and deleted.",
     )
     metadata_url: str = setting(
-        "",
-        _PLACES,
-        "The metadata store: `postgresql://USER@HOST:PORT/DB` or `memory://`.",
-        secret=True,
+        "", _PLACES, "The metadata store: `postgresql://USER@HOST:PORT/DB` or `memory://`.", secret=True
     )
     agent_zone: str = setting(
         "",
@@ -266,11 +263,7 @@ class Settings:
 
     # ---- consumer groups
     group_initial_rebalance_delay_ms: int = duration_ms(
-        3_000,
-        _GROUPS,
-        "How long the first rebalance of an empty group waits for more members.",
-        minimum=0,
-        maximum=INT31,
+        3_000, _GROUPS, "How long the first rebalance of an empty group waits for members.", minimum=0, maximum=INT31
     )
     group_min_session_timeout_ms: int = duration_ms(
         6_000, _GROUPS, "The shortest session timeout that a member may ask for.", maximum=INT31
@@ -284,6 +277,17 @@ class Settings:
         _GROUPS,
         "Committed offsets are kept this long after the last member left the group; Kafka's"
         " `offsets.retention.minutes`.",
+    )
+
+    # ---- transactions
+    transaction_max_timeout_ms: int = duration_ms(
+        900_000, _TRANSACTIONS, "The longest transaction timeout that a producer may ask for.", maximum=INT31
+    )
+    transactional_id_expiration_ms: int = duration_ms(
+        7 * _DAY_MS, _TRANSACTIONS, "A transactional id that was not used for longer is forgotten.", maximum=INT31
+    )
+    transaction_partitions_max: int = count(
+        10_000, _TRANSACTIONS, "Partitions of one transaction. They all end in one statement.", maximum=100_000
     )
 
     # ---- compactor
@@ -386,9 +390,7 @@ class Settings:
 
     # ---- retention and deletion
     gc_grace_ms: int = duration_ms(
-        900_000,
-        _DELETION,
-        "A file is deleted this long after its last use. Must be equal on agents and compactors.",
+        900_000, _DELETION, "A file is deleted this long after its last use. Must be equal on agents and compactors."
     )
     purge_deadline_ms: int = duration_ms(
         7 * _DAY_MS,
@@ -438,9 +440,7 @@ class Settings:
     )
     metrics_tls_key_file: str = setting("", _WATCHING, "PEM file with the key of that certificate.")
     metrics_tls_ca_file: str = setting(
-        "",
-        _WATCHING,
-        "PEM file with the authorities that may issue certificates of clients. Empty: clients show none.",
+        "", _WATCHING, "PEM file with the authorities that may issue certificates of clients. Empty: clients show none."
     )
     metrics_groups_max: int = count(
         200,

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs" / "kafka-coverage.md"
 
 ABSENT = (
-    ("transactions", "AddPartitionsToTxn, AddOffsetsToTxn, EndTxn, TxnOffsetCommit", "transactional ids are refused"),
+    ("offsets in transactions", "TxnOffsetCommit", "`sendOffsetsToTransaction` fails"),
     (
         "the consumer group protocol of KIP-848",
         "ConsumerGroupHeartbeat, ConsumerGroupDescribe",

@@ -1,13 +1,11 @@
-"""Clients beyond the scenarios: new records at the end of a log, and refusals."""
+"""Clients beyond the scenarios: new records at the end of a log, and transactions."""
 
 from __future__ import annotations
 
 import pytest
 from aiokafka import AIOKafkaProducer
-from aiokafka.errors import KafkaError as AiokafkaError
 from confluent_kafka import KafkaError, KafkaException, Producer
 from kafka import KafkaProducer
-from kafka.errors import KafkaError as KafkaPythonError
 
 from tests.conformance.clients import CLIENTS
 from tests.conformance.cluster import Cluster
@@ -28,25 +26,49 @@ def test_a_consumer_at_the_end_gets_what_comes(cluster: Cluster, client: Client)
         assert [item.offset for item in consumer.await_items(3)] == [10, 11, 12]
 
 
-async def test_a_transactional_producer_is_refused_at_once_and_its_error_points_to_no_acl(cluster: Cluster) -> None:
-    producer = AIOKafkaProducer(bootstrap_servers=cluster.bootstrap, transactional_id="tx")
+async def test_transactional_producers_of_python_commit_and_abort(cluster: Cluster) -> None:
+    topic = cluster.topic()
+    of_aiokafka = AIOKafkaProducer(bootstrap_servers=cluster.bootstrap, transactional_id="of aiokafka")
+    await of_aiokafka.start()
     try:
-        with pytest.raises(AiokafkaError) as of_aiokafka:
-            await producer.start()
+        async with of_aiokafka.transaction():
+            await of_aiokafka.send_and_wait(topic, b"committed")
+        await of_aiokafka.begin_transaction()
+        await of_aiokafka.send_and_wait(topic, b"aborted")
+        await of_aiokafka.abort_transaction()
     finally:
-        await producer.stop()  # its connection stays open although it did not start
-    kafka_python = KafkaProducer(bootstrap_servers=cluster.bootstrap, transactional_id="tx")
-    with pytest.raises(KafkaPythonError) as of_kafka_python:
-        kafka_python.init_transactions()
-    kafka_python.close(timeout=0)
-    for refused in (of_aiokafka, of_kafka_python):
-        assert "UnsupportedVersion" in f"{refused.type.__name__}: {refused.value}"
-        assert "uthoriz" not in f"{refused.type.__name__}: {refused.value}"
+        await of_aiokafka.stop()
+    of_kafka_python = KafkaProducer(bootstrap_servers=cluster.bootstrap, transactional_id="of kafka-python")
+    try:
+        of_kafka_python.init_transactions()
+        for end in (of_kafka_python.commit_transaction, of_kafka_python.abort_transaction):
+            of_kafka_python.begin_transaction()
+            of_kafka_python.send(topic, b"value").get(TIMEOUT_S)
+            end()
+    finally:
+        of_kafka_python.close()
 
 
-def test_librdkafka_refuses_a_transactional_producer_at_once_and_says_why(cluster: Cluster) -> None:
-    producer = Producer({"bootstrap.servers": cluster.bootstrap, "transactional.id": "tx"})
+def test_a_new_producer_of_an_id_fences_the_one_before_in_librdkafka(cluster: Cluster) -> None:
+    topic = cluster.topic()
+    settings = {"bootstrap.servers": cluster.bootstrap, "transactional.id": "of librdkafka"}
+    old = Producer(settings)
+    old.init_transactions(TIMEOUT_S)
+    for end in (old.commit_transaction, old.abort_transaction):
+        old.begin_transaction()
+        old.produce(topic, b"value")
+        end(TIMEOUT_S)
+    new = Producer(settings)
+    new.init_transactions(TIMEOUT_S)
+
+    old.begin_transaction()
+    old.produce(topic, b"late")
     with pytest.raises(KafkaException) as refused:
-        producer.init_transactions(TIMEOUT_S)
-    assert refused.value.args[0].code() == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-    assert "transactions are not supported yet" in refused.value.args[0].str()
+        old.commit_transaction(TIMEOUT_S)
+
+    assert refused.value.args[0].code() == KafkaError._FENCED
+    new.begin_transaction()
+    new.produce(topic, b"value")
+    new.commit_transaction(TIMEOUT_S)
+    new.begin_transaction()
+    new.commit_transaction(TIMEOUT_S)  # an empty one

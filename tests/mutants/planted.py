@@ -21,6 +21,7 @@ from tests.mutants.planted_in_sums import SUMS
 from tests.mutants.planted_in_survivors import SURVIVORS
 from tests.mutants.planted_in_sweeps import SWEEPS
 from tests.mutants.planted_in_tls import TLS
+from tests.mutants.planted_in_transactions import TRANSACTIONS
 from tests.mutants.planted_in_walks import WALKS
 
 ORACLES = "tests/property/test_messages_against_oracles.py"
@@ -386,6 +387,7 @@ MUTANTS = (
     *GONE,
     *SWEEPS,
     *TLS,
+    *TRANSACTIONS,
     *WALKS,
     *CLOCKWORK,
     *ERASING,

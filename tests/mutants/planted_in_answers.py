@@ -39,7 +39,9 @@ ANSWERS = (
         file="agents/handlers/find_coordinator.py",
         text="_LIBRDKAFKA_VERSION = 2",
         replacement="_LIBRDKAFKA_VERSION = 99",
-        tests=("tests/integration/agents/test_bad_input.py::test_a_transactional_id_is_refused",),
+        tests=(
+            "tests/integration/agents/transactions/test_transaction_requests.py::test_until_they_may_be_used_nothing_is_begun",
+        ),
     ),
     Mutant(
         name="metadata-calls-a-topic-unknown-after-a-look-that-failed",

@@ -162,6 +162,10 @@ class SimulatedMetadata(FarSide):
     def security(self) -> SimulatedSecurity:
         return SimulatedSecurity(self)
 
+    @property
+    def transactions(self) -> SimulatedTransactions:
+        return SimulatedTransactions()
+
     async def open(self) -> None:
         self._listening[self] = None
 
@@ -451,3 +455,10 @@ class SimulatedSecurity:
 
     async def exchange_demands(self, lease: WriterLease, demands: Mapping[int, float]) -> Sequence[Mapping[int, float]]:
         return await self._ask(lambda: self._server.security.exchange_demands(lease, demands))
+
+
+class SimulatedTransactions:
+    """An older program is at work: no client begins a transaction."""
+
+    async def enable(self) -> bool:
+        return False

@@ -39,6 +39,7 @@ from metadata.transactions.contract import (
     Entered,
     Entry,
     InitProducer,
+    OngoingTransactions,
     OpenTransaction,
     ProducerInitialised,
     TransactionalOffsets,
@@ -71,6 +72,9 @@ _OPEN = statement(
     WHERE p.partition_id = ANY (:partition_ids) AND p.first_offset IS NOT NULL
     ORDER BY p.partition_id, p.producer_id""",
     partition_ids=ARRAY(sa.Integer),
+)
+_ONGOING = sa.select(sa.func.count(), sa.func.coalesce(sa.func.clock_ms() - sa.func.min(_OF.started_ms), 0)).where(
+    _OF.state == int(TransactionState.ONGOING)
 )
 _EXPIRE = statement(
     """DELETE FROM transactions WHERE transactional_id IN (
@@ -255,6 +259,30 @@ class PostgresTransactions:
             query = query.where(_OF.transactional_id == sa.func.any(sa.literal(list(transactional_ids), ARRAY(Utf8))))
         if owner_id is not None:
             query = query.where(_OF.owner_id == owner_id)
+        return await self._whole(query)
+
+    async def transactions_of(self, producer_ids: Sequence[int]) -> Sequence[TransactionInfo]:
+        mine = _OF.producer_id == sa.func.any(sa.literal(list(producer_ids), LONGS))
+        return await self._whole(sa.select(TRANSACTIONS).where(mine).order_by(_OF.transactional_id))
+
+    async def list_transactions(self, *, after: str | None, limit: int) -> Sequence[TransactionInfo]:
+        query = sa.select(TRANSACTIONS).order_by(_OF.transactional_id).limit(limit)
+        if after is not None:
+            query = query.where(_OF.transactional_id > after)
+
+        async def work(connection: AsyncConnection) -> Sequence[TransactionInfo]:
+            return [_info(row, {}) for row in await connection.execute(query)]
+
+        return await self._database.read(work)
+
+    async def ongoing(self) -> OngoingTransactions:
+        async def work(connection: AsyncConnection) -> OngoingTransactions:
+            return OngoingTransactions(*(await connection.execute(_ONGOING)).one())
+
+        return await self._database.read(work)
+
+    async def _whole(self, query: sa.Select[Any]) -> Sequence[TransactionInfo]:
+        """With their partitions."""
 
         async def work(connection: AsyncConnection) -> Sequence[TransactionInfo]:
             rows = (await connection.execute(query)).all()

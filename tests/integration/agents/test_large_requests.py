@@ -16,11 +16,13 @@ from tests.fixtures.fleet import fleet
 from tests.fixtures.groups import GroupMember
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
+from wire.messages.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
 from wire.messages.delete_groups import DeleteGroupsRequest, DeleteGroupsResponse
 from wire.messages.delete_records import DeleteRecordsPartition, DeleteRecordsRequest, DeleteRecordsTopic
 from wire.messages.delete_topics import DeleteTopicsRequest
 from wire.messages.describe_groups import DescribeGroupsRequest, DescribeGroupsResponse
 from wire.messages.describe_producers import DescribeProducersRequest, TopicRequest
+from wire.messages.describe_transactions import DescribeTransactionsRequest
 from wire.messages.elect_leaders import ElectLeadersRequest, TopicPartitions
 from wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from wire.messages.find_coordinator import FindCoordinatorRequest
@@ -33,6 +35,7 @@ from wire.messages.offset_for_leader_epoch import (
     OffsetForLeaderPartition,
     OffsetForLeaderTopic,
 )
+from wire.messages.write_txn_markers import WritableTxnMarker, WritableTxnMarkerTopic, WriteTxnMarkersRequest
 from wire.schema import Message, message_table
 
 PARTS = range(15 * PARTS_PER_TURN)
@@ -94,6 +97,23 @@ LARGE: list[tuple[int, Message]] = [
     (0, DescribeProducersRequest(topics=[TopicRequest(name="t", partition_indexes=list(PARTS))])),
     (5, DeleteTopicsRequest(topic_names=[f"t{n}" for n in PARTS])),
     (4, FindCoordinatorRequest(coordinator_keys=[f"g{n}" for n in PARTS])),
+    (
+        3,
+        AddPartitionsToTxnRequest(
+            v3_and_below_transactional_id="tx",
+            v3_and_below_topics=[AddPartitionsToTxnTopic(name="t", partitions=list(PARTS))],
+        ),
+    ),
+    (
+        2,
+        WriteTxnMarkersRequest(
+            markers=[
+                WritableTxnMarker(topics=[WritableTxnMarkerTopic(name="t", partition_indexes=list(PARTS))]),
+                *(WritableTxnMarker(producer_id=n) for n in PARTS),
+            ]
+        ),
+    ),
+    (0, DescribeTransactionsRequest(transactional_ids=[f"tx{n}" for n in PARTS])),
     (2, DeleteGroupsRequest(groups_names=[f"g{n}" for n in PARTS])),
     (5, DescribeGroupsRequest(groups=[f"g{n}" for n in PARTS])),
 ]

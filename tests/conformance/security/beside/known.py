@@ -38,7 +38,6 @@ class Known:
         )
 
 
-_NO_TRANSACTIONS = "there are no transactions yet: who has the right to a transactional id is told so"
 OF_SERVERS: Sequence[Known] = (
     Known(
         ".*",
@@ -48,10 +47,6 @@ OF_SERVERS: Sequence[Known] = (
         ours="absent",
     ),
     Known("ApiVersions", "", r"^\.(finalized|supported)_features", "the features of a Kafka are not ours"),
-    Known("FindCoordinator", "type 1", "", _NO_TRANSACTIONS),
-    Known("InitProducerId", "tx", "", _NO_TRANSACTIONS),
-    Known("Produce", "tx", "", _NO_TRANSACTIONS),
-    Known("ListTransactions", "", "", _NO_TRANSACTIONS, ours="absent"),
     Known("DescribeTransactions", "", r"\.producer_(id|epoch)$", "-1 says better than 0 that there is no producer"),
     Known(
         ".*DelegationToken",
@@ -114,7 +109,6 @@ OF_REFUSALS: Sequence[Known] = (
         "Kafka keeps offsets and transactions in topics of its own",
         ours="absent",
     ),
-    Known("Produce", "tx", _CODE, _NO_TRANSACTIONS, kafka=29, ours=35),
     Known(
         "ListPartitionReassignments",
         "named",

@@ -13,6 +13,8 @@ from tests.conformance.security.beside.sides import DOOMED_TOPICS, Side
 from tests.fixtures.acls import allow
 from tests.integration.agents.test_every_version import REQUESTS
 from wire.messages import alter_configs, incremental_alter_configs
+from wire.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
+from wire.messages.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
 from wire.messages.alter_client_quotas import AlterClientQuotasRequest, EntityData, EntryData, OpData
 from wire.messages.alter_partition_reassignments import (
     AlterPartitionReassignmentsRequest,
@@ -35,6 +37,7 @@ from wire.messages.describe_log_dirs import DescribableLogDirTopic, DescribeLogD
 from wire.messages.describe_producers import DescribeProducersRequest, TopicRequest
 from wire.messages.describe_transactions import DescribeTransactionsRequest
 from wire.messages.elect_leaders import ElectLeadersRequest, TopicPartitions
+from wire.messages.end_txn import EndTxnRequest
 from wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from wire.messages.init_producer_id import InitProducerIdRequest
 from wire.messages.list_config_resources import ListConfigResourcesRequest
@@ -60,6 +63,7 @@ from wire.messages.scram_credentials import (
 )
 from wire.messages.unregister_broker import UnregisterBrokerRequest
 from wire.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest
+from wire.messages.write_txn_markers import WritableTxnMarker, WritableTxnMarkerTopic, WriteTxnMarkersRequest
 from wire.records import NewRecord, ProducerStamp, build_batch
 from wire.schema import Message
 
@@ -72,6 +76,8 @@ SESSION = "session"
 TOPIC, BROKER, LOGGER, METRICS, GROUP = 2, 4, 8, 16, 32
 """Types of resources that have configs."""
 Ask = Callable[[int, Side], Iterator[tuple[str, Message]]]
+NOBODYS_ID = 2**60
+"""A producer id that no server has given."""
 
 
 def _partitions(version: int) -> list[int]:
@@ -193,6 +199,37 @@ def _init_producer_id(version: int, side: Side) -> Iterator[tuple[str, Message]]
     yield "no transactional id", InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=1_000)
     for name in ("tx1", "tx2"):
         yield name, InitProducerIdRequest(transactional_id=name, transaction_timeout_ms=1_000)
+
+
+def _add_partitions(version: int, side: Side) -> Iterator[tuple[str, Message]]:
+    topics = [AddPartitionsToTxnTopic(name=name, partitions=[0]) for name in ("t1", "team-a", "absent")]
+    for name in ("tx1", "tx2"):
+        yield (
+            name,
+            AddPartitionsToTxnRequest(
+                v3_and_below_transactional_id=name, v3_and_below_producer_id=NOBODYS_ID, v3_and_below_topics=topics
+            ),
+        )
+
+
+def _add_offsets(version: int, side: Side) -> Iterator[tuple[str, Message]]:
+    for name, group in (("tx1", "g1"), ("tx2", "g1"), ("tx1", "gone")):
+        yield f"{name} {group}", AddOffsetsToTxnRequest(transactional_id=name, producer_id=NOBODYS_ID, group_id=group)
+
+
+def _end_transaction(version: int, side: Side) -> Iterator[tuple[str, Message]]:
+    for name in ("tx1", "tx2"):
+        yield name, EndTxnRequest(transactional_id=name, producer_id=NOBODYS_ID, committed=True)
+
+
+def _write_markers(version: int, side: Side) -> Iterator[tuple[str, Message]]:
+    topics = [WritableTxnMarkerTopic(name="absent", partition_indexes=[0])]
+    yield (
+        "an absent topic",
+        WriteTxnMarkersRequest(
+            markers=[WritableTxnMarker(producer_id=NOBODYS_ID, transaction_result=False, topics=topics)]
+        ),
+    )
 
 
 def _describe_configs(version: int, side: Side) -> Iterator[tuple[str, Message]]:
@@ -372,6 +409,10 @@ QUESTIONS: Mapping[int, tuple[Ask, ...]] = {
     21: (_delete_records,),
     22: (_init_producer_id,),
     23: (_epochs,),
+    24: (_add_partitions,),
+    25: (_add_offsets,),
+    26: (_end_transaction,),
+    27: (_write_markers,),
     29: (_describe_acls,),
     30: (_create_acls,),
     31: (_delete_acls,),

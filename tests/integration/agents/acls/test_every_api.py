@@ -14,6 +14,7 @@ from agents.dispatch import HANDLERS, NOTHING
 from agents.request_context import ANONYMOUS
 from agents.security.audit import Audit, Question
 from agents.security.rights import JudgedRights
+from metadata.transactions.contract import InitProducer
 from security.acls.values import Operation, ResourceType
 from tests.fixtures.acls import everything_to
 from tests.fixtures.agents import Dial, RawConnection, RunningAgent, StartAgent
@@ -31,13 +32,16 @@ NO_ID = ErrorCode.UNKNOWN_TOPIC_ID
 BY_ID_SINCE = {0: 13, 1: 13, 3: 12, 20: 6}
 """From these versions on a request also names a topic that does not exist by its id, and ids are no secret."""
 ALTER_CONFIGS = {33, 44}
-OMITS = {16, 60}
+TRANSACTIONAL = {24, 25, 26, 65}
+OMITS = {16, 60, 66}
 """Nothing is refused: what the client may not see is left out."""
 GOES_ON: Mapping[int, set[tuple[ResourceType, Operation]]] = {
     3: {(ResourceType.TOPIC, Operation.CREATE)},
     8: {(ResourceType.TOPIC, Operation.READ)},
     9: {(ResourceType.TOPIC, Operation.DESCRIBE)},
     20: {(ResourceType.TOPIC, Operation.DELETE)},
+    24: {(ResourceType.TOPIC, Operation.WRITE)},
+    25: {(ResourceType.GROUP, Operation.READ)},
 }
 """Questions that follow the one that ends a request, or a part of it, with `acl.mode=on`. Shadow does not end there,
 and tells of these too."""
@@ -54,6 +58,8 @@ def refused(key: int, version: int) -> set[ErrorCode]:
         return {TOPIC, GROUP, CLUSTER}
     if key in ALTER_CONFIGS:  # the requests are about topics
         return {TOPIC}
+    if key in TRANSACTIONAL:  # the id is asked before any topic and group
+        return {TRANSACTION}
     kinds = {kind for kind, _ in HANDLERS[key].needs}
     if ResourceType.GROUP in kinds:  # asked before any topic
         codes = {GROUP}
@@ -121,11 +127,19 @@ class Served:
     topic_id: UUID
 
 
+async def made(running: RunningAgent) -> UUID:
+    """The topic and the transactional id that the requests name."""
+    topic = await running.metadata.agents.create_topic("t", partitions=2, configs={})
+    init = InitProducer(transactional_id="tx", timeout_ms=60_000, new_producer_id=1)
+    await running.metadata.transactions.init_producer(init, owner=running.agent._lease())
+    return topic.topic_id
+
+
 @pytest.fixture
 async def served(dial: Dial, start_agent: StartAgent) -> AsyncIterator[Served]:
     running = await start_agent(acl_mode="on")
-    topic = await running.metadata.agents.create_topic("t", partitions=2, configs={})
-    yield Served(running, await dial.raw(running.address), topic.topic_id)
+    topic_id = await made(running)
+    yield Served(running, await dial.raw(running.address), topic_id)
 
 
 APIS_WITH_NEEDS: Sequence[tuple[int, int]] = [
@@ -198,8 +212,8 @@ async def test_a_refusal_does_not_tell_whether_there_is_such_a_topic(
 
 async def test_off_asks_nothing(start_agent: StartAgent, dial: Dial, asked: Asked) -> None:
     running = await start_agent(acl_mode="off")
-    topic = await running.metadata.agents.create_topic("t", partitions=2, configs={})
-    served = Served(running, await dial.raw(running.address), topic.topic_id)
+    topic_id = await made(running)
+    served = Served(running, await dial.raw(running.address), topic_id)
     for key, version in APIS_WITH_NEEDS:
         if key in (29, 30, 31):
             continue
@@ -260,4 +274,4 @@ async def test_shadow_tells_each_denial_that_on_gives_and_refuses_nothing(
 def test_every_handler_says_what_it_needs() -> None:
     """A new row cannot leave it out; it may say NOTHING, which this list must know then."""
     without: Mapping[int, str] = {key: APIS[key].name for key, handler in HANDLERS.items() if not handler.needs}
-    assert set(without) == {17, 18, 36, 38, 39, 40, 41, 66}
+    assert set(without) == {17, 18, 36, 38, 39, 40, 41}

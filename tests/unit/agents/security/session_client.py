@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from agents.features import Features
 from agents.security.session import CheckPassword, Reply, Session, Step
 from security.sasl import plain
 from security.sasl.scram_client import ScramClient
@@ -44,6 +45,7 @@ def session(users: Users | None = None, *, reauthenticate_ms: int = 0, receive_b
     return Session(
         users or Users(),
         (*ALL, "OAUTHBEARER"),
+        features=Features(),
         nonce=lambda: f"server{next(numbers):020}",
         reauthenticate_ms=reauthenticate_ms,
         receive_bytes_max=receive_bytes_max,

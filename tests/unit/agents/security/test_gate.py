@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from agents.features import Features
 from agents.request_context import ANONYMOUS, ClientConnection
 from agents.security import passwords as passwords_module
 from agents.security.freshness import Freshness
@@ -44,6 +45,7 @@ def checks() -> Iterator[PasswordChecks]:
 def shared(checks: PasswordChecks, clock: ManualClock, users: Users | None = None) -> Authentication:
     return Authentication(
         known=users or Users(),
+        features=Features(),
         passwords=checks,
         runtime=Runtime(clock=clock, ids=SystemIds(7)),
         refused_after_ms=DELAY_MS,

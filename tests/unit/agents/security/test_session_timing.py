@@ -16,6 +16,7 @@ from typing import Final
 
 import pytest
 
+from agents.features import Features
 from agents.security.session import CheckPassword, Session
 from security.sasl import plain, scram_messages
 from security.scram import ITERATIONS_DEFAULT, Mechanism, credential_of, is_password_of, keys_of, salted_password
@@ -50,7 +51,9 @@ class Guesser:
         return f"user-{self.chance.randrange(100_000):05}"
 
     def _session(self, mechanism: str) -> Session:
-        made = Session(self.users, ["SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN"], nonce=lambda: "s" * 40)
+        made = Session(
+            self.users, ["SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN"], features=Features(), nonce=lambda: "s" * 40
+        )
         shake(made, mechanism)
         return made
 

@@ -1,0 +1,1 @@
+"""Transactions: which agent coordinates an id, and how transactions end."""
