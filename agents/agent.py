@@ -458,7 +458,7 @@ class Agent:
     def _committed(self, file: FileOnItsWay, committed: Committed) -> None:
         """Cache the bytes first, then extend the index: a reader that wakes up finds the bytes in memory."""
         self._reads.hot_cache.put_file(file.key, file.sealed.file.parts, file.sealed_ms)
-        self._follower.saw_own(file.lease, file.seq, file.key, len(file.sealed.file.parts), committed)
+        self._follower.saw_own(file.as_committed(committed))
         self._hints.soon()
 
     def _ended(self, request: EndTransactions, ended: TransactionsEnded) -> None:

@@ -4,6 +4,9 @@ A request waits until `min_bytes` are there or `max_wait_ms` have passed, parked
 follower, so a caught-up consumer costs the store nothing. Within a session (`agents/read/sessions.py`) the answer names
 only news for the client.
 
+Readers of committed records get whole batches below the last stable offset, those of aborted transactions too, and the
+list of these transactions. At or above that offset they wait like readers at the end.
+
 An offset outside the known log is out of range only if a fresh read of the watermarks says so, because the agent's view
 may be late. If it is above our end but not above the fresh one, another agent's commit is on its way here, and the
 request waits. A topic or partition that this agent does not know is looked for in the store before it is called
@@ -32,7 +35,7 @@ from metadata.contract.topics import Topic
 from security.acls.values import Operation, ResourceType
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
-from wire.messages.fetch import FetchRequest, FetchResponse, PartitionData
+from wire.messages.fetch import AbortedTransaction, FetchRequest, FetchResponse, PartitionData
 
 READ_COMMITTED = 1
 LEADER_EPOCH = 0
@@ -78,14 +81,16 @@ async def handle(broker: Broker, header: RequestHeader, request: FetchRequest) -
     bytes_max = int(min(max(request.max_bytes, 0), broker.settings.fetch_max_bytes, quota_bytes))
     if trace is not None:
         _describe(broker, parts, trace)
-    await _wait_for_bytes(broker, parts, min(request.min_bytes, bytes_max), deadline_ms, asking)
+    committed_only = request.isolation_level == READ_COMMITTED
+    bytes_min = min(request.min_bytes, bytes_max)
+    await _wait_for_bytes(broker, parts, bytes_min, deadline_ms, asking, committed_only=committed_only)
     if trace is not None:
         trace.end_part()
     # Others who share its quota may have used it up while it waited.
     if not broker.throttle.fetch_bytes_max():
         return sessions.answer_nothing(context, now_ms=broker.runtime.clock.monotonic_ms())
     # From here on the answer holds memory: the connection releases it when the bytes have left.
-    release = await _read(broker, parts, bytes_max, committed_only=request.isolation_level == READ_COMMITTED)
+    release = await _read(broker, parts, bytes_max, committed_only=committed_only)
     try:
         # Now, not before the read: it may have taken records that came after the loss.
         await _refuse_again(broker, rights, parts)
@@ -250,10 +255,12 @@ async def _wait_for_bytes(
     bytes_min: int,
     deadline_ms: float,
     asking: RequestContext | None,
+    *,
+    committed_only: bool,
 ) -> None:
     waiting = [part.partition_id for part in parts if part.log is not None]
     while waiting and not any(part.answer is not None for part in parts):
-        if _bytes_at_hand(parts, bytes_min) >= bytes_min:
+        if _bytes_at_hand(parts, bytes_min, committed_only=committed_only) >= bytes_min:
             return
         now_ms = broker.runtime.clock.monotonic_ms()
         # An agent that stops wakes all who wait: their next fetch is sent elsewhere.
@@ -274,11 +281,14 @@ async def _wait_for_bytes(
                     _fail_gone(part)
 
 
-def _bytes_at_hand(parts: Sequence[FetchPart], enough: int) -> int:
+def _bytes_at_hand(parts: Sequence[FetchPart], enough: int, *, committed_only: bool) -> int:
     total = 0
     for part in parts:
-        if part.log is not None and part.asked.fetch_offset < part.log.end:
-            total += part.log.bytes_from(part.asked.fetch_offset, min(part.asked.partition_max_bytes, enough))
+        if part.log is None:
+            continue
+        end, offset = part.log.last_stable_offset if committed_only else part.log.end, part.asked.fetch_offset
+        if offset < end:
+            total += part.log.bytes_from(offset, min(part.asked.partition_max_bytes, enough), end)
             if total >= enough:
                 break
     return total
@@ -286,22 +296,40 @@ def _bytes_at_hand(parts: Sequence[FetchPart], enough: int) -> int:
 
 async def _read(broker: Broker, parts: Sequence[FetchPart], bytes_max: int, *, committed_only: bool) -> Release:
     readable: list[tuple[FetchPart, PartitionData]] = []
-    caught_up: list[int] = []
+    caught_up: list[FetchPart] = []
     async for some in chunks_with_yields(parts):
         _take_ends(broker, some, readable, caught_up, committed_only=committed_only)
-    wants = [Want(part.partition_id, part.asked.fetch_offset, part.asked.partition_max_bytes) for part, _ in readable]
-    news = partial(broker.parked_readers.wait, caught_up, WAIT_MS_MAX) if caught_up else None
+    wants = [
+        Want(part.partition_id, part.asked.fetch_offset, part.asked.partition_max_bytes, committed_only)
+        for part, _ in readable
+    ]
+    news = partial(_news, broker, caught_up, committed_only=committed_only) if caught_up else None
     reading = await broker.reader.read(wants, bytes_max=bytes_max, news=news)
     for (_, answer), taken in zip(readable, reading.taken, strict=True):
         _fill_records(answer, taken)
     return reading.release
 
 
+async def _news(broker: Broker, caught_up: Sequence[FetchPart], *, committed_only: bool) -> bool:
+    """Wait until there are records at the end of one of these partitions."""
+    partition_ids = [part.partition_id for part in caught_up]
+    while await broker.parked_readers.wait(partition_ids, WAIT_MS_MAX):
+        # Records of open transactions move the end too, as often as anybody writes.
+        if not committed_only or any(_is_news(broker, part) for part in caught_up):
+            return True
+    return False
+
+
+def _is_news(broker: Broker, part: FetchPart) -> bool:
+    log = broker.index.partition(part.partition_id)
+    return log is None or part.asked.fetch_offset < log.last_stable_offset
+
+
 def _take_ends(
     broker: Broker,
     parts: Sequence[FetchPart],
     readable: list[tuple[FetchPart, PartitionData]],
-    caught_up: list[int],
+    caught_up: list[FetchPart],
     *,
     committed_only: bool,
 ) -> None:
@@ -314,17 +342,19 @@ def _take_ends(
         if log is None:
             _fail_gone(part)
             continue
-        is_caught_up = part.asked.fetch_offset >= log.end
+        # Asked first: few partitions have transactions, and a request may have thousands of partitions.
+        last_stable_offset = log.end if log.transactions is None else log.last_stable_offset
+        is_caught_up = part.asked.fetch_offset >= (last_stable_offset if committed_only else log.end)
         if is_caught_up:
-            caught_up.append(part.partition_id)
+            caught_up.append(part)
             # No answer at all: within a session, silence means that nothing has changed.
-            if part.is_told(log.end, log.start):
+            if part.is_told(log.end, log.start, last_stable_offset):
                 continue
         # Taken before the bytes: an answer may tell less than there is by now, never more than it can prove.
         part.answer = PartitionData(
             partition_index=part.asked.partition,
             high_watermark=log.end,
-            last_stable_offset=log.end,
+            last_stable_offset=last_stable_offset,
             log_start_offset=log.start,
             aborted_transactions=[] if committed_only else None,
             records=b"",
@@ -340,3 +370,7 @@ def _fill_records(answer: PartitionData, taken: Taken) -> None:
         # The log start has moved past it meanwhile.
         answer.high_watermark = answer.last_stable_offset = answer.log_start_offset = -1
     answer.records = taken.buffers
+    if taken.aborted:
+        answer.aborted_transactions = [
+            AbortedTransaction(producer_id=each.producer_id, first_offset=each.first_offset) for each in taken.aborted
+        ]

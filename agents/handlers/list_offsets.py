@@ -3,7 +3,8 @@
 There is one tier, and Kafka would call all of it local: the earliest local offset (-4, v8) is the log start, and there
 is no latest tiered one (-5, v9).
 
-Latest and earliest come from a fresh read of the watermarks, never from memory. By timestamp, Kafka's rule is by
+Latest and earliest come from a fresh read of the watermarks, never from memory. To readers of committed records the
+latest is the last stable offset, and what lies at or above it is not found. By timestamp, Kafka's rule is by
 record, not by batch: the first record in offset order whose timestamp is at or above the requested one. A request has a
 budget for that; past it, headers of batches answer (`agents/read/timestamps/budget.py`). v0 answers a list.
 """
@@ -38,6 +39,7 @@ from wire.messages.list_offsets import (
 
 _log = get_logger(__name__)
 
+READ_COMMITTED = 1
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED = -1, -2, -3, -4, -5
 _SINCE_VERSION = {LATEST: 0, EARLIEST: 0, MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9}
 SEE_PRESENT_MS = 5_000.0
@@ -47,9 +49,14 @@ LEADER_EPOCH = 0
 
 
 @dataclass(frozen=True, slots=True)
-class _LookUps:
-    """The look-ups by timestamp of one request: a client must not wait for each partition in turn."""
+class _Asking:
+    """One request. Its look-ups by timestamp share a time and a budget: a client must not wait for each partition in
+    turn."""
 
+    version: int
+    committed_only: bool
+    fresh: Mapping[int, Watermarks] | None
+    """None: the store does not answer."""
     present_by_ms: float
     budget: LookUpBudget
 
@@ -71,7 +78,13 @@ async def handle(broker: Broker, header: RequestHeader, request: ListOffsetsRequ
         fresh = await broker.fresh.get(list(ids.values()))
     except MetadataUnavailableError:
         fresh = None
-    look_ups = _LookUps(broker.runtime.clock.monotonic_ms() + SEE_PRESENT_MS, LookUpBudget())
+    asking = _Asking(
+        version=header.api_version,
+        committed_only=request.isolation_level == READ_COMMITTED,
+        fresh=fresh,
+        present_by_ms=broker.runtime.clock.monotonic_ms() + SEE_PRESENT_MS,
+        budget=LookUpBudget(),
+    )
     asked_times = Counter((topic.name, part.partition_index) for topic in request.topics for part in topic.partitions)
     topics: list[ListOffsetsTopicResponse] = []
     yielder = LoopYielder()
@@ -88,7 +101,7 @@ async def handle(broker: Broker, header: RequestHeader, request: ListOffsetsRequ
                 if partition_id is None and not seen:
                     answers.append(_failed(part, ErrorCode.LEADER_NOT_AVAILABLE))
                     continue
-                answers.append(await _answer(broker, header.api_version, part, partition_id, fresh, look_ups))
+                answers.append(await _answer(broker, part, partition_id, asking))
         topics.append(ListOffsetsTopicResponse(name=topic.name, partitions=answers))
     return ListOffsetsResponse(topics=topics)
 
@@ -105,56 +118,55 @@ async def _partition_ids(broker: Broker, topics: Sequence[ListOffsetsTopic]) -> 
 
 
 async def _answer(
-    broker: Broker,
-    version: int,
-    asked: ListOffsetsPartition,
-    partition_id: int | None,
-    fresh: Mapping[int, Watermarks] | None,
-    look_ups: _LookUps,
+    broker: Broker, asked: ListOffsetsPartition, partition_id: int | None, asking: _Asking
 ) -> ListOffsetsPartitionResponse:
     if partition_id is None:
         return _failed(asked, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     # Other negative numbers are unsupported too: `version + 1` refuses them in every version.
-    if asked.timestamp < 0 and version < _SINCE_VERSION.get(asked.timestamp, version + 1):
+    if asked.timestamp < 0 and asking.version < _SINCE_VERSION.get(asked.timestamp, asking.version + 1):
         return _failed(asked, ErrorCode.UNSUPPORTED_VERSION)
     if asked.current_leader_epoch > LEADER_EPOCH:
         return _failed(asked, ErrorCode.UNKNOWN_LEADER_EPOCH)
     # After the checks that need no store: their answers are the same whether it is there or not.
-    if fresh is None:
+    if asking.fresh is None:
         return _failed(asked, ErrorCode.LEADER_NOT_AVAILABLE)
-    watermarks = fresh.get(partition_id)
+    watermarks = asking.fresh.get(partition_id)
     if watermarks is None:
         return _failed(asked, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    end = watermarks.last_stable_offset if asking.committed_only else watermarks.high_watermark
     if asked.timestamp == LATEST:
-        found = TimestampedOffset(watermarks.high_watermark, -1)
+        found = TimestampedOffset(end, -1)
     elif asked.timestamp in (EARLIEST, EARLIEST_LOCAL):
         found = TimestampedOffset(watermarks.log_start_offset, -1)
     elif asked.timestamp == LATEST_TIERED:
         found = None
     else:
         try:
-            found = await _by_timestamp(broker, asked.timestamp, watermarks, look_ups)
+            found = await _by_timestamp(broker, asked.timestamp, watermarks, asking)
         except TIMESTAMP_ERRORS as error:
             _log.error("no offset for timestamp", partition_id=partition_id, error=str(error))
             return _failed(asked, ErrorCode.KAFKA_STORAGE_ERROR)
         except (TimeoutError, MetadataUnavailableError):
             return _failed(asked, ErrorCode.LEADER_NOT_AVAILABLE)
-    return _found(asked, version, found, watermarks)
+        # Kafka's rule for the largest timestamp too: an older record does not stand in for one above the end.
+        if asking.committed_only and found is not None and found.offset >= end:
+            found = None
+    return _found(asked, asking.version, found, watermarks)
 
 
 async def _by_timestamp(
-    broker: Broker, timestamp: int, watermarks: Watermarks, look_ups: _LookUps
+    broker: Broker, timestamp: int, watermarks: Watermarks, asking: _Asking
 ) -> TimestampedOffset | None:
     """Raises TIMESTAMP_ERRORS, MetadataUnavailableError, and TimeoutError if this agent does not catch up in time."""
     partition_id = watermarks.partition_id
     while (log := broker.index.partition(partition_id)) is not None and log.end < watermarks.high_watermark:
-        left_ms = look_ups.present_by_ms - broker.runtime.clock.monotonic_ms()
+        left_ms = asking.present_by_ms - broker.runtime.clock.monotonic_ms()
         # Our index may lag behind the fresh watermark: searched now, the newest records would be missed.
         if left_ms <= 0 or not await broker.parked_readers.wait([partition_id], left_ms):
             raise TimeoutError
     if timestamp == MAX_TIMESTAMP:
-        return await broker.timestamps.largest(partition_id, look_ups.budget)
-    return await broker.timestamps.first_at(partition_id, timestamp, look_ups.budget)
+        return await broker.timestamps.largest(partition_id, asking.budget)
+    return await broker.timestamps.first_at(partition_id, timestamp, asking.budget)
 
 
 def _found(

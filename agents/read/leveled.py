@@ -5,6 +5,9 @@ grace at most. A merge may replace them the next moment, but their files stay fo
 about the offsets it holds, never about offsets it lacks: those are looked up again. So an old window costs a reader at
 worst a 404, which drops the window. Block indexes lie in the objects and never change.
 
+With the extents come the aborted transactions that may have records in them, read at the same instant. They are true of
+these extents alone (`agents/tail/transactions.py`), and all of them only from the offset on that was asked for.
+
 One look-up of a place, and one read of a block index, is under way at a time; requests that come meanwhile share it.
 """
 
@@ -18,6 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agents.read.blocks import BlockReader
+from agents.read.plan import KnownExtent
+from agents.tail.transactions import Aborted, by_marker
 from metadata.contract.errors import MetadataUnavailableError
 from metadata.contract.leveled import LeveledExtent
 from metadata.contract.readers import ReaderMetadata
@@ -28,7 +33,7 @@ from storage.format.file_format import CorruptFileError
 
 EXTENTS_PER_LOOK_UP = 32
 EXTENTS_MAX = 20_000
-"""Extents cached over all partitions; some 0.7 KB each."""
+"""Extents cached over all partitions, and aborted transactions with them; at most some 0.7 KB each."""
 WINDOWS_MAX = 8
 """Windows of one partition: readers at that many places do not evict each other's."""
 BLOCK_ENTRIES_MAX = 50_000
@@ -46,16 +51,30 @@ def ttl_ms(gc_grace_ms: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Extents of one partition in offset order, live at `read_ms`."""
+    """Extents of one partition in offset order, live at `read_ms`, and the aborted transactions of that instant."""
 
     read_ms: float
+    from_offset: int
+    """It was asked for from here on: of transactions that ended below it says nothing."""
     extents: Sequence[LeveledExtent]
+    aborted: Sequence[Aborted]
+    """By marker."""
+    aborted_to: int
+    """The end of the log that was known when it was asked for: of transactions that ended there or later, it may say
+    nothing."""
 
-    def extent_at(self, offset: int) -> LeveledExtent | None:
+    @property
+    def size(self) -> int:
+        return len(self.extents) + len(self.aborted)
+
+    def extent_at(self, offset: int, aborted_from: int | None) -> KnownExtent | None:
+        """As `KnownLog.extent_at`."""
+        if aborted_from is not None and (offset < self.from_offset or aborted_from > self.aborted_to):
+            return None
         at = bisect_left(self.extents, offset, key=_last_offset)
         if at == len(self.extents) or self.extents[at].base_offset > offset:
             return None
-        return self.extents[at]
+        return KnownExtent(self.extents[at], self.aborted, self.aborted_to)
 
 
 class LeveledExtents:
@@ -70,28 +89,30 @@ class LeveledExtents:
         self._flying: dict[tuple[int, int], asyncio.Task[Window]] = {}
         self._tasks: set[asyncio.Task[Window]] = set()
         self._slots = asyncio.Semaphore(LOOK_UPS_AT_ONCE)
-        self.extents = 0
+        self.size = 0
+        """Extents and aborted transactions in the windows."""
 
-    def extent_at(self, partition_id: int, offset: int) -> LeveledExtent | None:
-        """The extent that holds `offset`, if it was looked up recently."""
+    def extent_at(self, partition_id: int, offset: int, aborted_from: int | None) -> KnownExtent | None:
+        """As `KnownLog.extent_at`, of what was looked up recently."""
         windows = self._windows.get(partition_id)
         if windows is None:
             return None
         oldest_ms = self._clock.monotonic_ms() - self._ttl_ms
         for window in windows:
-            if window.read_ms >= oldest_ms and (extent := window.extent_at(offset)) is not None:
+            if window.read_ms >= oldest_ms and (known := window.extent_at(offset, aborted_from)) is not None:
                 self._windows.move_to_end(partition_id)
-                return extent
+                return known
         return None
 
-    async def look_up(self, partition_id: int, offset: int) -> Window:
-        """The extents from `offset` on, from a new look-up or from one that is still under way.
+    async def look_up(self, partition_id: int, offset: int, end: int) -> Window:
+        """The extents from `offset` on, from a new look-up or from one that is still under way. `end`: the known end of
+        the log.
 
         Raises MetadataUnavailableError, also if the store does not answer in WAIT_MS_MAX.
         """
         flying = self._flying.get((partition_id, offset))
         if flying is None:
-            flying = asyncio.create_task(self._look_up(partition_id, offset), name="leveled extents")
+            flying = asyncio.create_task(self._look_up(partition_id, offset, end), name="leveled extents")
             self._flying[partition_id, offset] = flying
             self._tasks.add(flying)
             flying.add_done_callback(lambda done: self._landed(partition_id, offset, done))
@@ -101,7 +122,7 @@ class LeveledExtents:
     def forget(self, partition_id: int) -> None:
         """A file of the partition is gone, so earlier look-ups are out of date."""
         for window in self._windows.pop(partition_id, ()):
-            self.extents -= len(window.extents)
+            self.size -= window.size
         for place in [place for place in self._flying if place[0] == partition_id]:
             del self._flying[place]  # it may have been read before the file went: no other waiter remains
 
@@ -110,18 +131,19 @@ class LeveledExtents:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _look_up(self, partition_id: int, offset: int) -> Window:
+    async def _look_up(self, partition_id: int, offset: int, end: int) -> Window:
         try:
             # Waiting for a slot counts too: with a silent store all slots are taken.
             async with asyncio.timeout(WAIT_MS_MAX / 1000), self._slots:
                 # Taken before the question, because the answer may be older than its arrival.
                 read_ms = self._clock.monotonic_ms()
                 with child_span("look up extents", kind=SpanKind.CLIENT, attributes={"db.system.name": "postgresql"}):
-                    found = await self._metadata.leveled_extents(partition_id, offset, limit=EXTENTS_PER_LOOK_UP)
+                    found = await self._metadata.leveled_window(partition_id, offset, limit=EXTENTS_PER_LOOK_UP)
         except TimeoutError:
             raise MetadataUnavailableError("merged files were not looked up in time") from None
         # Many extents lie in the same file: its key is kept once.
-        return Window(read_ms, [extent._replace(key=sys.intern(extent.key)) for extent in found])
+        extents = [extent._replace(key=sys.intern(extent.key)) for extent in found.extents]
+        return Window(read_ms, offset, extents, by_marker(found.aborted), end)
 
     def _landed(self, partition_id: int, offset: int, done: asyncio.Task[Window]) -> None:
         self._tasks.discard(done)
@@ -138,17 +160,20 @@ class LeveledExtents:
             return
         windows = self._windows.setdefault(partition_id, [])
         windows.insert(0, window)
-        self.extents += len(window.extents)
-        # An older window that began at the same place is of no more use.
-        first = window.extents[0].base_offset
-        for old in [each for each in windows[1:] if each.extents[0].base_offset == first] + windows[WINDOWS_MAX:]:
+        self.size += window.size
+        # An older window of the same place is of no more use, unless it was asked for from further below.
+        first, from_offset = window.extents[0].base_offset, window.from_offset
+        gone = [
+            each for each in windows[1:] if each.extents[0].base_offset == first and each.from_offset >= from_offset
+        ]
+        for old in gone + windows[WINDOWS_MAX:]:
             if old in windows:
                 windows.remove(old)
-                self.extents -= len(old.extents)
+                self.size -= old.size
         self._windows.move_to_end(partition_id)
-        while self.extents > self._extents_max and len(self._windows) > 1:
+        while self.size > self._extents_max and len(self._windows) > 1:
             _, evicted = self._windows.popitem(last=False)
-            self.extents -= sum(len(each.extents) for each in evicted)
+            self.size -= sum(each.size for each in evicted)
 
 
 class BlockIndexes:

@@ -11,9 +11,10 @@ tries.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 from agents.read.leveled import BlockIndexes, LeveledExtents, Window
-from agents.read.plan import MissingBlocks, MissingSurvey, ReadRange, Resume, plan_partition
+from agents.read.plan import KnownExtent, MissingBlocks, MissingSurvey, ReadRange, Resume, plan_partition
 from agents.read.surveys import Surveys
 from agents.tail.log_index import LogIndex
 from metadata.contract.errors import MetadataUnavailableError
@@ -46,11 +47,11 @@ class Found:
         self._indexes: dict[tuple[str, int], Sequence[BlockEntry]] = {}
         self._surveyed: dict[tuple[str, int], SoundParts] = {}
 
-    def extent_at(self, partition_id: int, offset: int) -> LeveledExtent | None:
+    def extent_at(self, partition_id: int, offset: int, aborted_from: int | None) -> KnownExtent | None:
         for window in self._windows.get(partition_id, ()):
-            if (extent := window.extent_at(offset)) is not None:
-                return extent
-        return self._leveled.extent_at(partition_id, offset)
+            if (known := window.extent_at(offset, aborted_from)) is not None:
+                return known
+        return self._leveled.extent_at(partition_id, offset, aborted_from)
 
     def blocks_of(self, extent: LeveledExtent) -> Sequence[BlockEntry] | None:
         return self._indexes.get((extent.key, extent.block_index_position)) or self._blocks.get(extent)
@@ -97,13 +98,21 @@ class Locator:
         return log is not None and offset == log.start
 
     async def locate(
-        self, found: Found, partition_id: int, offset: int, bytes_max: int, resume: Resume | None
+        self,
+        found: Found,
+        partition_id: int,
+        offset: int,
+        bytes_max: int,
+        resume: Resume | None,
+        *,
+        committed_only: bool = False,
     ) -> ErrorCode:
         """Find everything that a plan from `offset` on needs. Returns the error if the partition cannot be read now, or
         NONE."""
         tries = 0
+        plan = partial(plan_partition, found, partition_id, offset, bytes_max, resume, committed_only=committed_only)
         try:
-            while (missing := plan_partition(found, partition_id, offset, bytes_max, resume).missing) is not None:
+            while (missing := plan().missing) is not None:
                 try:
                     if isinstance(missing, MissingBlocks):
                         found.add_blocks(missing.extent, await self._blocks.read(missing.extent))
@@ -111,8 +120,8 @@ class Locator:
                     if isinstance(missing, MissingSurvey):
                         found.add_sound_parts(missing.extent, await self._surveys.read(missing.extent))
                         continue
-                    window = await self._leveled.look_up(partition_id, missing.offset)
-                    if window.extent_at(missing.offset) is not None:
+                    window = await self._look_up(partition_id, missing.offset)
+                    if window.extent_at(missing.offset, None) is not None:
                         found.add(partition_id, window)
                         continue
                 except ObjectNotFoundError as error:
@@ -150,8 +159,12 @@ class Locator:
         # The tail brought the merge: the next plan goes another way.
         if extent is None or extent.file_id != where.file_id:
             return
-        window = await self._leveled.look_up(partition_id, extent.base_offset)
-        if window.extent_at(extent.base_offset) is not None:
+        window = await self._look_up(partition_id, extent.base_offset)
+        if window.extent_at(extent.base_offset, None) is not None:
             for _ in self._index.drop_files([where.file_id]):
                 pass  # one file: there is nothing to pause for
             found.add(partition_id, window)
+
+    async def _look_up(self, partition_id: int, offset: int) -> Window:
+        log = self._index.partition(partition_id)
+        return await self._leveled.look_up(partition_id, offset, log.end if log is not None else 0)

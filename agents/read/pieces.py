@@ -58,6 +58,8 @@ class Pieces:
 
     def kept(self, pins: Pins) -> Pieces:
         """The same bytes for an answer that leaves later: of pinned bodies, which are added to `pins`, or copied."""
+        if not self._bodies:
+            return self
         views: list[memoryview] = []
         for view, body in zip(self._views, self._bodies, strict=True):
             cache = body.cache
@@ -66,4 +68,4 @@ class Pieces:
                 views.append(view)
             else:
                 views.append(memoryview(bytes(view)))
-        return Pieces(views) if self._bodies else self
+        return Pieces(views)

@@ -16,6 +16,12 @@ where a batch at or above the offset must begin, and the plan goes on until it h
 
 If merges have flagged an extent, only its sound batches are planned, as a survey of its bytes found them
 (`storage/format/survey.py`); their CRC is checked again when they are taken. A plan ends at damage.
+
+A plan for a reader of committed records ends at the last stable offset, inside an extent if need be: the taker stops at
+the first batch that goes beyond. It names the aborted transactions that may have records in it. For extents of L0 the
+index knows them; those of a merged extent were looked up together with it, and only those that ended since come from
+the index (`agents/tail/transactions.py`). They are taken when the plan is made: the index may forget them before its
+bytes come.
 """
 
 from __future__ import annotations
@@ -26,7 +32,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeAlias, TypeGuard
 
 from agents.read.pieces import Pieces
-from agents.tail.log_index import Extent, LogIndex
+from agents.tail.log_index import Extent, FileRef, LogIndex
+from agents.tail.transactions import Aborted, aborted_in
 from metadata.contract.leveled import LeveledExtent
 from storage.format.block_index import BLOCK_BYTES, BlockEntry, block_end, block_of_offset
 from storage.format.survey import SoundParts
@@ -89,6 +96,8 @@ class ReadRange:
     """For a flagged extent: check the CRC of each batch."""
     offsets_follow: bool = False
     """For a flagged extent that was copied from L0: its batches do not carry their offsets."""
+    inline: bytes = b""
+    """The bytes of the whole file, if no object holds them: markers of transactions."""
 
     @property
     def is_merged(self) -> bool:
@@ -99,6 +108,16 @@ class ReadRange:
         return self.created_ms is None and not self.offsets_follow
 
 
+class KnownExtent(NamedTuple):
+    """A merged extent, as one look-up found it."""
+
+    extent: LeveledExtent
+    aborted: Sequence[Aborted]
+    """By marker: all aborted transactions of that look-up, of this extent or others."""
+    aborted_to: int
+    """Of transactions that ended at or above this offset, it may lack some."""
+
+
 class KnownLog(Protocol):
     """The known facts about the log, without asking the store."""
 
@@ -107,8 +126,9 @@ class KnownLog(Protocol):
         """The tail: the extents of L0."""
         ...
 
-    def extent_at(self, partition_id: int, offset: int) -> LeveledExtent | None:
-        """The merged extent that holds `offset`; None = not known."""
+    def extent_at(self, partition_id: int, offset: int, aborted_from: int | None) -> KnownExtent | None:
+        """The merged extent that holds `offset`; None = not known. `aborted_from`: with all aborted transactions that
+        ended at or above `offset` and below `aborted_from`; None: with any."""
         ...
 
     def blocks_of(self, extent: LeveledExtent) -> Sequence[BlockEntry] | None:
@@ -147,7 +167,7 @@ Missing: TypeAlias = MissingExtents | MissingBlocks | MissingSurvey
 @dataclass(slots=True)
 class PartitionPlan:
     end: int
-    """The log's end when this was planned: the answer's high watermark is not above it."""
+    """No batch beyond it is taken: the log's end or the last stable offset, as it was when this was planned."""
     ranges: list[ReadRange] = field(default_factory=list[ReadRange])
     missing: Missing | None = None
     """Get this before acting on the plan; None if there is something to read, or nothing at all."""
@@ -156,10 +176,27 @@ class PartitionPlan:
 
     holds_some: bool = False
     """A batch at or above the offset surely begins in one of the ranges: they are not all gap."""
+    _aborted: dict[int, Aborted] | None = None
+    """By the offset of the marker: an entry may be known of two stretches, and clients must see it once."""
 
     @property
     def bytes(self) -> int:
         return sum(each.length for each in self.ranges)
+
+    def aborted_below(self, end: int) -> list[Aborted]:
+        """Aborted transactions that began below `end`, where the answer's bytes end. By first offset: clients go
+        through the list in step with the batches."""
+        found = [each for each in (self._aborted or {}).values() if each.first_offset < end]
+        return sorted(found, key=_first_offset)
+
+    def add_aborted(self, entries: Sequence[Aborted], offset: int, end: int) -> None:
+        """Add those of `entries` that began below `end` and have their marker at or above `offset`: they may have
+        records in a stretch of the plan. `entries` must come from where the stretch comes from: an entry whose marker
+        is gone there would never end for the client."""
+        for entry in aborted_in(entries, offset, end):
+            if self._aborted is None:
+                self._aborted = {}
+            self._aborted[entry.last_offset] = entry
 
 
 def plan_partition(
@@ -169,6 +206,7 @@ def plan_partition(
     bytes_max: int,
     resume: Resume | None,
     *,
+    committed_only: bool = False,
     ranges_max: int | None = None,
 ) -> PartitionPlan:
     """Ranges that hold the batches from `offset` on: about `bytes_max` of them, and at least the beginning of one
@@ -177,23 +215,35 @@ def plan_partition(
     log = index.partition(partition_id)
     if log is None:
         return PartitionPlan(end=0)
-    plan = PartitionPlan(end=log.end)
+    plan = PartitionPlan(end=log.last_stable_offset if committed_only else log.end)
+    aborted = log.transactions.aborted if committed_only and log.transactions is not None else ()
     wanted = left = max(bytes_max, READ_BYTES_MIN)
     row = log.row_of(offset)
-    while left > 0 and offset < log.end and (ranges_max is None or len(plan.ranges) < ranges_max):
+    while left > 0 and offset < plan.end and (ranges_max is None or len(plan.ranges) < ranges_max):
         # A merged extent may end beyond L0 rows that a merge has replaced and the index still holds.
         while row < len(log) and log.at(row).last_offset < offset:
             row += 1
         extent = log.at(row) if row < len(log) else None
         if extent is not None and extent.base_offset <= offset:
             left -= _plan_l0(plan, index, extent, offset, left, resume)
+            if aborted:
+                plan.add_aborted(aborted, offset, extent.last_offset + 1)
             offset = extent.last_offset + 1
             continue
-        found = _plan_leveled(plan, known, partition_id, offset, left, resume)
-        if isinstance(found, _Planned):
-            left -= found.bytes
-            offset = found.next_offset
-            continue
+        merged = known.extent_at(partition_id, offset, log.aborted_known_from if committed_only else None)
+        if merged is None:
+            found = MissingExtents(offset)
+        else:
+            found = _plan_leveled(plan, known, merged.extent, offset, left, resume)
+            if isinstance(found, _Planned):
+                left -= found.bytes
+                if committed_only:
+                    plan.add_aborted(merged.aborted, offset, found.next_offset)
+                    # Memory adds those that ended since the look-up, and no others: it may know of older ones whose
+                    # records and markers are gone from these extents.
+                    plan.add_aborted(aborted, max(offset, merged.aborted_to), found.next_offset)
+                offset = found.next_offset
+                continue
         # With something to read already, the answer leaves with that; the next fetch asks for the rest.
         if found is not None and left == wanted:
             plan.missing = found
@@ -229,9 +279,28 @@ def _plan_l0(
             extent.last_offset,
             extent.position,
             end,
+            inline=ref.inline,
         )
     )
     return length
+
+
+def whole_l0(extent: Extent, ref: FileRef) -> ReadRange:
+    """All of an extent of L0."""
+    return ReadRange(
+        extent.file_id,
+        ref.key,
+        ref.size_bytes,
+        ref.created_ms,
+        extent.position,
+        extent.length,
+        extent.base_offset,
+        extent.base_offset,
+        extent.last_offset,
+        extent.position,
+        extent.position + extent.length,
+        inline=ref.inline,
+    )
 
 
 class _Planned(NamedTuple):
@@ -242,12 +311,9 @@ class _Planned(NamedTuple):
 
 
 def _plan_leveled(
-    plan: PartitionPlan, known: KnownLog, partition_id: int, offset: int, left: int, resume: Resume | None
+    plan: PartitionPlan, known: KnownLog, extent: LeveledExtent, offset: int, left: int, resume: Resume | None
 ) -> _Planned | Missing | None:
     """Add a range of the extent that holds `offset`. Returns the missing fact, or None if the range cannot be read."""
-    extent = known.extent_at(partition_id, offset)
-    if extent is None:
-        return MissingExtents(offset)
     if extent.flagged_reason is None:
         counted = _plan_merged(plan, known, extent, offset, left, resume)
         return _Planned(counted, extent.last_offset + 1) if isinstance(counted, int) else counted
@@ -345,6 +411,10 @@ def _plan_sound(
         )
     )
     return _Planned(length - (sure_from - start), stretch.end_offset)
+
+
+def _first_offset(entry: Aborted) -> int:
+    return entry.first_offset
 
 
 def _fits(resume: Resume | None, file_id: int, offset: int) -> TypeGuard[Resume]:

@@ -3,6 +3,8 @@
 Files committed in the last HOT_MS before the newest one are the hot tail. Older files and merged files have their own
 cache, GET slots and share of the budget. So a replay of old data, or a store that is down, does not evict the tail,
 take its connections or hold it up.
+
+Files of markers have no object. Their bytes are in the index, and come with the range.
 """
 
 from __future__ import annotations
@@ -36,12 +38,16 @@ class Pools:
     def is_hot(self, where: ReadRange) -> bool:
         return where.created_ms is not None and where.created_ms >= self._index.newest_file_ms - HOT_MS
 
+    def is_history(self, where: ReadRange) -> bool:
+        """Its bytes come from the pool of history."""
+        return not where.inline and not self.is_hot(where)
+
     def source(self, ranges: Iterable[ReadRange]) -> Source:
         """Where the bytes are; the farthest place counts."""
         farthest = Source.MEMORY
         for where in ranges:
             place = (where.key, where.position, where.length)
-            if not self._hot.holds(*place):
+            if not where.inline and not self._hot.holds(*place):
                 if self.is_hot(where):
                     farthest = max(farthest, Source.TAIL)
                 elif not self.cold.holds(*place):
@@ -53,6 +59,8 @@ class Pools:
 
     def cached(self, where: ReadRange) -> Pieces | None:
         """The bytes if they are in memory."""
+        if where.inline:
+            return _inline(where)
         found = self._hot.cached(where.key, where.position, where.length)
         # A hot file is never in the cold pool; a cold one may still be in the hot pool, from when it was new.
         if found is None and not self.is_hot(where):
@@ -74,6 +82,8 @@ class Pools:
 
     async def stored(self, where: ReadRange) -> Pieces:
         """The bytes, from memory if they are there by now, else from the store. Raises ObjectStoreError."""
+        if where.inline:
+            return _inline(where)
         reader = self._hot if self.is_hot(where) else self.cold
         try:
             async with asyncio.timeout(STORE_WAIT_MS_MAX / 1000):
@@ -94,3 +104,7 @@ class Pools:
         """The bytes in one buffer. Raises ObjectStoreError."""
         found = self.cached(where)
         return (found if found is not None else await self.stored(where)).joined()
+
+
+def _inline(where: ReadRange) -> Pieces:
+    return Pieces([memoryview(where.inline)[where.position : where.position + where.length]])

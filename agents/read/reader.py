@@ -35,6 +35,7 @@ from agents.read.plan import (
 )
 from agents.read.pools import Pools
 from agents.read.wait_bound import News, WaitBound
+from agents.tail.transactions import Aborted
 from agents.yielding import TurnCounter
 from metadata.contract.errors import MetadataUnavailableError
 from runtime.errors import SiltstoneError
@@ -55,6 +56,8 @@ class Want:
     partition_id: int
     offset: int
     bytes_max: int
+    committed_only: bool = False
+    """Nothing at or above the last stable offset; the answer names the aborted transactions in it."""
 
 
 @dataclass(slots=True)
@@ -71,6 +74,8 @@ class Taken:
     next_offset: int = -1
     """The place after the last batch, and where in its object that batch ended."""
     position: int = -1
+    aborted: Sequence[Aborted] = ()
+    """With `committed_only`: the aborted transactions that may have records in the answer, by first offset."""
     _run: tuple[Pieces, int, int, int] | None = None
     """The place of the last buffers and their number, if the next batch may follow them without a seam."""
 
@@ -186,6 +191,8 @@ class Reader:
                     # `total`: the first batch of the whole answer may exceed every limit, no other batch may.
                     await self._take(want, plan, views, taken, answer, bytes_max - total, first=total == 0)
                     self._go_on(found, want, plan, taken)
+                    if taken.buffers and want.committed_only:
+                        taken.aborted = plan.aborted_below(taken.next_offset)
                 answers.append(taken)
                 place += len(plan.ranges)
                 total += taken.size_bytes
@@ -230,7 +237,14 @@ class Reader:
             # Above the limit the rest of the answer is empty, unless nothing was found so far.
             if left > 0 or not holds_some:
                 limit = max(0, min(want.bytes_max, left))
-                plan = plan_partition(found, want.partition_id, want.offset, limit, self._resume_of(want))
+                plan = plan_partition(
+                    found,
+                    want.partition_id,
+                    want.offset,
+                    limit,
+                    self._resume_of(want),
+                    committed_only=want.committed_only,
+                )
             if plan.missing is None:
                 # All planned bytes count, though fewer may be taken: they are what the request makes us hold.
                 left -= plan.bytes
@@ -258,7 +272,12 @@ class Reader:
         tasks = {
             number: asyncio.create_task(
                 self._locator.locate(
-                    found, want.partition_id, want.offset, max(0, want.bytes_max), self._resume_of(want)
+                    found,
+                    want.partition_id,
+                    want.offset,
+                    max(0, want.bytes_max),
+                    self._resume_of(want),
+                    committed_only=want.committed_only,
                 ),
                 name=f"locate {want.partition_id}:{want.offset}",
             )
@@ -406,7 +425,8 @@ class Reader:
                 if batch.next_offset <= where.from_offset:
                     continue
                 fits = taken.size_bytes + batch.size_bytes <= left or (first and not taken.buffers)
-                # A merged file may know more of the log than the high watermark of this answer.
+                # A merged file may know more of the log than the high watermark of this answer; and the last stable
+                # offset may lie inside an extent.
                 if not fits or batch.next_offset > plan.end:
                     return False
                 taken.add(where, data, batch)
@@ -425,7 +445,7 @@ class Reader:
     def _begin_ahead(self, found: Found, wants: Sequence[Want], plans: Sequence[PartitionPlan]) -> None:
         """Reads for consumers that read on become the head of a whole GET."""
         for want, plan in zip(wants, plans, strict=True):
-            asked = [each for each in plan.ranges if not self._pools.is_hot(each)]
+            asked = [each for each in plan.ranges if self._pools.is_history(each)]
             before = self._resume_of(want)
             if before is None and not self._locator.is_log_start(want.partition_id, want.offset):
                 continue
@@ -453,7 +473,7 @@ class Reader:
         self, found: Found, partition_id: int, offset: int, resume: Resume | None, asked: Sequence[ReadRange] = ()
     ) -> None:
         to_come = plan_partition(found, partition_id, offset, AHEAD_BYTES, resume, ranges_max=AHEAD_RANGES_MAX)
-        cold = [each for each in to_come.ranges if not self._pools.is_hot(each)]
+        cold = [each for each in to_come.ranges if self._pools.is_history(each)]
         self._ahead.go_on(partition_id, cold, asked=asked)
 
 

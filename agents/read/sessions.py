@@ -2,8 +2,9 @@
 
 A full fetch that wants a session (epoch 0) gets one if there is room. The requests that follow name the session, its
 next epoch and only the changes: partitions to add or to read from elsewhere, partitions to forget. The answers name
-only partitions with records, an error, or a high watermark or log start other than the client was told last. Partitions
-that gave records go to the end of the line, so that others come first if the limit of an answer is short.
+only partitions with records, an error, or a high watermark, last stable offset or log start other than the client was
+told last. Partitions that gave records go to the end of the line, so that others come first if the limit of an answer
+is short.
 
 Rules of Kafka's `FetchManager`, `FetchSession` and `FetchSessionCacheShard`:
 
@@ -66,6 +67,7 @@ class FetchPart:
         "log",
         "partition_id",
         "told_high_watermark",
+        "told_last_stable",
         "told_log_start",
         "topic",
         "topics_version",
@@ -74,7 +76,7 @@ class FetchPart:
     def __init__(self, topic: TopicKey, asked: FetchPartition) -> None:
         self.topic = topic
         self.asked = asked
-        self.told_high_watermark = self.told_log_start = -1
+        self.told_high_watermark = self.told_log_start = self.told_last_stable = -1
         """The values that the client knows; -1: it must be told."""
         # Used by the handler during one request. The answer stays None if there is nothing to tell about the partition.
         self.answer: PartitionData | None = None
@@ -85,23 +87,30 @@ class FetchPart:
         # The rights of the client that may read it. Another connection may go on with the session.
         self.allowed_by: object = None
 
-    def is_told(self, high_watermark: int, log_start: int) -> bool:
+    def is_told(self, high_watermark: int, log_start: int, last_stable: int) -> bool:
         """The client knows these values: without records and errors there is nothing to tell it."""
-        return high_watermark == self.told_high_watermark and log_start == self.told_log_start
+        return (
+            high_watermark == self.told_high_watermark
+            and log_start == self.told_log_start
+            and last_stable == self.told_last_stable
+        )
 
     def record_answer(self, answer: PartitionData) -> bool:
         """Record the answer as told to the client. Returns True if it says anything new; after an error everything is
         new."""
         failed = bool(answer.error_code)
-        is_new = failed or bool(answer.records) or not self.is_told(answer.high_watermark, answer.log_start_offset)
+        ends = answer.high_watermark, answer.log_start_offset, answer.last_stable_offset
+        is_new = failed or bool(answer.records) or not self.is_told(*ends)
         self.told_high_watermark = -1 if failed else answer.high_watermark
         self.told_log_start = answer.log_start_offset
+        self.told_last_stable = answer.last_stable_offset
         return is_new
 
     def again(self) -> FetchPart:
         """The same partition for another request, while this one is still being answered."""
         copy = FetchPart(self.topic, self.asked)
         copy.told_high_watermark, copy.told_log_start = self.told_high_watermark, self.told_log_start
+        copy.told_last_stable = self.told_last_stable
         return copy
 
 

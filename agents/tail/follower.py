@@ -17,6 +17,11 @@ The write path takes in own commits at once; they arrive here a second time, and
 the store shows one instant: no change in it merges a file that is live in it. A later merge comes in a later answer,
 with the change that reports it.
 
+A cold start reads a snapshot, then the live files, then the aborted transactions from the lowest offset in these files
+on, then one tail. An aborted transaction may have been forgotten before it was asked for; so a merge had replaced its
+files since the snapshot, or the log start had passed its records. That tail names the merge and the log start; so what
+they replaced or passed is dropped before anybody reads it.
+
 While the store does not answer, the known state stands: caught-up readers wait, known records are served. A cursor that
 fell behind the rows that the store keeps starts again from a snapshot.
 """
@@ -37,10 +42,9 @@ from agents.yielding import LOAD_SLICE, Slices
 from metadata.contract.agents import AgentMetadata, each_live_file
 from metadata.contract.errors import SchemaMismatchError, WentBackError
 from metadata.contract.files import L0File
-from metadata.contract.l0_commit import Committed
-from metadata.contract.leases import WriterLease
 from metadata.contract.tail import Change, ChangeKind, Cursor, Snapshot, Tail
 from metadata.rules.packed_index import ROW_BYTES, iter_index
+from metadata.transactions.contract import OpenTransaction
 from runtime.logging import get_logger
 from runtime.runtime import Runtime
 
@@ -115,8 +119,8 @@ class Follower:
         """When the last read of the store that succeeded was sent."""
         self._began_ms = float("-inf")
         """When the last poll of our own accord began."""
-        self._own_meanwhile: list[tuple[str, int, Committed]] | None = None
-        """Own files (key, size, answer) of the time since a snapshot was asked for; None if none is on its way."""
+        self._own_meanwhile: list[L0File] | None = None
+        """Own files of the time since a snapshot was asked for; None if none is on its way."""
         self._poll: asyncio.Task[None] | None = None
         self._next_poll: asyncio.Task[None] | None = None
         self._loop: asyncio.Task[None] | None = None
@@ -155,15 +159,15 @@ class Follower:
         self._poll = _shared(self._take_tail(), "tail")
         await asyncio.shield(self._poll)
 
-    def saw_own(self, lease: WriterLease, seq: int, key: str, size_bytes: int, committed: Committed) -> None:
-        """Take in a file that this agent has just committed."""
-        self._add_own(key, size_bytes, committed)
+    def saw_own(self, file: L0File) -> None:
+        """Take in a file that this agent has just committed, of records or of markers."""
+        self._add(file)
         if self._own_meanwhile is not None:
-            self._own_meanwhile.append((key, size_bytes, committed))
+            self._own_meanwhile.append(file)
         # Move the cursor only if nothing lies between. A snapshot that was read before an own commit and loaded after
         # it does not hold that file; a cursor moved past it would hide it for ever.
-        if self._cursor.writers.get(lease.writer_id) == (lease.epoch, seq - 1):
-            writers = {**self._cursor.writers, lease.writer_id: (lease.epoch, seq)}
+        if self._cursor.writers.get(file.writer_id) == (file.epoch, file.seq - 1):
+            writers = {**self._cursor.writers, file.writer_id: (file.epoch, file.seq)}
             self._cursor = replace(self._cursor, writers=writers)
         self._report()
 
@@ -222,7 +226,7 @@ class Follower:
                 await self._apply(change, slices)
                 self._applied_id = change.change_id
         for file in tail.files:
-            self._add(file.file_id, _ref(file), file.index, live=file.live)
+            self._add(file)
             await slices.took(len(file.index) // ROW_BYTES)
         await self._drop_merged(tail)
         # The cursor moves last: an answer that was taken in only in part is brought again, and taking it in twice does
@@ -233,11 +237,9 @@ class Follower:
         self._report()
 
     async def _drop_merged(self, tail: Tail) -> None:
-        merged = {file.file_id for file in tail.files if not file.live}
+        merged = _merged_by(tail)
         keys = {file.key for file in tail.files if not file.live}
-        for change in tail.changes:
-            if change.kind is ChangeKind.MERGED:
-                merged.update(change.detail["l0_files"])
+        merged.update(file.file_id for file in tail.files if not file.live)
         keys.update(self._index.keys(merged))
         for _ in self._index.drop_files(merged):
             await asyncio.sleep(0)
@@ -250,7 +252,8 @@ class Follower:
         sent_ms = self._clock.monotonic_ms()
         self._own_meanwhile = []
         try:
-            await self._load(await self._metadata.snapshot())
+            while not await self._load(await self._metadata.snapshot()):
+                _log.warning("snapshot too old by the time it was taken in, starting from another")
         finally:
             self._own_meanwhile = None
         self._saw(sent_ms)
@@ -260,15 +263,24 @@ class Follower:
         if self._callbacks.security is not None:
             self._callbacks.security.heard(sent_ms)
 
-    async def _load(self, snapshot: Snapshot) -> None:
-        """Built beside the known state, in slices: until all is there, readers see what was known before."""
+    async def _load(self, snapshot: Snapshot) -> bool:
+        """Built beside the known state, in slices: until all is there, readers see what was known before.
+
+        Returns False, and changes nothing, if the store does not know any more what it merged since.
+        """
         topic_cache, index, slices = self._topic_cache.empty(snapshot.broker_configs), LogIndex(), Slices()
         for topic in snapshot.topics:
             topic_cache.add(topic)
             await slices.took(len(topic.partition_ids))
+        open_transactions: dict[int, list[OpenTransaction]] = {}
+        for each in snapshot.open_transactions:
+            open_transactions.setdefault(each.partition_id, []).append(each)
         for watermarks in snapshot.watermarks:
             index.open_partition(
-                watermarks.partition_id, start=watermarks.log_start_offset, end=watermarks.high_watermark
+                watermarks.partition_id,
+                start=watermarks.log_start_offset,
+                end=watermarks.high_watermark,
+                open_transactions=open_transactions.get(watermarks.partition_id, ()),
             )
             await slices.took(1)
         async for file in each_live_file(self._metadata, snapshot):
@@ -276,6 +288,9 @@ class Follower:
             for _ in range(0, len(file.index), LOAD_SLICE * ROW_BYTES):
                 index.load_file(file.file_id, ref, islice(rows, LOAD_SLICE))
                 await slices.took(min(len(file.index) // ROW_BYTES, LOAD_SLICE))
+        merged_keys = await self._load_aborted(index, snapshot.cursor)
+        if merged_keys is None:
+            return False
         if self._callbacks.security is not None:
             await self._callbacks.security.load()
         # Nothing may yield from here on.
@@ -285,12 +300,36 @@ class Follower:
         # that they saw before, and the write stall would miss the file. The index ignores the files that the snapshot
         # knows, live or merged: they lie below the end. The cursor stays, so the tail brings the others again.
         for own in self._own_meanwhile or ():
-            self._add_own(*own)
+            self._add(own)
         self._cursor = snapshot.cursor
         self._applied_id = snapshot.cursor.change_id
         # Any offset may have moved, or its topic may be gone, while the cursor was out of date.
         self._parked_readers.wake_all()
+        if merged_keys:
+            self._callbacks.on_merged(merged_keys)
         self._report()
+        return True
+
+    async def _load_aborted(self, index: LogIndex, cursor: Cursor) -> set[str] | None:
+        """Aborted transactions for the files of a snapshot; drops those that a merge replaced since. Returns the keys
+        of these, or None if the store does not know them any more."""
+        if not index.extents:
+            return set()
+        lowest_bases = index.lowest_bases()
+        while some := dict(islice(lowest_bases, LOAD_SLICE)):
+            index.load_aborted(await self._metadata.aborted_transactions(some))
+        # Read after them: if an entry died before it was asked for, the reason is named here.
+        since = await self._metadata.tail(cursor)
+        if since.cold:
+            return None
+        for change in since.changes:
+            if change.kind is ChangeKind.LOG_START_MOVED:
+                _move_log_starts(index, change)
+        merged = _merged_by(since)
+        merged_keys = set(index.keys(merged))
+        for _ in index.drop_files(merged):
+            await asyncio.sleep(0)
+        return merged_keys
 
     async def _apply(self, change: Change, slices: Slices) -> None:
         partition_ids: Sequence[int] = change.detail.get("partition_ids", ())
@@ -309,17 +348,15 @@ class Follower:
                 self._parked_readers.wake(some)
                 await slices.took(len(some))
         if change.kind is ChangeKind.LOG_START_MOVED:
-            for partition_id, offset in change.detail["offsets"].items():
-                self._index.move_log_start(int(partition_id), offset)
+            _move_log_starts(self._index, change)
         if change.kind is ChangeKind.MERGED:
             # This forgets cached look-ups only. `_drop_merged` drops the files, after their rows were taken in.
             self._callbacks.on_deduped(change.detail["deduped"])
 
-    def _add(self, file_id: int, ref: FileRef, index: bytes, *, live: bool = True) -> None:
-        self._parked_readers.wake(self._index.add_file(file_id, ref, iter_index(index), live=live))
-
-    def _add_own(self, key: str, size_bytes: int, committed: Committed) -> None:
-        self._add(committed.file_id, FileRef(key, size_bytes, committed.created_ms), committed.index)
+    def _add(self, file: L0File) -> None:
+        rows = iter_index(file.index)
+        moved = self._index.add_file(file.file_id, _ref(file), rows, txn_rows=file.txn_rows, live=file.live)
+        self._parked_readers.wake(moved)
 
     def _report(self) -> None:
         self._metrics.index_extents.set(self._index.extents)
@@ -335,7 +372,21 @@ def _shared(poll: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
 
 
 def _ref(file: L0File) -> FileRef:
-    return FileRef(file.key, file.size_bytes, file.created_ms)
+    return FileRef(file.key, file.size_bytes, file.created_ms, inline=file.inline)
+
+
+def _move_log_starts(index: LogIndex, change: Change) -> None:
+    for partition_id, offset in change.detail["offsets"].items():
+        index.move_log_start(int(partition_id), offset)
+
+
+def _merged_by(tail: Tail) -> set[int]:
+    """The L0 files that merges replaced, by the changes of a tail."""
+    merged: set[int] = set()
+    for change in tail.changes:
+        if change.kind is ChangeKind.MERGED:
+            merged.update(change.detail["l0_files"])
+    return merged
 
 
 def _later(one: Cursor, other: Cursor) -> Cursor:

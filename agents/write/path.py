@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from agents.registration import DuplicateAgentError
+from agents.tail.own_files import own_file
 from agents.write.buffer import SealOptions, SealReason, WriteBuffer
 from agents.write.entering import Entering
 from agents.write.file_log import about_file, begin_commit, begin_span, note_sealed, requests_named
@@ -33,6 +34,7 @@ from agents.write.submission import Submission
 from agents.write.waits import RunningMean, Waits, WaitsReport
 from metadata.contract.agents import AgentMetadata
 from metadata.contract.errors import MetadataUnavailableError
+from metadata.contract.files import L0File
 from metadata.contract.l0_commit import (
     BatchResult,
     CommitInDoubtError,
@@ -72,6 +74,9 @@ class FileOnItsWay:
     """None unless one of its requests is traced."""
     sealed_ms: float
     """Before its PUT, by our monotonic clock."""
+
+    def as_committed(self, committed: Committed) -> L0File:
+        return own_file(self.lease, self.seq, self.key, len(self.sealed.file.parts), committed)
 
 
 class Lease(Protocol):

@@ -12,6 +12,7 @@ from tests.mutants.planted_in_acls import ACLS
 from tests.mutants.planted_in_answers import ANSWERS
 from tests.mutants.planted_in_claims import GONE
 from tests.mutants.planted_in_commits import COMMITS
+from tests.mutants.planted_in_committed_reads import COMMITTED_READS
 from tests.mutants.planted_in_drains import DRAINS
 from tests.mutants.planted_in_erase_command import ASKED
 from tests.mutants.planted_in_erasures import ERASING
@@ -101,8 +102,8 @@ METADATA = (
     Mutant(
         name="tells-a-session-no-new-log-start",
         file="agents/read/sessions.py",
-        text="return high_watermark == self.told_high_watermark and log_start == self.told_log_start",
-        replacement="return high_watermark == self.told_high_watermark",
+        text="            and log_start == self.told_log_start\n",
+        replacement="",
         tests=("tests/property/test_fetch_sessions.py::test_a_session_tells_what_full_fetches_tell_in_long_histories",),
     ),
 )
@@ -389,6 +390,7 @@ MUTANTS = (
     *TLS,
     *TRANSACTIONS,
     *WALKS,
+    *COMMITTED_READS,
     *CLOCKWORK,
     *ERASING,
     *ASKED,

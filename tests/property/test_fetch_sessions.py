@@ -35,6 +35,7 @@ PARTITIONS = 2
 @dataclass
 class Log:
     start: int = 0
+    stable: int = 0
     end: int = 0
     error: ErrorCode = ErrorCode.NONE
 
@@ -48,6 +49,7 @@ class Log:
             partition_index=partition,
             error_code=self.error,  # records that cannot be read leave the watermarks as they are
             high_watermark=self.end,
+            last_stable_offset=self.stable,
             log_start_offset=self.start,
             records=b"" if self.error else b"r" * (self.end - offset),
         )
@@ -78,7 +80,7 @@ class Agent:
         for part in context.parts:
             answer = self.logs[part.topic, part.asked.partition].read(part.asked.partition, part.asked.fetch_offset)
             nothing_to_say = not answer.error_code and not answer.records
-            told = part.is_told(answer.high_watermark, answer.log_start_offset)
+            told = part.is_told(answer.high_watermark, answer.log_start_offset, answer.last_stable_offset)
             part.answer = None if nothing_to_say and told else answer  # as the handler does
         return self.sessions.answer(context, now_ms=self.now_ms)
 
@@ -145,6 +147,7 @@ class Client:
                 partition_index=part.partition_index,
                 error_code=part.error_code,
                 high_watermark=part.high_watermark,
+                last_stable_offset=part.last_stable_offset,
                 log_start_offset=part.log_start_offset,
                 records=b"",
             )
@@ -160,6 +163,7 @@ places = st.tuples(st.integers(0, TOPICS - 1), st.integers(0, PARTITIONS - 1))
 steps = st.one_of(
     st.tuples(st.just("fetch"), st.sampled_from(["", "lost", "parked"])),
     st.tuples(st.just("grow"), places, st.integers(1, 3)),
+    st.tuples(st.just("transactions end"), places, st.integers(1, 3)),
     st.tuples(st.just("delete records"), places, st.integers(1, 3)),
     st.tuples(st.just("trouble comes or goes"), places),
     st.tuples(st.just("read on"), places),
@@ -227,6 +231,9 @@ def live_through(
                 fetch(how)
             case ("grow", (topic, at), count):
                 agent.logs[names[topic], at].end += count
+            case ("transactions end", (topic, at), count):
+                log = agent.logs[names[topic], at]
+                log.stable = min(log.stable + count, log.end)
             case ("delete records", (topic, at), count):
                 log = agent.logs[names[topic], at]
                 log.start = min(log.start + count, log.end)

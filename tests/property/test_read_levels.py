@@ -22,6 +22,7 @@ from agents.read.reader import Taken, Want
 from agents.read.timestamps.budget import LookUpBudget
 from agents.tail.follower import Follower, FollowerCallbacks
 from agents.tail.log_index import LogIndex
+from agents.tail.own_files import own_file
 from agents.tail.waiters import ParkedReaders
 from agents.topics.topic_cache import TopicCache
 from metadata.contract.l0_commit import CommitL0, L0Batch
@@ -159,7 +160,7 @@ class World:
             model.kept.add(place)
             model.end = place[1] + 1
         if self.random.random() < 0.5:
-            self.follower.saw_own(self.lease, self.seq, key, len(file.body), committed)
+            self.follower.saw_own(own_file(self.lease, self.seq, key, len(file.body), committed))
 
     def _batch(self) -> bytes:
         size = self.random.choice([0, 10, 100, 1_500])

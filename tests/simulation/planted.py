@@ -20,9 +20,8 @@ from agents.write.path import COMMIT_BACKOFF_MS, FileOnItsWay, WritePath
 from agents.zone.frames import answer_crc, decode_answer_head, encode_answer
 from agents.zone.server import ZoneServer
 from metadata.contract.errors import MetadataUnavailableError
-from metadata.contract.files import FileState
+from metadata.contract.files import FileState, L0File
 from metadata.contract.l0_commit import CommitInDoubtError, CommitL0, Committed, L0Batch
-from metadata.contract.leases import WriterLease
 from metadata.contract.topics import Watermarks
 from metadata.memory import agents as memory
 from metadata.memory.agents import MemoryAgents
@@ -217,10 +216,10 @@ def goes_on_after_a_doubt() -> Iterator[None]:
     cursor past it. If the lost commit was carried out, this agent never sees its batches."""
     saw_own = Follower.saw_own
 
-    def leaping(self: Any, lease: WriterLease, seq: int, *rest: Any) -> None:
-        saw_own(self, lease, seq, *rest)
+    def leaping(self: Any, file: L0File) -> None:
+        saw_own(self, file)
         writers = dict(self._cursor.writers)
-        writers[lease.writer_id] = max(writers.get(lease.writer_id, (0, 0)), (lease.epoch, seq))
+        writers[file.writer_id] = max(writers.get(file.writer_id, (0, 0)), (file.epoch, file.seq))
         self._cursor = replace(self._cursor, writers=writers)
 
     finish = WritePath._finish

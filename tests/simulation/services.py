@@ -22,12 +22,14 @@ from metadata.contract.groups import ExpiredGroups, GroupLease
 from metadata.contract.l0_commit import CommitInDoubtError, CommitL0, CommitRefusedError, Committed, ProducerState
 from metadata.contract.leases import AgentAddress, AgentInfo, WriterFencedError, WriterLease
 from metadata.contract.leveled import LeveledExtent
+from metadata.contract.readers import LeveledWindow
 from metadata.contract.store import ClusterIdentity
 from metadata.contract.tail import Cursor, Snapshot, Tail
 from metadata.contract.topics import Topic, Watermarks
 from metadata.memory.store import MemoryMetadata
 from metadata.rules.history import History
 from metadata.security.contract import SecurityState
+from metadata.transactions.contract import AbortedTransaction
 from security.acls.values import Acl, AclFilter
 from security.scram import Mechanism, ScramCredential
 from tests.simulation.faults import Fault, Faults, Path
@@ -362,6 +364,9 @@ class SimulatedMetadata(FarSide):
     async def leveled_extents(self, partition_id: int, offset: int, *, limit: int = 64) -> Sequence[LeveledExtent]:
         return await self.ask(lambda: self.server.readers.leveled_extents(partition_id, offset, limit=limit))
 
+    async def leveled_window(self, partition_id: int, offset: int, *, limit: int = 64) -> LeveledWindow:
+        return await self.ask(lambda: self.server.readers.leveled_window(partition_id, offset, limit=limit))
+
     async def leveled_extents_by_timestamp(
         self, partition_id: int, timestamp_ms: int, *, from_offset: int = 0, limit: int = 16
     ) -> Sequence[LeveledExtent]:
@@ -370,6 +375,9 @@ class SimulatedMetadata(FarSide):
 
     async def largest_leveled_timestamp(self, partition_id: int) -> LeveledExtent | None:
         return await self.ask(lambda: self.server.readers.largest_leveled_timestamp(partition_id))
+
+    async def aborted_transactions(self, bases: Mapping[int, int]) -> Sequence[AbortedTransaction]:
+        return await self.ask(lambda: self.server.agents.aborted_transactions(bases))
 
     async def delete_records(self, partition_id: int, offset: int) -> int:
         return await self.ask(lambda: self.server.agents.delete_records(partition_id, offset))

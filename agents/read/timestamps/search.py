@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from agents.read.leveled import BlockIndexes
 from agents.read.locate import TRIES_MAX, CatchUp
-from agents.read.plan import ReadRange
+from agents.read.plan import ReadRange, whole_l0
 from agents.read.pools import Pools
 from agents.read.timestamps.budget import LookUpBudget, LookUpShares
 from agents.read.timestamps.walk import FirstAt, Largest, Looking, TimestampedOffset, look_through
@@ -145,21 +145,7 @@ class TimestampSearch:
 
     def _candidate_at(self, log: PartitionLog, row: int) -> _Candidate:
         extent = log.at(row)
-        ref = self._index.file(extent.file_id)
-        where = ReadRange(
-            extent.file_id,
-            ref.key,
-            ref.size_bytes,
-            ref.created_ms,
-            extent.position,
-            extent.length,
-            extent.base_offset,
-            extent.base_offset,
-            extent.last_offset,
-            extent.position,
-            extent.position + extent.length,
-        )
-        return _Candidate(where, extent.max_timestamp_ms)
+        return _Candidate(whole_l0(extent, self._index.file(extent.file_id)), extent.max_timestamp_ms)
 
     async def _merged(
         self, partition_id: int, timestamp_ms: int | None, offset: int, end: int

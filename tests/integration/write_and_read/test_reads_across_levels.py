@@ -12,8 +12,7 @@ import pytest
 
 from agents.read import leveled
 from metadata.contract.errors import MetadataUnavailableError
-from metadata.contract.leveled import LeveledExtent
-from metadata.contract.readers import ReaderMetadata
+from metadata.contract.readers import LeveledWindow, ReaderMetadata
 from metadata.contract.store import MetadataStore
 from metadata.memory.store import MemoryMetadata
 from siltstone.kafka.client import KafkaClient, KafkaError
@@ -218,12 +217,12 @@ class AwayForLookUps(Part):
         super().__init__(inner)
         self.away = self.silent = False
 
-    async def leveled_extents(self, partition_id: int, offset: int, *, limit: int = 64) -> Sequence[LeveledExtent]:
+    async def leveled_window(self, partition_id: int, offset: int, *, limit: int = 64) -> LeveledWindow:
         if self.silent:
             await asyncio.Event().wait()
         if self.away:
             raise MetadataUnavailableError("refused")
-        return await self.inner.leveled_extents(partition_id, offset, limit=limit)
+        return await self.inner.leveled_window(partition_id, offset, limit=limit)
 
 
 async def test_without_look_ups_a_merged_partition_alone_fails_and_the_others_carry_records(

@@ -58,6 +58,7 @@ class Broker:
         self.now_ms = 0.0
         self.ends: dict[tuple[TopicKey, int], int] = {}
         self.starts: dict[tuple[TopicKey, int], int] = {}
+        self.stable: dict[tuple[TopicKey, int], int] = {}
         self.errors: dict[tuple[TopicKey, int], ErrorCode] = {}
         self.records: set[tuple[TopicKey, int]] = set()
 
@@ -77,6 +78,7 @@ class Broker:
                 error_code=self.errors.get(key, ErrorCode.NONE),
                 high_watermark=-1 if key in self.errors else self.ends.get(key, 5),
                 log_start_offset=-1 if key in self.errors else self.starts.get(key, 0),
+                last_stable_offset=-1 if key in self.errors else self.stable.get(key, 5),
                 records=b"some" if key in self.records else b"",
             )
         return self.sessions.answer(context, now_ms=self.now_ms)
@@ -199,10 +201,11 @@ def test_the_epoch_after_the_last_is_the_first() -> None:
         ({}, []),
         ({"ends": {("a", 1): 6}}, [("a", 1)]),
         ({"starts": {("b", 0): 2}}, [("b", 0)]),
+        ({"stable": {("a", 0): 3}}, [("a", 0)]),
         ({"records": {("a", 0)}}, [("a", 0)]),
         ({"errors": {("a", 1): ErrorCode.KAFKA_STORAGE_ERROR}}, [("a", 1)]),
     ],
-    ids=["nothing", "a high watermark", "a log start", "records", "an error"],
+    ids=["nothing", "a high watermark", "a log start", "a last stable offset", "records", "an error"],
 )
 def test_only_what_is_new_is_told_and_once(changes: dict[str, object], expected: list[tuple[str, int]]) -> None:
     broker = Broker()

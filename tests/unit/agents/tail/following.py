@@ -8,6 +8,7 @@ from uuid import UUID
 
 from agents.tail.follower import Follower, FollowerCallbacks
 from agents.tail.log_index import LogIndex
+from agents.tail.own_files import own_file
 from agents.tail.waiters import ParkedReaders
 from agents.topics.topic_cache import TopicCache
 from metadata.contract.agents import AgentMetadata
@@ -87,7 +88,7 @@ class Following:
             CommitL0(lease=self.lease, seq=self.seq, key=key, size_bytes=70, crc32c=0, batches=[batch])
         )
         if seen:
-            self.follower.saw_own(self.lease, self.seq, key, 70, committed)
+            self.follower.saw_own(own_file(self.lease, self.seq, key, 70, committed))
         return key, committed
 
     @property

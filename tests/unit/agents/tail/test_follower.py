@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from agents.tail import log_index
+from agents.tail.own_files import own_file
 from metadata.contract.tail import Change, Cursor, Tail
 from metadata.memory.store import MemoryMetadata
 from runtime.logging import About, log_context
@@ -145,13 +146,13 @@ async def test_an_own_answer_that_crosses_the_merge_of_its_file_does_not_bring_i
     await merge(agent, committed.file_id)
     polling = asyncio.create_task(agent.follower.catch_up())
     await asyncio.sleep(0.01)
-    agent.follower.saw_own(lease, seq, key, 70, committed)
+    agent.follower.saw_own(own_file(lease, seq, key, 70, committed))
     assert committed.file_id in held(agent)
     agent.metadata.gate.set()
     await polling
     assert (held(agent), agent.end) == ([1], 2)
     # and the other way round: the answer comes last
-    agent.follower.saw_own(lease, seq, key, 70, committed)
+    agent.follower.saw_own(own_file(lease, seq, key, 70, committed))
     await agent.follower.catch_up()
     assert (held(agent), agent.end) == ([1], 2)
     await agent.follower.stop()
@@ -174,7 +175,7 @@ async def test_an_own_answer_that_comes_while_the_files_of_a_merge_are_dropped_d
         nonlocal slices
         for _ in drop_files(file_ids):
             if not slices:  # the answer to the commit comes after the news of the merge
-                agent.follower.saw_own(lease, seq, key, 70, committed)
+                agent.follower.saw_own(own_file(lease, seq, key, 70, committed))
             slices += 1
             yield
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 import agents.yielding
+from agents.tail.own_files import own_file
 from agents.yielding import LOAD_SLICE
 from metadata.contract.errors import MetadataUnavailableError
 from metadata.contract.files import L0File
@@ -48,7 +49,7 @@ async def test_an_own_answer_that_crosses_a_snapshot_without_its_merged_file_doe
     agent.metadata.gate.clear()
     polling = asyncio.create_task(agent.follower.catch_up())
     await asyncio.sleep(0.01)
-    agent.follower.saw_own(lease, seq, key, 70, committed)
+    agent.follower.saw_own(own_file(lease, seq, key, 70, committed))
     agent.metadata.gate.set()
     await polling
     assert (agent.end, held(agent), agent.index.files) == (2, [1], 1)
@@ -116,7 +117,7 @@ async def test_a_snapshot_holds_live_files_only_and_a_merge_after_it_is_heard_of
         _, later = await agent.commit(seen=False)
         gate.set()
         await polling
-        assert (held(agent), agent.end) == ([4] if is_before_its_files else [3, 4], 4)
+        assert (held(agent), agent.end) == ([4], 4)
         await agent.follower.catch_up()
         assert (held(agent), agent.end, agent.index.gaps) == ([4, later.file_id], 5, 0)
         await agent.follower.stop()

@@ -144,9 +144,9 @@ def test_bytes_at_hand_are_counted_up_to_the_limit() -> None:
         index.add_file(number, ref(number), [row(1, number, number, length=100)])
     log = index.partition(1)
     assert log is not None
-    assert log.bytes_from(1, 1000) == 300
-    assert log.bytes_from(1, 150) == 150
-    assert log.bytes_from(4, 1000) == 0
+    assert log.bytes_from(1, 1000, log.end) == 300
+    assert log.bytes_from(1, 150, log.end) == 150
+    assert log.bytes_from(4, 1000, log.end) == 0
 
 
 def test_timestamps_are_found_in_offset_order() -> None:
@@ -224,13 +224,13 @@ def test_what_lies_in_merged_files_counts_as_enough_bytes_at_hand() -> None:
     drop(index, 1)
     log = index.partition(1)
     assert log is not None
-    assert log.bytes_from(0, 150) == 150
-    assert log.bytes_from(0, 100) == 100
-    assert log.bytes_from(1, 1_000_000) == 1_000_000
-    assert log.bytes_from(2, 1_000_000) == 200
+    assert log.bytes_from(0, 150, log.end) == 150
+    assert log.bytes_from(0, 100, log.end) == 100
+    assert log.bytes_from(1, 1_000_000, log.end) == 1_000_000
+    assert log.bytes_from(2, 1_000_000, log.end) == 200
     drop(index, 0, 2, 3)
-    assert log.bytes_from(3, 1_000_000) == 1_000_000
-    assert log.bytes_from(4, 1_000_000) == 0
+    assert log.bytes_from(3, 1_000_000, log.end) == 1_000_000
+    assert log.bytes_from(4, 1_000_000, log.end) == 0
 
 
 def test_a_file_that_was_merged_before_it_was_heard_of_only_moves_the_end() -> None:
