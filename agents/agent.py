@@ -374,15 +374,15 @@ class Agent:
         )
 
     def _new_groups(self, membership: Membership) -> GroupCoordinator:
-        settings = self._settings
         return GroupCoordinator(
             options=GroupOptions(
-                session_timeout_ms_min=settings.group_min_session_timeout_ms,
-                session_timeout_ms_max=settings.group_max_session_timeout_ms,
-                initial_rebalance_delay_ms=settings.group_initial_rebalance_delay_ms,
-                max_size=settings.group_max_size,
+                session_timeout_ms_min=self._settings.group_min_session_timeout_ms,
+                session_timeout_ms_max=self._settings.group_max_session_timeout_ms,
+                initial_rebalance_delay_ms=self._settings.group_initial_rebalance_delay_ms,
+                max_size=self._settings.group_max_size,
             ),
             metadata=self._metadata.groups,
+            transactions=self._metadata.transactions,
             membership=membership,
             runtime=self._runtime,
         )

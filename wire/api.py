@@ -95,6 +95,7 @@ from wire.messages.scram_credentials import (
     DescribeUserScramCredentialsResponse,
 )
 from wire.messages.sync_group import SyncGroupRequest, SyncGroupResponse
+from wire.messages.txn_offset_commit import TxnOffsetCommitRequest, TxnOffsetCommitResponse
 from wire.messages.unregister_broker import UnregisterBrokerRequest, UnregisterBrokerResponse
 from wire.messages.update_features import UpdateFeaturesRequest, UpdateFeaturesResponse
 from wire.messages.write_txn_markers import WriteTxnMarkersRequest, WriteTxnMarkersResponse
@@ -155,6 +156,7 @@ APIS: Final[Mapping[int, Api]] = MappingProxyType(
             _api(AddOffsetsToTxnRequest, AddOffsetsToTxnResponse, (0, 4)),
             _api(EndTxnRequest, EndTxnResponse, (0, 5)),
             _api(WriteTxnMarkersRequest, WriteTxnMarkersResponse, (1, 2)),
+            _api(TxnOffsetCommitRequest, TxnOffsetCommitResponse, (0, 5)),
             _api(DescribeAclsRequest, DescribeAclsResponse, (1, 3)),
             _api(CreateAclsRequest, CreateAclsResponse, (1, 3)),
             _api(DeleteAclsRequest, DeleteAclsResponse, (1, 3)),

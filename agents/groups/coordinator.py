@@ -54,6 +54,7 @@ from metadata.contract.groups import (
     OffsetToCommit,
 )
 from metadata.contract.leases import BEAT_MS, LEASE_MS, AgentInfo, WriterFencedError
+from metadata.transactions.contract import TransactionMetadata
 from runtime.logging import get_logger
 from runtime.runtime import Runtime
 from wire.error_codes import ErrorCode
@@ -85,6 +86,7 @@ class GroupCoordinator:
         *,
         options: GroupOptions,
         metadata: GroupMetadata,
+        transactions: TransactionMetadata,
         membership: Membership,
         runtime: Runtime,
     ) -> None:
@@ -92,7 +94,7 @@ class GroupCoordinator:
         self.metadata = metadata
         self.clock = runtime.clock
         self.metrics = runtime.metrics
-        self.commits = OffsetCommits(metadata=metadata, runtime=runtime, on_lost=self._lost)
+        self.commits = OffsetCommits(metadata=metadata, transactions=transactions, runtime=runtime, on_lost=self._lost)
         self.tasks: set[asyncio.Task[None]] = set()
         self._membership = membership
         self._held: dict[str, HeldGroup] = {}
@@ -206,7 +208,7 @@ class GroupCoordinator:
         if answer.error is not ErrorCode.NONE:
             self.metrics.offset_commits_total.labels(outcome="refused").inc()
             return answer.error
-        return await self.commits.add(held.lease, offsets)
+        return await self.commits.add(held.lease, offsets, event.producer)
 
     async def view(self, group_id: str) -> GroupView | None:
         """The group as it is. A group that is not held is taken if it has members (only then can they be known to

@@ -95,6 +95,17 @@ class LeaveRequested:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionalProducer:
+    """The producer whose transaction commits offsets."""
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    adds: bool
+    """The group enters the transaction with the offsets (the second protocol, KIP-890)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CommitRequested:
     """May these offsets be committed? The machine only judges; the shell writes them."""
 
@@ -103,6 +114,8 @@ class CommitRequested:
     instance_id: str | None
     generation: int
     """-1 from a consumer outside of any generation."""
+    producer: TransactionalProducer | None = None
+    """The offsets count when its transaction commits; None: at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -180,7 +180,12 @@ class Group:
 
     def _commit(self, event: CommitRequested) -> ErrorCode:
         """A member of the generation may still commit while the next one gathers: it has to do so before it joins. A
-        client outside of any generation may commit while there are no members. (ClassicGroup.validateOffsetCommit)"""
+        client outside of any generation may commit while there are no members. (ClassicGroup.validateOffsetCommit)
+
+        In a transaction the state is not asked for, and a client that does not say which member it is may always commit
+        (before KIP-447 none could say it): the epoch of the producer keeps zombies away. The members' sessions are not
+        touched, because a producer sends the request, not the member.
+        """
         group, state = self._group, self._group.state
         if state is GroupState.DEAD:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
@@ -188,12 +193,14 @@ class Group:
             return ErrorCode.NONE
         # Offsets from outside of any generation would overwrite those of the members.
         if event.generation < 0 and not event.member_id and event.instance_id is None:
-            return ErrorCode.UNKNOWN_MEMBER_ID
+            return ErrorCode.UNKNOWN_MEMBER_ID if event.producer is None else ErrorCode.NONE
         known = group.members.known(event.member_id, event.instance_id)
         if isinstance(known, ErrorCode):
             return known
         if event.generation != group.generation:
             return ErrorCode.ILLEGAL_GENERATION
+        if event.producer is not None:
+            return ErrorCode.NONE
         if state is GroupState.COMPLETING_REBALANCE:
             return ErrorCode.REBALANCE_IN_PROGRESS
         group.touch(known)

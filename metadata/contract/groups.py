@@ -133,6 +133,13 @@ class CommittedOffset:
     committed_ms: int
 
 
+class StableOffsets(NamedTuple):
+    offsets: Mapping[OffsetPlace, CommittedOffset]
+    """Those of pending places too."""
+    pending: frozenset[OffsetPlace]
+    """An ongoing transaction holds an offset for these: whether it counts is known when the transaction ends."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpiredGroups:
     offsets: int
@@ -185,12 +192,18 @@ class GroupMetadata(Protocol):
         group has no offsets."""
         ...
 
+    async def stable_offsets(self, group_id: str, places: Sequence[OffsetPlace] | None = None) -> StableOffsets:
+        """As `offsets`, with the places among these that are pending. Both are read at one instant: an offset of a
+        transaction is either pending or has been decided about."""
+        ...
+
     async def delete_offsets(self, lease: GroupLease, places: Sequence[OffsetPlace]) -> None:
-        """Delete the offsets at these places. Places without an offset are no error. Raises GroupFencedError."""
+        """Delete the offsets at these places, also those that ongoing transactions hold. Places without an offset are
+        no error. Raises GroupFencedError."""
         ...
 
     async def delete_group(self, lease: GroupLease) -> None:
-        """Delete the record and all offsets. Raises GroupFencedError."""
+        """Delete the record and all offsets, also those that ongoing transactions hold. Raises GroupFencedError."""
         ...
 
     async def list_groups(self, *, after: str | None = None, limit: int = 10_000) -> Sequence[GroupSummary]:
@@ -220,7 +233,8 @@ class GroupMetadata(Protocol):
         - its commit, when the group never had members, or when the group has members and none of them subscribes to the
           topic (`subscribed_topics`).
 
-        A group without members and offsets expires `idle_group_ms` after it became empty. Offsets of deleted topics
+        An offset stays while an ongoing transaction holds one for the same place. A group without members and offsets,
+        those of transactions included, expires `idle_group_ms` after it became empty. Offsets of deleted topics
         were deleted with the topics. Groups that are being written to are left for the next call. A call deletes at
         most 10,000 offsets and 10,000 groups; repeat until both together are fewer than 10,000. Any number of agents
         may call this at once.

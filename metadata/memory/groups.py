@@ -13,6 +13,7 @@ from metadata.contract.groups import (
     OffsetCommitBatch,
     OffsetCommitResult,
     OffsetPlace,
+    StableOffsets,
     TakenGroup,
     check_group_id,
 )
@@ -79,17 +80,22 @@ class MemoryGroups:
         wanted = group.offsets if places is None else set(places)
         return {place: offset for place, offset in group.offsets.items() if place in wanted}
 
+    async def stable_offsets(self, group_id: str, places: Sequence[OffsetPlace] | None = None) -> StableOffsets:
+        pending = frozenset(self.database.transactions.pending_places(group_id))
+        return StableOffsets(
+            await self.offsets(group_id, places), pending if places is None else pending.intersection(places)
+        )
+
     async def delete_offsets(self, lease: GroupLease, places: Sequence[OffsetPlace]) -> None:
         group = self._held(lease)
         for place in places:
             group.offsets.pop(place, None)
+        self.database.transactions.drop_offsets(lease.group_id, set(places))
 
     async def delete_group(self, lease: GroupLease) -> None:
         self._held(lease)
         del self.database.groups[lease.group_id]
-        pending = self.database.transactions.pending_offsets
-        for key in [key for key in pending if key[1] == lease.group_id]:
-            del pending[key]
+        self.database.transactions.drop_offsets(lease.group_id)
 
     async def list_groups(self, *, after: str | None = None, limit: int = 10_000) -> Sequence[GroupSummary]:
         ids = sorted(id_ for id_ in self.database.groups if after is None or id_ > after)
@@ -111,9 +117,11 @@ class MemoryGroups:
         now_ms = self._clock.wall_ms()
         expired = [
             (group, place)
-            for group in db.groups.values()
+            for group_id, group in db.groups.items()
             for place in group.offsets
-            if (from_ms := self._counts_from_ms(group, place)) is not None and now_ms - from_ms >= offsets_retention_ms
+            if (from_ms := self._counts_from_ms(group, place)) is not None
+            and now_ms - from_ms >= offsets_retention_ms
+            and place not in db.transactions.pending_places(group_id)
         ][:EXPIRED_MAX]
         for group, place in expired:
             del group.offsets[place]
@@ -123,7 +131,7 @@ class MemoryGroups:
             if group.empty_since_ms is not None
             and not group.offsets
             and now_ms - group.empty_since_ms >= idle_group_ms
-            and not db.transactions.holds_offsets_of(group_id)
+            and not db.transactions.pending_places(group_id)
         ][:EXPIRED_MAX]
         for group_id in nothing:
             del db.groups[group_id]

@@ -45,8 +45,21 @@ class TransactionTables:
             if row.first_offset is not None and (partition_ids is None or partition_id in partition_ids):
                 yield OpenTransaction(partition_id, producer_id, row.first_offset)
 
-    def holds_offsets_of(self, group_id: str) -> bool:
-        return any(key[1] == group_id for key in self.pending_offsets)
+    def pending_places(self, group_id: str) -> dict[OffsetPlace, int]:
+        """Those for which ongoing transactions hold offsets of the group, and when the last one was written."""
+        written_ms: dict[OffsetPlace, int] = {}
+        for (_, of_group, place), offset in self.pending_offsets.items():
+            if of_group == group_id:
+                written_ms[place] = max(offset.committed_ms, written_ms.get(place, -1))
+        return written_ms
+
+    def drop_offsets(self, group_id: str, places: Collection[OffsetPlace] | None = None) -> None:
+        """Forget the pending offsets of the group at these places, or all."""
+        self.pending_offsets = {
+            key: offset
+            for key, offset in self.pending_offsets.items()
+            if key[1] != group_id or (places is not None and key[2] not in places)
+        }
 
     def first_open_offset(self, partition_id: int) -> int | None:
         return min((each.first_offset for each in self.open((partition_id,))), default=None)

@@ -32,7 +32,15 @@ from metadata.transactions.contract import (
     TransactionsEnded,
 )
 from metadata.transactions.rows import TxnRow, TxnRowKind, encode_txn_rows
-from metadata.transactions.rules import Transaction, check_transactional_id, ended, initialised, judge_producer, refused
+from metadata.transactions.rules import (
+    Transaction,
+    check_transactional_id,
+    ended,
+    held,
+    initialised,
+    judge_producer,
+    refused,
+)
 from runtime.clock import Clock
 from wire.crc import crc32c
 from wire.error_codes import ErrorCode
@@ -135,28 +143,31 @@ class MemoryTransactions:
         self._add_group(lease.transactional_id, row, group_id, client_version=1)
         return 0
 
-    async def commit_offsets(self, request: TransactionalOffsets) -> TransactionalOffsetsResult:
+    async def commit_offsets(self, requests: Sequence[TransactionalOffsets]) -> Sequence[TransactionalOffsetsResult]:
+        return [self._hold(each) for each in requests]
+
+    def _hold(self, request: TransactionalOffsets) -> TransactionalOffsetsResult:
         db, tables = self.database, self._tables
-        row = tables.by_id.get(request.transactional_id)
-        error = judge_producer(row, request.producer_id, request.producer_epoch)
-        if row is None or error:
-            return TransactionalOffsetsResult(error=int(error))
-        group_id = request.group.group_id
-        if not request.adds and not (row.is_ongoing and group_id in row.group_ids):
-            return TransactionalOffsetsResult(error=int(ErrorCode.INVALID_TXN_STATE))
-        group = db.groups.get(group_id)
-        if group is None or group.epoch != request.group.epoch:
-            return TransactionalOffsetsResult(error=0, fenced=True)
-        if request.adds:
-            row = self._add_group(request.transactional_id, row, group_id, client_version=2)
-        now_ms = self._clock.wall_ms()
+        now_ms, group_id = self._clock.wall_ms(), request.group.group_id
+        epoch = db.groups[group_id].epoch if group_id in db.groups else None
+        row = held(tables.by_id.get(request.transactional_id), epoch, request, now_ms=now_ms)
+        if isinstance(row, TransactionalOffsetsResult):
+            return row
+        tables.by_id[request.transactional_id], group = row, db.groups[group_id]
+        pending_ms = tables.pending_places(group_id)
         unknown: set[OffsetPlace] = set()
         for each in request.offsets:
             if not db.has_partition(each.place):
                 unknown.add(each.place)
                 continue
+            present = group.offsets.get(each.place)
+            # Above all that is known for the place: see `metadata/postgres/transactions/offsets.py`.
+            known_ms = max(-1 if present is None else present.committed_ms, pending_ms.get(each.place, -1))
             offset = CommittedOffset(
-                offset=each.offset, leader_epoch=each.leader_epoch, metadata=each.metadata, committed_ms=now_ms
+                offset=each.offset,
+                leader_epoch=each.leader_epoch,
+                metadata=each.metadata,
+                committed_ms=max(now_ms, known_ms + 1),
             )
             tables.pending_offsets[row.producer_id, group_id, each.place] = offset
         return TransactionalOffsetsResult(error=0, unknown=frozenset(unknown))
@@ -340,7 +351,7 @@ class MemoryTransactions:
                 continue
             present = group.offsets.get(place)
             # A plain commit that came later stays.
-            if present is None or present.committed_ms <= waiting.committed_ms:
+            if present is None or present.committed_ms < waiting.committed_ms:
                 group.offsets[place] = waiting
 
     def _check_writer(self, request: EndTransactions) -> Writer:

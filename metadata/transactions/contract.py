@@ -293,9 +293,10 @@ class TransactionMetadata(Protocol):
         """AddOffsetsToTxn. As `add_partitions`."""
         ...
 
-    async def commit_offsets(self, request: TransactionalOffsets) -> TransactionalOffsetsResult:
-        """Keep the offsets until the transaction ends. In doubt: a call that was given up is ended before a later call
-        of this store begins."""
+    async def commit_offsets(self, requests: Sequence[TransactionalOffsets]) -> Sequence[TransactionalOffsetsResult]:
+        """Keep the offsets until their transactions end. All requests are one transaction of the store; one that is
+        refused does not affect the others. One result per request, in order; a later one counts for a place that an
+        earlier one names too. In doubt: a call that was given up is ended before a later call writes anything."""
         ...
 
     async def end_transactions(self, request: EndTransactions) -> TransactionsEnded:

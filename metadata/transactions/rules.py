@@ -15,6 +15,8 @@ from metadata.transactions.contract import (
     EndTransaction,
     InitProducer,
     TransactionalIdTooLongError,
+    TransactionalOffsets,
+    TransactionalOffsetsResult,
     TransactionEnded,
     TransactionLease,
     TransactionState,
@@ -120,6 +122,22 @@ def refused(row: Transaction | None, lease: TransactionLease, producer_id: int, 
     if row is not None and row.coordinator_epoch != lease.epoch:
         return int(ErrorCode.NOT_COORDINATOR)
     return int(judge_producer(row, producer_id, producer_epoch))
+
+
+def held(
+    row: Transaction | None, group_epoch: int | None, request: TransactionalOffsets, *, now_ms: int
+) -> Transaction | TransactionalOffsetsResult:
+    """The row of a transaction that holds these offsets, or the answer when it may not. `group_epoch`: None when there
+    is no such group."""
+    error = judge_producer(row, request.producer_id, request.producer_epoch)
+    if row is None or error:
+        return TransactionalOffsetsResult(error=int(error))
+    group_id = request.group.group_id
+    if not request.adds and not (row.is_ongoing and group_id in row.group_ids):
+        return TransactionalOffsetsResult(error=int(ErrorCode.INVALID_TXN_STATE))
+    if group_epoch != request.group.epoch:
+        return TransactionalOffsetsResult(error=0, fenced=True)
+    return row.begun(client_version=2, now_ms=now_ms).joined_by(group_id) if request.adds else row
 
 
 def ended(

@@ -218,12 +218,12 @@ class Metrics:
         )
         self.offset_commits_total = self._counter(
             "offset_commits_total",
-            "Offset commits answered: `committed`, `refused` by the group (generation, member), `fenced` (another agent"
-            " owns it) or `failed` (Postgres did not answer).",
+            "Offset commits answered: `committed`, `refused` by the group (generation, member) or the transaction"
+            " (producer, epoch), `fenced` (another agent owns the group) or `failed` (Postgres did not answer).",
             "outcome",
         )
         self.committed_offsets_total = self._counter(
-            "committed_offsets_total", "Offsets in the offset commits that were stored."
+            "committed_offsets_total", "Offsets in the offset commits that were stored, in transactions too."
         )
         self.offset_commit_seconds = self._histogram(
             "offset_commit_seconds", "Writing one batch of offset commits to Postgres.", SECONDS

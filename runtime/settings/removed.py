@@ -42,7 +42,7 @@ REMOVED_SETTINGS = {
     "janitor.interval.ms": Removed("0.1.0", f"janitor_interval_ms = 60000 {_INTERVALS}"),
     "max.incremental.fetch.session.cache.slots": Removed("0.1.0", "SESSIONS_MAX = 1000 in agents/read/sessions.py"),
     "offset.metadata.max.bytes": Removed(
-        "0.1.0", "OFFSET_METADATA_MAX_BYTES = 4096 in agents/handlers/offset_commit.py"
+        "0.1.0", "OFFSET_METADATA_MAX_BYTES = 4096 in agents/handlers/offsets_to_commit.py"
     ),
     "offsets.retention.check.interval.ms": Removed("0.1.0", "CHECK_INTERVAL_MS = 600000 in agents/groups/expiry.py"),
     "orphan.check.interval.ms": Removed("0.1.0", f"orphan_check_interval_ms = 4000000 {_INTERVALS}"),

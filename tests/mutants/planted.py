@@ -16,6 +16,7 @@ from tests.mutants.planted_in_committed_reads import COMMITTED_READS
 from tests.mutants.planted_in_drains import DRAINS
 from tests.mutants.planted_in_erase_command import ASKED
 from tests.mutants.planted_in_erasures import ERASING
+from tests.mutants.planted_in_held_offsets import HELD_OFFSETS
 from tests.mutants.planted_in_listeners import LISTENERS
 from tests.mutants.planted_in_quotas import QUOTAS
 from tests.mutants.planted_in_sums import SUMS
@@ -373,6 +374,7 @@ MUTANTS = (
     *ANSWERS,
     *COMMITS,
     *DRAINS,
+    *HELD_OFFSETS,
     *BORDERS,
     *LISTENERS,
     *QUOTAS,

@@ -176,7 +176,7 @@ BEGIN
             ORDER BY o.group_id, o.topic_id, o.partition, o.written_ms DESC, e.ord DESC
             ON CONFLICT (group_id, topic_id, partition) DO UPDATE SET committed_offset = excluded.committed_offset,
                 leader_epoch = excluded.leader_epoch, metadata = excluded.metadata, committed_ms = excluded.committed_ms
-            WHERE group_offsets.committed_ms <= excluded.committed_ms;
+            WHERE group_offsets.committed_ms < excluded.committed_ms;
         END IF;
         DELETE FROM transaction_offsets o WHERE o.producer_id = ANY (v_producers);
 

@@ -23,12 +23,19 @@ from metadata.contract.groups import (
     OffsetCommitBatch,
     OffsetCommitResult,
     OffsetPlace,
+    StableOffsets,
     TakenGroup,
     check_group_id,
 )
 from metadata.contract.leases import WriterLease
 from metadata.postgres.connection import Database
-from metadata.postgres.groups.offsets import OffsetCommitter, begin_writing_offsets, delete_places, read_offsets
+from metadata.postgres.groups.offsets import (
+    OffsetCommitter,
+    begin_writing_offsets,
+    delete_places,
+    read_offsets,
+    read_stable_offsets,
+)
 from metadata.postgres.rows import LONGS, now_ms, statement
 from metadata.postgres.tables import AGENTS, GROUP_OFFSETS, GROUPS, Utf8
 from metadata.postgres.transactions.tables import TRANSACTION_OFFSETS
@@ -43,14 +50,18 @@ TAKE_LOCK_TIMEOUT_MS = 2_000
 """Longest wait of `take_group` for the group's row. It is short because takes of other groups queue behind this one."""
 _TAKE_LOCK_TIMEOUT = statement(f"SET LOCAL lock_timeout = {TAKE_LOCK_TIMEOUT_MS}")
 
-# Kafka's GroupMetadata.removeExpiredOffsets: an offset expires as soon as its age reaches the retention.
+# Kafka's OffsetMetadataManager.cleanupExpiredOffsets: an offset expires as soon as its age reaches the retention, but
+# none for whose place a transaction holds another.
 _IS_EXPIRED = """CASE
     WHEN g.empty_since_ms IS NULL THEN
         o.committed_ms <= :before_ms AND g.subscribed_topics IS NOT NULL AND NOT EXISTS (
             SELECT FROM topics t
             WHERE t.topic_id = o.topic_id AND convert_to(t.name, 'UTF8') = ANY (g.subscribed_topics))
     WHEN g.protocol_type <> '' THEN greatest(g.empty_since_ms, o.committed_ms) <= :before_ms
-    ELSE o.committed_ms <= :before_ms END"""
+    ELSE o.committed_ms <= :before_ms END
+    AND NOT EXISTS (
+        SELECT FROM transaction_offsets x
+        WHERE x.group_id = o.group_id AND x.topic_id = o.topic_id AND x.partition = o.partition)"""
 _IS_NOTHING = """g.empty_since_ms <= :idle_before_ms
     AND NOT EXISTS (SELECT FROM group_offsets o WHERE o.group_id = g.group_id)
     AND NOT EXISTS (SELECT FROM transaction_offsets o WHERE o.group_id = g.group_id)"""
@@ -186,6 +197,12 @@ class PostgresGroups:
     ) -> Mapping[OffsetPlace, CommittedOffset]:
         async def work(connection: AsyncConnection) -> Mapping[OffsetPlace, CommittedOffset]:
             return await read_offsets(connection, group_id, places)
+
+        return await self._database.read(work)
+
+    async def stable_offsets(self, group_id: str, places: Sequence[OffsetPlace] | None = None) -> StableOffsets:
+        async def work(connection: AsyncConnection) -> StableOffsets:
+            return await read_stable_offsets(connection, group_id, places)
 
         return await self._database.read(work)
 

@@ -24,6 +24,7 @@ from metadata.contract.groups import (
     OffsetCommitResult,
     OffsetPlace,
     OffsetToCommit,
+    StableOffsets,
 )
 from metadata.postgres.connection import (
     ATTEMPTS,
@@ -60,13 +61,29 @@ _PLACES = statement(
     topic_ids=UUIDS,
     partitions=INTS,
 ).columns(topic_id=sa.Uuid, metadata=Utf8)
-_DELETE_PLACES = statement(
-    """DELETE FROM group_offsets o USING unnest(:topic_ids, :partitions) AS p (topic_id, partition)
-    WHERE o.group_id = :group_id AND o.topic_id = p.topic_id AND o.partition = p.partition""",
+# One statement, so that the end of a transaction comes before both halves or after both. A half without an offset is a
+# pending place.
+_STABLE = """SELECT topic_id, partition, committed_offset, leader_epoch, metadata, committed_ms
+    FROM group_offsets WHERE group_id = :group_id {at}
+    UNION ALL SELECT DISTINCT topic_id, partition, NULL::bigint, NULL::integer, NULL::bytea, NULL::bigint
+    FROM transaction_offsets WHERE group_id = :group_id {at}"""
+_STABLE_ALL = statement(_STABLE.format(at=""), group_id=Utf8).columns(topic_id=sa.Uuid, metadata=Utf8)
+_STABLE_PLACES = statement(
+    _STABLE.format(at="AND (topic_id, partition) IN (SELECT * FROM unnest(:topic_ids, :partitions))"),
     group_id=Utf8,
     topic_ids=UUIDS,
     partitions=INTS,
-)
+).columns(topic_id=sa.Uuid, metadata=Utf8)
+_DELETE_PLACES = [
+    statement(
+        f"""DELETE FROM {table} o USING unnest(:topic_ids, :partitions) AS p (topic_id, partition)
+        WHERE o.group_id = :group_id AND o.topic_id = p.topic_id AND o.partition = p.partition""",  # noqa: S608
+        group_id=Utf8,
+        topic_ids=UUIDS,
+        partitions=INTS,
+    )
+    for table in ("transaction_offsets", "group_offsets")
+]
 
 
 class _Session(NamedTuple):
@@ -196,15 +213,34 @@ async def read_offsets(
         rows = await connection.execute(sa.select(GROUP_OFFSETS).where(GROUP_OFFSETS.c.group_id == group_id))
     else:
         rows = await connection.execute(_PLACES, {"group_id": group_id, **_columns(places)})
-    return {
-        OffsetPlace(row.topic_id, row.partition): CommittedOffset(
-            offset=row.committed_offset,
-            leader_epoch=row.leader_epoch,
-            metadata=row.metadata,
-            committed_ms=row.committed_ms,
-        )
-        for row in rows
-    }
+    return {OffsetPlace(row.topic_id, row.partition): _committed(row) for row in rows}
+
+
+async def read_stable_offsets(
+    connection: AsyncConnection, group_id: str, places: Sequence[OffsetPlace] | None
+) -> StableOffsets:
+    if places is None:
+        rows = await connection.execute(_STABLE_ALL, {"group_id": group_id})
+    else:
+        rows = await connection.execute(_STABLE_PLACES, {"group_id": group_id, **_columns(places)})
+    offsets: dict[OffsetPlace, CommittedOffset] = {}
+    pending: set[OffsetPlace] = set()
+    for row in rows:
+        place = OffsetPlace(row.topic_id, row.partition)
+        if row.committed_offset is None:
+            pending.add(place)
+        else:
+            offsets[place] = _committed(row)
+    return StableOffsets(offsets, frozenset(pending))
+
+
+def _committed(row: Any) -> CommittedOffset:
+    return CommittedOffset(
+        offset=row.committed_offset,
+        leader_epoch=row.leader_epoch,
+        metadata=row.metadata,
+        committed_ms=row.committed_ms,
+    )
 
 
 async def begin_writing_offsets(connection: AsyncConnection) -> None:
@@ -214,7 +250,8 @@ async def begin_writing_offsets(connection: AsyncConnection) -> None:
 
 
 async def delete_places(connection: AsyncConnection, group_id: str, places: Sequence[OffsetPlace]) -> None:
-    await connection.execute(_DELETE_PLACES, {"group_id": group_id, **_columns(places)})
+    for delete in _DELETE_PLACES:
+        await connection.execute(delete, {"group_id": group_id, **_columns(places)})
 
 
 async def delete_offsets_of_topic(connection: AsyncConnection, topic_id: uuid.UUID) -> None:

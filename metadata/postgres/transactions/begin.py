@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from metadata.postgres.rows import now_ms
+from metadata.postgres.rows import any_of, now_ms
+from metadata.postgres.tables import Utf8
 from metadata.postgres.transactions.tables import TRANSACTIONS
 from metadata.transactions.contract import TransactionState
 from metadata.transactions.rules import Transaction
@@ -20,6 +22,20 @@ async def find_locked(connection: AsyncConnection, transactional_id: str) -> Tra
     query = sa.select(TRANSACTIONS).where(_OF.transactional_id == transactional_id).with_for_update(key_share=True)
     row = (await connection.execute(query)).one_or_none()
     return None if row is None else transaction_of(row)
+
+
+async def find_all_locked(connection: AsyncConnection, transactional_ids: Collection[str]) -> dict[str, Transaction]:
+    """Lock the rows. Ids that do not exist are absent."""
+    query = sa.select(TRANSACTIONS).where(any_of(_OF.transactional_id, set(transactional_ids)))
+    rows = await connection.execute(query.order_by(_OF.producer_id).with_for_update(key_share=True))
+    return {row.transactional_id: transaction_of(row) for row in rows}
+
+
+async def store_all(connection: AsyncConnection, rows: Mapping[str, Transaction]) -> None:
+    """The caller holds the locks of the rows."""
+    if rows:
+        store = sa.update(TRANSACTIONS).where(_OF.transactional_id == sa.bindparam("of_id", type_=Utf8))
+        await connection.execute(store, [{"of_id": id_, **columns(row)} for id_, row in rows.items()])
 
 
 async def begin(

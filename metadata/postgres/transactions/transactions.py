@@ -233,8 +233,8 @@ class PostgresTransactions:
 
         return await self._database.write(work)
 
-    async def commit_offsets(self, request: TransactionalOffsets) -> TransactionalOffsetsResult:
-        return await self._database.write(lambda connection: commit_offsets(connection, request))
+    async def commit_offsets(self, requests: Sequence[TransactionalOffsets]) -> Sequence[TransactionalOffsetsResult]:
+        return await self._database.write(lambda connection: commit_offsets(connection, requests))
 
     async def end_transactions(self, request: EndTransactions) -> TransactionsEnded:
         return await self._ends.end(request)

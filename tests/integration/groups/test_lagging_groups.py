@@ -17,6 +17,7 @@ from siltstone.kafka.client import KafkaClient
 from tests.fixtures.agents import Dial, RunningAgent, StartAgent
 from tests.fixtures.fleet import Counted, Fleet, fleet
 from tests.fixtures.groups import GroupMember, fetch_offsets, meet, owner_and_other
+from tests.integration.groups.test_transactional_offsets import NEWEST, coordinator_at, fetched, hold, producer_of
 from wire.error_codes import ErrorCode
 from wire.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsResponse, CreatePartitionsTopic
 from wire.messages.offset_delete import (
@@ -136,6 +137,23 @@ async def test_a_commit_reaches_a_topic_whose_change_is_unheard_of(world: World,
     }
     world.service.hears.set()
     assert await fetch_offsets(world.client, "g", [PARTITION]) == {("t", PARTITION): 8}
+
+
+@pytest.mark.parametrize("what", ["made", "grown", "made anew"])
+async def test_offsets_of_a_transaction_reach_a_topic_whose_change_is_unheard_of(
+    world: World, dial: Dial, what: str
+) -> None:
+    producer = await producer_of(await coordinator_at(world.other), NEWEST)
+    raw = await dial.raw(world.owner.address)
+    await world.change(what)
+    assert await hold(raw, producer, {PARTITION: 8, 9: 1}) == {
+        PARTITION: ErrorCode.NONE,
+        9: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    }
+    assert await fetched(raw, [PARTITION]) == {PARTITION: ErrorCode.UNSTABLE_OFFSET_COMMIT}
+    assert (await producer.end()).error == 0
+    world.service.hears.set()
+    assert await fetched(raw) == {PARTITION: 8}
 
 
 @pytest.mark.parametrize("what", ["made", "grown", "made anew"])

@@ -68,7 +68,8 @@ TRANSACTIONS_MUST_HAPPEN = frozenset(
     {"begun", "several markers", "commit 0", "abort 0", "fence 0", "commit 48", "entered 0"}
     | {"entered 90", "added 0", "init of an ongoing one"}
     | {"transactional error 0", "transactional error 48", "transactional error 47"}
-    | {"offsets 0 False", "offsets 48 False"}
+    | {"offsets 0 False", "offsets 48 False", "pending", "pending over a committed one", "deleted pending ones"}
+    | {"expired offsets", "kept for a transaction"}
 )
 
 

@@ -42,10 +42,12 @@ GOES_ON: Mapping[int, set[tuple[ResourceType, Operation]]] = {
     20: {(ResourceType.TOPIC, Operation.DELETE)},
     24: {(ResourceType.TOPIC, Operation.WRITE)},
     25: {(ResourceType.GROUP, Operation.READ)},
+    28: {(ResourceType.GROUP, Operation.READ), (ResourceType.TOPIC, Operation.READ)},
 }
 """Questions that follow the one that ends a request, or a part of it, with `acl.mode=on`. Shadow does not end there,
 and tells of these too."""
 METADATA, DELETE_TOPICS, INIT_PRODUCER_ID, DESCRIBE_CONFIGS, DESCRIBE_LOG_DIRS, DESCRIBE_CLUSTER = 3, 20, 22, 32, 35, 60
+TXN_OFFSET_COMMIT = 28
 
 
 def refused(key: int, version: int) -> set[ErrorCode]:
@@ -54,6 +56,8 @@ def refused(key: int, version: int) -> set[ErrorCode]:
         return set()
     if key == INIT_PRODUCER_ID:
         return {TRANSACTION if version % 2 else CLUSTER}
+    if key == TXN_OFFSET_COMMIT:  # the transactional id is asked for before the group
+        return {TRANSACTION}
     if key == DESCRIBE_CONFIGS:
         return {TOPIC, GROUP, CLUSTER}
     if key in ALTER_CONFIGS:  # the requests are about topics

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agents.groups.events import GroupState, MemberView
+from agents.groups.events import GroupState, MemberView, TransactionalProducer
 from tests.fixtures.group_machine import DELAY_MS, SESSION_MS, Machine
 from wire.error_codes import ErrorCode
 
@@ -127,6 +127,72 @@ def test_checks_of_a_commit_come_before_the_state() -> None:
 
 def test_an_empty_group_takes_commits_from_outside_whoever_they_say_they_are() -> None:
     assert Machine().commit("somebody", generation=-1, instance="i") is ErrorCode.NONE
+
+
+# ---- TxnOffsetCommit
+
+PRODUCER = TransactionalProducer(transactional_id="t", producer_id=1, producer_epoch=0, adds=True)
+
+
+@pytest.mark.parametrize(
+    ("state", "of_member", "of_nobody"),
+    [
+        (EMPTY, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.NONE),
+        (PREPARING, ErrorCode.NONE, ErrorCode.NONE),
+        (COMPLETING, ErrorCode.NONE, ErrorCode.NONE),
+        (STABLE, ErrorCode.NONE, ErrorCode.NONE),
+        (DEAD, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.COORDINATOR_NOT_AVAILABLE),
+    ],
+)
+def test_the_state_of_a_group_stops_no_transaction(
+    state: GroupState, of_member: ErrorCode, of_nobody: ErrorCode
+) -> None:
+    machine, leader, _ = machine_in(state)
+    assert machine.commit(leader, generation=max(machine.generation, 0), producer=PRODUCER) is of_member
+    assert machine.commit("", generation=-1, producer=PRODUCER) is of_nobody
+
+
+@pytest.mark.parametrize(
+    ("what", "member", "instance", "generation", "error"),
+    [
+        ("another's instance, whatever else", "x", "b", 7, ErrorCode.FENCED_INSTANCE_ID),
+        ("an unknown instance", "", "x", -1, ErrorCode.UNKNOWN_MEMBER_ID),
+        ("an unknown member", "x", None, 7, ErrorCode.UNKNOWN_MEMBER_ID),
+        ("a generation but no member", "", None, 1, ErrorCode.UNKNOWN_MEMBER_ID),
+        ("another generation", "leader", None, 7, ErrorCode.ILLEGAL_GENERATION),
+        ("a member outside of generations", "leader", None, -1, ErrorCode.ILLEGAL_GENERATION),
+        ("its instance", "follower", "b", 1, ErrorCode.NONE),
+    ],
+)
+def test_who_says_which_member_it_is_is_checked_in_transactions_too(
+    what: str, member: str, instance: str | None, generation: int, error: ErrorCode
+) -> None:
+    machine, leader, follower = machine_in(STABLE)
+    member_id = {"leader": leader, "follower": follower}.get(member, member)
+    assert machine.commit(member_id, generation, instance, PRODUCER) is error, what
+
+
+def test_a_zombie_commits_nothing_once_the_next_generation_has_begun() -> None:
+    machine, leader, _ = machine_in(STABLE)
+    generation = machine.generation
+    machine.known_join()
+    assert machine.commit(leader, generation, producer=PRODUCER) is ErrorCode.NONE
+    for member_id in machine.member_ids:
+        machine.join(member_id, instance="b" if member_id != leader else None)
+    machine.sleep(DELAY_MS)
+    assert machine.generation == generation + 1
+    assert machine.commit(leader, generation, producer=PRODUCER) is ErrorCode.ILLEGAL_GENERATION
+
+
+@pytest.mark.parametrize(("producer", "stays"), [(None, True), (PRODUCER, False)])
+def test_a_commit_of_a_member_keeps_its_session_and_one_of_a_producer_does_not(
+    producer: TransactionalProducer | None, stays: bool
+) -> None:
+    machine, leader, _ = machine_in(STABLE)
+    machine.sleep(SESSION_MS - 1)
+    assert machine.commit(leader, producer=producer) is ErrorCode.NONE
+    machine.sleep(2)
+    assert (leader in machine.member_ids) is stays
 
 
 # ---- LeaveGroup
