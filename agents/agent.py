@@ -36,6 +36,7 @@ from agents.server import Server, bind
 from agents.tail.follower import Follower, FollowerCallbacks
 from agents.tail.fresh_watermarks import FreshWatermarks
 from agents.tail.log_index import LogIndex
+from agents.tail.own_files import own_markers
 from agents.tail.waiters import ParkedReaders
 from agents.topics.present import PresentTopics
 from agents.topics.topic_cache import TopicCache
@@ -463,6 +464,7 @@ class Agent:
 
     def _ended(self, request: EndTransactions, ended: TransactionsEnded) -> None:
         """Transactions ended in a file of markers."""
+        self._follower.saw_own(own_markers(request, ended))
         self._hints.soon()
 
     def _has_others(self) -> bool:

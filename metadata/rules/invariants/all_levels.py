@@ -249,7 +249,8 @@ async def check_prod_1_bytes(extents: Iterable[LiveExtent], objects: Objects) ->
             continue  # check_log_2_bytes reports it
         partition_id = extent.row.partition_id
         for base_offset, batch in batches:
-            if batch.producer_id == NO_PRODUCER:
+            # Markers carry a producer id but no sequence of their own.
+            if batch.producer_id == NO_PRODUCER or batch.is_control:
                 continue
             sequences = (batch.base_sequence, batch.last_sequence)
             what = (partition_id, batch.producer_id, batch.producer_epoch, *sequences)
