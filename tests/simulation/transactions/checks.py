@@ -30,6 +30,8 @@ class View:
     start: int
     """The offset that it asked for."""
     end: int
+    at_ms: float
+    """When it had the answer."""
     listed: list[tuple[int, int]]
     """First offset and producer of the aborted transactions in the answer."""
     shown: dict[int, bytes] = field(default_factory=dict[int, bytes])
@@ -43,6 +45,8 @@ class Stored:
     """Its first offset."""
     committed: dict[int, bytes] = field(default_factory=dict[int, bytes])
     """By offset, with the records that are in no transaction."""
+    marker_of: dict[int, int] = field(default_factory=dict[int, int])
+    """By offset of a committed record: that of its marker."""
     ended: list[tuple[StoredBatch, bool]] = field(default_factory=list[tuple[StoredBatch, bool]])
     """Batches of transactions, and whether they are committed."""
     open: list[StoredBatch] = field(default_factory=list[StoredBatch])
@@ -62,6 +66,7 @@ def stored_of(truth: Truth, starts: Mapping[TopicPartition, int]) -> Mapping[Top
                     stored.ended.append((each, commit))
                     if commit:
                         stored.committed.update(_records(each))
+                        stored.marker_of.update((at, batch.offset) for at, _ in _records(each))
             elif header.is_transactional:
                 waiting.setdefault(header.producer_id, []).append(batch)
             else:
@@ -74,7 +79,12 @@ def _records(batch: StoredBatch) -> Iterator[tuple[int, bytes]]:
     return ((batch.offset + number, value) for number, value in enumerate(batch.values))
 
 
-def check_views(views: list[View], found: Mapping[TopicPartition, Stored]) -> Iterator[str]:
+def check_views(
+    views: list[View],
+    found: Mapping[TopicPartition, Stored],
+    marked_ms: Mapping[tuple[TopicPartition | None, int], float],
+) -> Iterator[str]:
+    """`marked_ms`: when the store got a marker."""
     for view in views:
         stored = found[view.place]
         start = max(view.start, stored.start)
@@ -86,6 +96,9 @@ def check_views(views: list[View], found: Mapping[TopicPartition, Stored]) -> It
                 f"{view.who}, was shown {shown.get(wrong)!r} at {wrong}, where {expected.get(wrong)!r} is committed"
                 f" (to {view.end}; aborted: {view.listed})"
             )
+        markers = {stored.marker_of[at] for at in shown if at in stored.marker_of}
+        if early := [at for at in markers if marked_ms[view.place, at] > view.at_ms]:
+            yield f"{view.who}, was shown records of a transaction before it was committed at {min(early)}"
         if view.listed != sorted(view.listed) or len(set(view.listed)) != len(view.listed):
             yield f"{view.who}, and got a list of aborted transactions with doubles, or not in order: {view.listed}"
 

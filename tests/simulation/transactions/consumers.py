@@ -164,7 +164,7 @@ class CommittedReader(Client):
         aborted: dict[int, deque[int]] = defaultdict(deque)
         for first_offset, producer_id in listed:
             aborted[producer_id].append(first_offset)
-        view = View(who, place, offset, offset, listed)
+        view = View(who, place, offset, offset, self.world.loop.now_ms, listed)
         outcomes: dict[int, list[bool]] = defaultdict(list)
         records = memoryview(part.records or b"")
         for at, header in iter_headers(records):

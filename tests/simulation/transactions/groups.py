@@ -81,7 +81,7 @@ class GroupOffsets:
         if lost != self._client.lost and self._client.ways.protocol == 1:
             self.loose.add(transaction.value)
         self._judge(transaction, answer, ())
-        if self._client.rng.random() < 0.35:
+        if self._client.rng.random() < 0.5:
             await self._commit_plainly(transaction)
         await self._expect_unstable(transaction)
 

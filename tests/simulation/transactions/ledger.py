@@ -37,6 +37,8 @@ class Transaction:
     epoch: int
     protocol: int
     batches: list[Sent] = field(default_factory=list[Sent])
+    has_begun: bool = False
+    """Its partitions were added, in the first protocol."""
     asked: str = ""
     """"commit" or "abort": what the client asked for last."""
     asked_to_commit: bool = False

@@ -105,7 +105,7 @@ class SimulatedTransactions:
     async def end_transactions(self, request: EndTransactions) -> TransactionsEnded:
         """Raises CommitInDoubtError as well: the call may be on its way."""
         self._store.issued(request)
-        fate = self._metadata.fate_of_call(WEIGHT)
+        fate = self._store.fate_of_end(request, self._metadata.process) or self._metadata.fate_of_call(WEIGHT)
         is_unreached = fate.is_lost and fate.acts_ms is None and self._metadata.faults.rng.random() < 0.5
 
         def lost() -> Exception:

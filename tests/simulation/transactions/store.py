@@ -8,12 +8,13 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from metadata.contract.l0_commit import NOT_TRANSACTIONAL, CommitL0, Committed, L0Batch
 from metadata.contract.leases import ALIVE_MS, WriterFencedError, WriterLease
 from metadata.contract.tail import Snapshot
+from metadata.rules.packed_index import iter_index
 from metadata.transactions.contract import (
     PRODUCER_EPOCH_MAX,
     EndTransaction,
@@ -30,6 +31,7 @@ from metadata.transactions.contract import (
 )
 from metadata.transactions.rules import Transaction
 from tests.simulation.loop import Process
+from tests.simulation.services import Fate
 from tests.simulation.transactions.ledger import Sent
 from tests.simulation.transactions.orders import Order
 from wire.error_codes import ErrorCode
@@ -151,6 +153,16 @@ class TransactionStore:
                 if (row := self._tables.by_id.get(id_ := end.transactional_id)) is not None and row.is_ongoing
             }
 
+    def fate_of_end(self, request: EndTransactions, process: Process) -> Fate | None:
+        """Now and then a coordinator is gone before it hears of an end, which comes when others have gone on."""
+        faults = self._world.faults
+        if not any(end.client_version < 2 for end in request.ends) or faults.are_over or faults.rng.random() > 0.06:
+            return None
+        for seat in self._world.seats:
+            if seat.process is process:
+                seat.crash_within(1)
+        return Fate(faults.between(700, 3_500), 5, is_lost=True)
+
     async def end(self, request: EndTransactions, process: Process) -> TransactionsEnded:
         if request.key in self._database.file_ids:
             self._count(Order.END_REPEATED)
@@ -162,7 +174,10 @@ class TransactionStore:
         except WriterFencedError:
             if process.longest_sleep_ms >= ALIVE_MS:
                 self._count(Order.FROZEN_END)
+            self._orders_of_fenced(request, before)
             raise
+        for marker in iter_index(done.index):
+            self._room.marked_ms[self._room.place_of(marker.partition_id), marker.base_offset] = self._world.loop.now_ms
         for end, result in zip(request.ends, done.results, strict=True):
             row = before[end.transactional_id]
             if row is None:
@@ -198,6 +213,14 @@ class TransactionStore:
             if end.commit and present is not None and present.committed_ms >= offset.committed_ms:
                 orders.append(Order.PLAIN_OFFSETS)
         return orders
+
+    def _orders_of_fenced(self, request: EndTransactions, before: Mapping[str, Transaction | None]) -> None:
+        """The next process there has registered its writer of markers."""
+        for end in request.ends:
+            row = before[end.transactional_id]
+            issued = self._issued[request.key].get(end.transactional_id, -1)
+            if row is not None and row.is_ongoing and self._is_of(row, end) and row.txn_seq > issued:
+                self._count(Order.LATE_END)
 
     def _applied(self, request: EndTransactions, end: EndTransaction, row: Transaction, process: Process) -> None:
         id_ = end.transactional_id

@@ -49,7 +49,7 @@ SHARE = 0.25
 SETTINGS = {"group_initial_rebalance_delay_ms": 0}
 LONG_MS = 120_000
 """A timeout that no transaction of a run comes to."""
-ABANDONED_MS = 400
+ABANDONED_MS = 150
 """Every agent aborts what is overdue for so long."""
 
 
@@ -70,6 +70,8 @@ class Transactions:
         self.ledger = Ledger()
         self.views: list[View] = []
         """What readers of committed records were shown."""
+        self.marked_ms: dict[tuple[TopicPartition | None, int], float] = {}
+        """When the store got a marker, by its place and offset."""
         self.stable: dict[TopicPartition, int] = {}
         """The highest last stable offset that anybody was told."""
         self.places: list[TopicPartition] = [(LEDGER, number) for number in range(self.rng.choice((1, 2, 2)))]
@@ -101,7 +103,7 @@ class Transactions:
         hasty = rng.random() < 0.4
         for number in range(rng.choice((1, 2, 2, 3))):
             has_twin = rng.random() < 0.35
-            protocol = rng.choice((1, 2))
+            protocol = rng.choice((1, 1, 1, 2, 2))
             is_short = rng.random() < (0.8 if hasty else 0.15)
             ways = Ways(
                 transactional_id=f"id{number}",
@@ -144,7 +146,7 @@ class Transactions:
         violations = [
             *check_tables(server),
             *check_transactions(self.ledger, found, self._world.deleted_ms),
-            *check_views(self.views, found),
+            *check_views(self.views, found, self.marked_ms),
         ]
         for producer in self.producers:
             producer.offsets.replay({each: _known(each, outcomes[each]) for each in producer.own})
@@ -166,7 +168,7 @@ class Transactions:
         """A new producer, which is old already in some runs."""
         if not self._ages or made.error:
             return made
-        epoch = PRODUCER_EPOCH_MAX - self.rng.randint(0, 5)
+        epoch = PRODUCER_EPOCH_MAX - self.rng.randint(0, 3)
         by_id = self._world.server.database.transactions.by_id
         by_id[transactional_id] = replace(by_id[transactional_id], producer_epoch=epoch)
         return replace(made, producer_epoch=epoch)
@@ -180,11 +182,10 @@ class Transactions:
         is_own = False
 
         def adding(index: LogIndex, *args: Any, **named: Any) -> list[int]:
-            # Of a file of markers: its number, its object, and so on.
             waits = _waiting(index)
             moved = add_file(index, *args, **named)
-            if args[1].inline and _waiting(index) > waits:
-                self._world.faults.counts[Order.OWN_END_EARLY if is_own else Order.MARKER_BEFORE_DATA] += 1
+            if is_own and _waiting(index) > waits:
+                self._world.faults.counts[Order.OWN_END_EARLY] += 1
             return moved
 
         def own(follower: Follower, file: Any) -> None:
