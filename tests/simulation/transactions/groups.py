@@ -247,7 +247,7 @@ class GroupOffsets:
         transaction.group_id, transaction.value = group_id, client.ledger.new_value()
         request = self._request(transaction, group_id, first.member_id, first.generation_id)
         holding = client.process.spawn(client.try_once(GROUP, group_id, request, TxnOffsetCommitResponse), client.name)
-        await client.pause(0, 15)
+        await client.pause(0, 80)
         joined = await asyncio.gather(self._join(group_id, ""), self._join(group_id, first.member_id))
         members = [each for each in joined if each is not None]
         are_synced = await asyncio.gather(*(self._sync(group_id, each) for each in members))

@@ -36,6 +36,7 @@ from metadata.transactions.contract import (
     TransactionLease,
     TransactionsEnded,
 )
+from tests.simulation.services import Fate
 
 if TYPE_CHECKING:
     from tests.simulation.services import SimulatedMetadata
@@ -100,7 +101,15 @@ class SimulatedTransactions:
         )
 
     async def commit_offsets(self, requests: Sequence[TransactionalOffsets]) -> Sequence[TransactionalOffsetsResult]:
-        return await self._ask(lambda: self._store.commit_offsets(requests))
+        fate = self._metadata.fate_of_call(WEIGHT)
+        faults = self._metadata.faults
+        if not (fate.is_lost or faults.are_over) and faults.rng.random() < 0.5:
+            # For as long as a rebalance takes.
+            acts_ms = faults.between(20, 300)
+            fate = Fate(acts_ms, acts_ms + faults.between(0.1, 8))
+        return await self._metadata.call(
+            fate, lambda: self._store.commit_offsets(requests), lambda: MetadataUnavailableError("no answer")
+        )
 
     async def end_transactions(self, request: EndTransactions) -> TransactionsEnded:
         """Raises CommitInDoubtError as well: the call may be on its way."""

@@ -30,6 +30,7 @@ from metadata.transactions.contract import (
     TransactionState,
 )
 from metadata.transactions.rules import Transaction
+from tests.simulation.clients import TIMEOUT_MS
 from tests.simulation.loop import Process
 from tests.simulation.services import Fate
 from tests.simulation.transactions.ledger import Sent
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from tests.simulation.transactions.transactions import Transactions
     from tests.simulation.world import World
 
+STRIKE_RATE = 0.12
 _FENCED, _INVALID, _OTHER = (
     int(ErrorCode.PRODUCER_FENCED),
     int(ErrorCode.INVALID_TXN_STATE),
@@ -71,6 +73,7 @@ class TransactionStore:
         """The agent that gave a producer its epoch."""
         self._group_epochs: dict[tuple[int, str], int] = {}
         self._counted = world.faults.counts
+        self._strikes_left = 2
 
     def watch(self) -> None:
         """The calls that runs without transactions make too."""
@@ -154,14 +157,22 @@ class TransactionStore:
             }
 
     def fate_of_end(self, request: EndTransactions, process: Process) -> Fate | None:
-        """Now and then a coordinator is gone before it hears of an end, which comes when others have gone on."""
+        """Now and then an end comes when its coordinator goes, and others have gone on. None: as any call."""
         faults = self._world.faults
-        if not any(end.client_version < 2 for end in request.ends) or faults.are_over or faults.rng.random() > 0.06:
+        is_first = any(end.client_version < 2 and not end.fences for end in request.ends)
+        if faults.are_over or not self._strikes_left or not is_first or faults.rng.random() > STRIKE_RATE:
             return None
         for seat in self._world.seats:
-            if seat.process is process:
-                seat.crash_within(1)
-        return Fate(faults.between(700, 3_500), 5, is_lost=True)
+            if seat.process is process and seat.is_ready:
+                self._strikes_left -= 1
+                if faults.rng.random() < 0.3:
+                    seat.crash_within(1)
+                    return Fate(faults.between(700, 3_500), 5, is_lost=True)
+                seat.drain()
+                # Its client waits for TIMEOUT_MS.
+                acts_ms = TIMEOUT_MS + faults.between(50, 1_500)
+                return Fate(acts_ms, acts_ms + 5)
+        return None
 
     async def end(self, request: EndTransactions, process: Process) -> TransactionsEnded:
         if request.key in self._database.file_ids:
@@ -182,6 +193,7 @@ class TransactionStore:
             row = before[end.transactional_id]
             if row is None:
                 continue
+            self._check_time(end, row)
             if not result.error and row.is_ongoing and result.producer_id >= 0 and self._is_of(row, end):
                 for order in counted[end.transactional_id]:
                     self._count(order)
@@ -213,6 +225,14 @@ class TransactionStore:
             if end.commit and present is not None and present.committed_ms >= offset.committed_ms:
                 orders.append(Order.PLAIN_OFFSETS)
         return orders
+
+    def _check_time(self, end: EndTransaction, row: Transaction) -> None:
+        """Nobody times out a transaction before its time."""
+        now = self._tables.by_id[end.transactional_id]
+        is_over = row.is_ongoing and not now.is_ongoing
+        left_ms = (row.started_ms or 0) + row.timeout_ms - self._world.server_clock.wall_ms()
+        if end.overdue_ms is not None and is_over and left_ms > 0:
+            self._world.violation(f"{end.transactional_id} was timed out {left_ms} ms before its time")
 
     def _orders_of_fenced(self, request: EndTransactions, before: Mapping[str, Transaction | None]) -> None:
         """The next process there has registered its writer of markers."""
