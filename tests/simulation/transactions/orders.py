@@ -48,7 +48,7 @@ ELSEWHERE = {
     29: "tests/compaction",
     30: "tests/compaction",
     32: "tests/integration/metadata/test_postgres_followers.py",
-    36: "tests/integration (rebuild and restore)",
+    36: "tests/integration/siltstone/test_rebuild.py",
 }
 """Orders of merges, of Postgres and of a restore, which cannot happen here, and the tests that make them happen. Here a
 follower reads the files of all others at one instant (22)."""
