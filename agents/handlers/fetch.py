@@ -306,7 +306,7 @@ async def _read(broker: Broker, parts: Sequence[FetchPart], bytes_max: int, *, c
     news = partial(_news, broker, caught_up, committed_only=committed_only) if caught_up else None
     reading = await broker.reader.read(wants, bytes_max=bytes_max, news=news)
     for (_, answer), taken in zip(readable, reading.taken, strict=True):
-        _fill_records(answer, taken)
+        _fill_records(answer, taken, committed_only=committed_only)
     return reading.release
 
 
@@ -363,13 +363,18 @@ def _take_ends(
             readable.append((part, part.answer))
 
 
-def _fill_records(answer: PartitionData, taken: Taken) -> None:
+def _fill_records(answer: PartitionData, taken: Taken, *, committed_only: bool) -> None:
     if taken.error is not ErrorCode.NONE:
         answer.error_code = taken.error
     if taken.error is ErrorCode.OFFSET_OUT_OF_RANGE:
         # The log start has moved past it meanwhile.
         answer.high_watermark = answer.last_stable_offset = answer.log_start_offset = -1
     answer.records = taken.buffers
+    if taken.buffers:
+        # What was planned again, because an object was gone or late, may hold more than there was at first.
+        answer.high_watermark = max(answer.high_watermark, taken.next_offset)
+        if committed_only:
+            answer.last_stable_offset = max(answer.last_stable_offset, taken.next_offset)
     if taken.aborted:
         answer.aborted_transactions = [
             AbortedTransaction(producer_id=each.producer_id, first_offset=each.first_offset) for each in taken.aborted

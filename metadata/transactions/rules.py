@@ -166,7 +166,9 @@ def ended(
     if not is_present and not is_repeat:
         return _refused(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
     if not (is_present and end.producer_epoch == row.producer_epoch):
-        if row.state in (TransactionState.EMPTY, TransactionState.ONGOING) or not is_repeat:
+        # Whoever was fenced in the last epoch must not go on with the one that only its marker may carry.
+        is_used_up = row.producer_epoch > PRODUCER_EPOCH_MAX
+        if row.state in (TransactionState.EMPTY, TransactionState.ONGOING) or not is_repeat or is_used_up:
             return _refused(ErrorCode.PRODUCER_FENCED)
         return _repeated(row, end)
     if end.commit and not row.is_ongoing:

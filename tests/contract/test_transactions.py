@@ -116,6 +116,22 @@ async def test_an_ongoing_transaction_at_the_last_epoch_is_aborted_and_the_id_ro
     assert made.producer_id != producer.producer_id
 
 
+async def test_who_was_fenced_in_the_last_epoch_is_not_told_to_go_on_with_that_of_the_marker(world: World) -> None:
+    # given a transaction of the last epoch that timed out
+    coordinator, one, _ = await two_partitions(world)
+    producer = await coordinator.producer()
+    await _jump(world, producer.producer_id, PRODUCER_EPOCH_MAX)
+    producer.epoch = PRODUCER_EPOCH_MAX
+    await producer.write(one)
+    await coordinator.end_all(coordinator.end_of(producer, commit=False, fences=True))
+
+    # when its client aborts it too, by the second protocol
+    ended = await coordinator.end_all(coordinator.end_of(producer, commit=False, client_version=2))
+
+    # then it hears that it was fenced: no marker could end a transaction of the epoch that it would get
+    assert list(ended.results) == [TransactionEnded(ErrorCode.PRODUCER_FENCED, -1, -1)]
+
+
 async def _jump(world: World, producer_id: int, epoch: int) -> None:
     """Put a producer to a late epoch; nobody waits for 32,766 calls."""
     await world.set_producer_epoch(producer_id, epoch)

@@ -18,6 +18,8 @@ from storage.objects import ObjectNotFoundError, ObjectStat
 from tests.simulation.book import Book, TopicPartition
 from tests.simulation.stores import Stores
 from wire.batch import BatchHeader
+from wire.crc import crc32c
+from wire.markers import read_marker
 from wire.records import walk
 
 
@@ -26,24 +28,33 @@ class StoredBatch:
     offset: int
     header: BatchHeader
     values: tuple[bytes, ...]
+    is_commit: bool = False
+    """It is the marker of a transaction that was committed."""
 
 
 Truth = Mapping[TopicPartition, Sequence[StoredBatch]]
 
 
 class _Objects:
-    """The object store as the invariants read it."""
+    """The object store as the invariants read it, and the files that lie in their rows alone."""
 
-    def __init__(self, store: Stores) -> None:
-        self._store = store
+    def __init__(self, server: MemoryMetadata, store: Stores) -> None:
+        self._database, self._store = server.database, store
+
+    def _inline(self, key: str) -> bytes:
+        return self._database.files[self._database.file_ids[key]].info.inline
 
     async def head(self, key: str) -> ObjectStat | None:
+        if inline := self._inline(key):
+            return ObjectStat(key=key, size_bytes=len(inline), crc32c=crc32c(inline), last_modified_ms=0)
         try:
             return await self._store.head(key)
         except ObjectNotFoundError:
             return None
 
     async def get(self, key: str) -> bytes | None:
+        if inline := self._inline(key):
+            return inline
         try:
             return await self._store.get(key)
         except ObjectNotFoundError:
@@ -52,7 +63,7 @@ class _Objects:
 
 async def check_invariants(server: MemoryMetadata, store: Stores) -> list[str]:
     """The invariants of `metadata/rules/invariants/all_levels.py`, on the present state."""
-    objects = _Objects(store)
+    objects = _Objects(server, store)
     files = [file async for file in _all_files(server)]
     states = await server.agents.producer_states()
     snapshot = await server.agents.snapshot()
@@ -88,14 +99,18 @@ async def read_truth(server: MemoryMetadata, store: Stores) -> Truth:
         id_: (topic.name, number) for topic in snapshot.topics for number, id_ in enumerate(topic.partition_ids)
     }
     truth: dict[TopicPartition, list[StoredBatch]] = {place: [] for place in names.values()}
+    objects = _Objects(server, store)
     live = [file async for file in each_live_file(server.agents, snapshot)]
     for extent in invariants.live_extents(live, marks):
         row = extent.row
-        data = memoryview(await store.get(extent.key))[row.position : row.position + row.length]
+        data = memoryview(await objects.get(extent.key) or b"")[row.position : row.position + row.length]
         position = 0
         for offset, header in invariants.walk_batches(row, bytes(data)):
-            values = tuple(bytes(record.value or b"") for record in walk(data[position : position + header.size_bytes]))
-            truth[names[row.partition_id]].append(StoredBatch(offset, header, values))
+            batch = data[position : position + header.size_bytes]
+            values = tuple(bytes(record.value or b"") for record in walk(batch))
+            marker = read_marker(batch)
+            is_commit = marker is not None and marker.commit
+            truth[names[row.partition_id]].append(StoredBatch(offset, header, values, is_commit))
             position += header.size_bytes
     for batches in truth.values():
         batches.sort(key=lambda batch: batch.offset)
@@ -104,11 +119,15 @@ async def read_truth(server: MemoryMetadata, store: Stores) -> Truth:
 
 def check_clients(truth: Truth, book: Book, deleted_ms: Mapping[str, float]) -> Iterator[str]:
     """Every acknowledged record is there once, at the offset that the client was told; nothing unexpected is there.
+    Those of transactions have checks of their own (`transactions/checks.py`).
 
     If a topic was deleted, only batches sent after the last deletion (`deleted_ms`) must be there.
     """
     times_stored: Counter[tuple[TopicPartition, tuple[bytes, ...]]] = Counter(
-        (place, stored.values) for place, batches in truth.items() for stored in batches
+        (place, stored.values)
+        for place, batches in truth.items()
+        for stored in batches
+        if not stored.header.is_transactional
     )
     at_offset = {(place, stored.offset): stored for place, batches in truth.items() for stored in batches}
     for batch in book.batches:
@@ -139,7 +158,7 @@ def _check_sequences(truth: Truth) -> Iterator[str]:
         expected: dict[int, int] = {}
         for stored in batches:
             header = stored.header
-            if header.producer_id < 0:
+            if header.producer_id < 0 or header.is_transactional:
                 continue
             if header.base_sequence != expected.get(header.producer_id, 0):
                 yield (

@@ -7,6 +7,7 @@ latest offset, which may not be below any offset that a client was told before.
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING
 
 from tests.simulation.access.principals import READER
@@ -36,8 +37,16 @@ class Consumer(Client):
     principal = READER
     part_bytes_max: tuple[int, ...] = (1, 200, 1 << 20)
 
-    def __init__(self, world: World, name: str, places: list[TopicPartition], *, from_latest: bool = False) -> None:
-        super().__init__(world, name)
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        places: list[TopicPartition],
+        *,
+        from_latest: bool = False,
+        rng: random.Random | None = None,
+    ) -> None:
+        super().__init__(world, name, rng=rng)
         self.positions: dict[TopicPartition, int] = dict.fromkeys(places, 0)
         self._from_latest = from_latest
 

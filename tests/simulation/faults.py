@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
+from tests.simulation.transactions.orders import Order
+
 
 class Fault(StrEnum):
     METADATA_ANSWER_LOST = "metadata: done, answer lost"
@@ -106,7 +108,7 @@ class Path(StrEnum):
     BLOCKED_WENT_ON = "producer with a full window was not held up by the linger"
 
 
-Kind: TypeAlias = Fault | Path
+Kind: TypeAlias = Fault | Path | Order
 
 _RATES: dict[Fault, tuple[float, float]] = {
     # (the probability that a seed has it, the highest rate per chance)
@@ -203,4 +205,10 @@ def table(counts: Counter[str]) -> str:
     def lines(title: str, kinds: Iterable[Kind]) -> list[str]:
         return [title, *(f"  {counts[kind]:>9,}  {kind}" for kind in kinds)]
 
-    return "\n".join([*lines("faults that fired", Fault), *lines("paths that were taken", Path)])
+    return "\n".join(
+        [
+            *lines("faults that fired", Fault),
+            *lines("paths that were taken", Path),
+            *lines("orders of transactions", Order),
+        ]
+    )

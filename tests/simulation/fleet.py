@@ -120,6 +120,8 @@ class Seat:
         metadata = self.metadata[process] = SimulatedMetadata(
             world.loop, process, faults, world.server, world.noting(process.name), world.listening
         )
+        if world.transactions is not None:
+            world.transactions.services(metadata)
         if faults.are_over and self.stage is Stage.ALONE and world.stores.has_second:
             self.stage = Stage.READS  # a person mends the settings of an agent that refused to start
         self._stages[process] = self.stage
@@ -290,6 +292,9 @@ class Seat:
     def _start_again(self, process: Process) -> None:
         if self.process is process:
             self.start()
+
+    def is_draining(self, process: Process) -> bool:
+        return process in self._seals and self._seals[process].is_draining
 
     def has_others_than(self, stage: Stage) -> bool:
         """Whether a process with other settings is alive here, or none is."""

@@ -49,6 +49,8 @@ class Process:
         self.callbacks_left = -1
         """The number of callbacks until `trigger` strikes; -1: never."""
         self.trigger: Callable[[], None] | None = None
+        self.longest_sleep_ms = 0.0
+        self._frozen_ms = 0.0
         self.context: Context = copy_context()
         self.context.run(_PROCESS.set, self)
         self._loop = loop
@@ -70,10 +72,12 @@ class Process:
 
     def freeze(self) -> None:
         self.is_frozen = True
+        self._frozen_ms = self._loop.now_ms
         self._loop.park(self)
 
     def thaw(self) -> None:
         self.is_frozen = False
+        self.longest_sleep_ms = max(self.longest_sleep_ms, self._loop.now_ms - self._frozen_ms)
         if self.ready and not self.is_dead:
             self._loop.unpark(self)
 

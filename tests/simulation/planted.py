@@ -28,7 +28,7 @@ from metadata.memory.agents import MemoryAgents
 from metadata.rules.producer_state import judge
 from storage.objects import PutInDoubtError
 from storage.wrappers.retrying import Retrying
-from tests.simulation import planted_access, planted_hedges, planted_seals, planted_stores
+from tests.simulation import planted_access, planted_hedges, planted_seals, planted_stores, planted_transactions
 from tests.simulation.services import SimulatedMetadata
 from wire.error_codes import ErrorCode
 
@@ -329,5 +329,6 @@ PLANTED: Mapping[str, Plant] = {
         planted_access.judges_a_parked_fetch_once,
         planted_access.keeps_rights_over_a_change,
         planted_access.judges_without_a_lease,
+        *planted_transactions.ALL,
     )
 }

@@ -148,6 +148,9 @@ class SimulatedMetadata(FarSide):
         self._doubtful: dict[str, None] = {}
         self.cut_off_until_ms = 0.0
         """Until then this agent alone reaches nothing here."""
+        self.own_groups: Any = None
+        self.own_transactions: Any = None
+        """Of runs with transactions (`transactions/services.py`)."""
         self.on_commit: Callable[[CommitL0], None] = lambda _: None
         """Called before the agent sends a commit."""
         self.on_committed: Callable[[Committed], None] = lambda _: None
@@ -158,15 +161,19 @@ class SimulatedMetadata(FarSide):
         """It implements by itself the calls that agents make to every part."""
         return self
 
-    groups = readers = operators = deletion = compactors = agents
+    readers = operators = deletion = compactors = agents
+
+    @property
+    def groups(self) -> Any:
+        return self.own_groups if self.own_groups is not None else self
 
     @property
     def security(self) -> SimulatedSecurity:
         return SimulatedSecurity(self)
 
     @property
-    def transactions(self) -> SimulatedTransactions:
-        return SimulatedTransactions()
+    def transactions(self) -> Any:
+        return self.own_transactions if self.own_transactions is not None else NoTransactions()
 
     async def open(self) -> None:
         self._listening[self] = None
@@ -178,7 +185,7 @@ class SimulatedMetadata(FarSide):
 
     async def commit_l0(self, request: CommitL0) -> Committed:
         self.on_commit(request)
-        fate = self._fate(weight=2.5)
+        fate = self.fate_of_call(weight=2.5)
         if request.key in self._doubtful and self.faults.rng.random() < 0.4:
             # A server that lost an answer often takes no connection at first.
             fate = Fate(None, self.faults.between(0.1, 8), is_lost=True)
@@ -422,9 +429,9 @@ class SimulatedMetadata(FarSide):
         return await self.ask(self.server.deletion.writers_at_work)
 
     async def ask(self, act: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        return await self.call(self._fate(), act, lambda: MetadataUnavailableError("no answer"))
+        return await self.call(self.fate_of_call(), act, lambda: MetadataUnavailableError("no answer"))
 
-    def _fate(self, weight: float = 1.0) -> Fate:
+    def fate_of_call(self, weight: float = 1.0) -> Fate:
         faults = self.faults
         away = self.is_cut_off or faults.is_away(Fault.METADATA_DOWN, self.loop.now_ms)
         call_lost = away or faults.strikes(Fault.METADATA_CALL_LOST, weight)
@@ -465,7 +472,7 @@ class SimulatedSecurity:
         return await self._ask(lambda: self._server.security.exchange_demands(lease, demands))
 
 
-class SimulatedTransactions:
+class NoTransactions:
     """An older program is at work: no client begins a transaction."""
 
     async def enable(self) -> bool:

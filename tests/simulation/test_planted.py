@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulation import planted_access, planted_seals
+from tests.simulation import planted_access, planted_seals, planted_transactions
 from tests.simulation.access.access import has_acls
 from tests.simulation.planted import PLANTED
+from tests.simulation.transactions.transactions import has_transactions
 from tests.simulation.world import has_kinds, run_seed
 
 SEEDS_MAX = 256
 FIRST_SEED = {
+    "commits-into-the-next-transaction": 48,
+    "commits-without-a-look-at-transactions": 22,
+    "ends-anew-after-a-doubt": 63,
+    "moves-offsets-after-the-commit": 8,
+    "times-out-without-a-new-epoch": 55,
     "commits-an-aborted-key": 5,
     "deletes-without-winning-the-key": 5,
     "fences-nobody": 276,
@@ -34,9 +40,13 @@ OF_THE_SEAL_RULE = {name for name, plant in PLANTED.items() if plant.__module__ 
 """Only producers that wait and trickles can show these."""
 OF_RIGHTS = {name for name, plant in PLANTED.items() if plant.__module__ == planted_access.__name__}
 """Only runs with ACLs can show these. The others are looked for in runs without, which cost half as much."""
+OF_TRANSACTIONS = {name for name, plant in PLANTED.items() if plant.__module__ == planted_transactions.__name__}
+"""Only runs with transactions can show these, and the others are looked for in runs without."""
 
 
 def _may_show(seed: int, name: str) -> bool:
+    if has_transactions(seed) != (name in OF_TRANSACTIONS):
+        return False
     return has_acls(seed) == (name in OF_RIGHTS) and (name not in OF_THE_SEAL_RULE or has_kinds(seed))
 
 

@@ -12,10 +12,10 @@ import random
 import traceback
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any
+from typing import Any, TypeAlias
 
 import structlog
 
@@ -44,6 +44,9 @@ from tests.simulation.rolling import Roller
 from tests.simulation.seals import SealWatch
 from tests.simulation.services import SimulatedMetadata, finish
 from tests.simulation.stores import Stores
+from tests.simulation.transactions.consumers import CommittedReader
+from tests.simulation.transactions.transactions import SETTINGS as TRANSACTION_SETTINGS
+from tests.simulation.transactions.transactions import Transactions, has_transactions
 from tests.simulation.writers_kinds import Blocked, Trickle, seal_settings
 
 STEADY = "steady"
@@ -137,6 +140,9 @@ class World:
         self.access = Access(self) if has_acls(seed) else None
         if self.access is not None:
             settings |= SETTINGS
+        self.transactions = Transactions(self) if has_transactions(seed) else None
+        if self.transactions is not None:
+            settings |= TRANSACTION_SETTINGS
         self.guests: list[Guest] = []
         self.seats = [Seat(self, number, settings) for number in range(self.rng.choice((2, 2, 3)))]
         self.addresses = [seat.address for seat in self.seats]
@@ -199,10 +205,14 @@ class World:
         await self.server.agents.create_topic(STEADY, partitions=len(self.partitions), configs={})
         clients, consumers, admin = self._clients()
         grantor = self._begin_access(self.access) if self.access is not None else None
+        more: list[Reader] = []
+        if self.transactions is not None:
+            transactional, more = await self.transactions.begin(CHURNED, has_churned=admin is not None)
+            clients += transactional
         has_janitor = self.rng.random() < (0.8 if self.stores.has_second else 0.5)
         for seat in self.seats:
             seat.start()
-        for client in (*clients, *consumers, *self.guests, *([grantor] if grantor is not None else [])):
+        for client in (*clients, *consumers, *more, *self.guests, *([grantor] if grantor is not None else [])):
             client.start()
         if admin is not None:
             await self.server.agents.create_topic(CHURNED, partitions=1, configs={})
@@ -228,10 +238,12 @@ class World:
         await self._until("copies answered", lambda: ["copies"] * self._copies)
         snapshot = await self.server.agents.snapshot()
         self._ends = self._ends_of(snapshot)
-        auditors = [Auditor(self, seat.address, self.partitions) for seat in self.seats]
+        auditors: list[Reader] = [Auditor(self, seat.address, self.partitions) for seat in self.seats]
+        if self.transactions is not None:
+            auditors += self.transactions.auditors()
         for auditor in auditors:
             auditor.start()
-        readers: list[Consumer] = [*consumers, *auditors]
+        readers: list[Reader] = [*consumers, *more, *auditors]
         await self._until("readers at the end", lambda: [each.name for each in readers if not each.is_done])
 
     def _clients(self) -> tuple[list[Client], list[Consumer], TopicAdmin | None]:
@@ -311,6 +323,8 @@ class World:
             guest.check_stored(
                 {(place, stored.values): stored.offset for place, batches in truth.items() for stored in batches}
             )
+        if self.transactions is not None:
+            self.violations += self.transactions.check(truth)
         ends = {place: end for place, end in (self._ends or {}).items() if place in self.partitions}
         self.violations += checks.check_seen(truth, self.book, ends)
 
@@ -356,6 +370,9 @@ class World:
             structlog.configure(**before)
 
 
+Reader: TypeAlias = Consumer | CommittedReader
+
+
 class Auditor(Consumer):
     """Reads everything through one agent, after all is healed."""
 
@@ -379,7 +396,8 @@ def has_kinds(seed: int) -> bool:
 def run_seed(seed: int, *, says_all: bool = False, planted: str = "") -> Outcome:
     """One run from its seed. Never raises for an error of the run: that is in the outcome."""
     world = World(seed, says_all=says_all)
-    with world.logged(), hedges.figures_of_a_short_run(), seals.tokens_of(world.tokens_max):
+    watched = world.transactions.watched() if world.transactions is not None else nullcontext()
+    with world.logged(), hedges.figures_of_a_short_run(), seals.tokens_of(world.tokens_max), watched:
         try:
             world.loop.run_until_complete(world.loop.create_task(world.run(), context=world.loop.outside.context))
             if not world.violations:

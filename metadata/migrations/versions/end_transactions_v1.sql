@@ -92,7 +92,8 @@ BEGIN
                 ELSE 48 END
             WHEN t.producer_id <> e.producer_id AND NOT s.is_repeat THEN 49
             WHEN s.is_present THEN CASE WHEN e.commits AND t.state <> 1 THEN 48 ELSE 0 END
-            WHEN t.state IN (0, 1) OR NOT s.is_repeat THEN 90
+            -- Only a marker has epoch 32767.
+            WHEN t.state IN (0, 1) OR NOT s.is_repeat OR t.producer_epoch > 32766 THEN 90
             WHEN s.is_done THEN -1
             ELSE 48 END AS verdict
         FROM unnest(

@@ -1,0 +1,1 @@
+"""Transactions over wire bytes, and all that may come between."""
