@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from agents.groups.offset_commits import OffsetCommits
 from agents.read.plan import PartitionPlan
 from agents.tail.log_index import PartitionLog
 from agents.tail.transactions import Aborted
@@ -145,31 +144,6 @@ def reads_unstable_offsets() -> Iterator[None]:
 
 
 @contextmanager
-def rebalances_over_offsets_on_their_way() -> Iterator[None]:
-    """A new generation does not wait for offsets of transactions."""
-
-    def without_held(self: Any) -> Sequence[Any]:
-        return [*self._under_way, *self._waiting]
-
-    with patch.object(OffsetCommits, "_all", without_held):
-        yield
-
-
-@contextmanager
-def times_out_whatever_is_open() -> Iterator[None]:
-    """The store does not judge again whether a transaction is overdue."""
-
-    def fenced(row: Transaction, end: EndTransaction, now_ms: int) -> Transaction | TransactionEnded:
-        if not row.is_ongoing:
-            return rules._refused(rules.ErrorCode.INVALID_TXN_STATE)
-        done = rules._complete(row, commit=False, now_ms=now_ms)
-        return replace(done, producer_epoch=row.producer_epoch + 1, last_producer_epoch=rules.NO_EPOCH)
-
-    with patch.object(rules, "_fenced", fenced):
-        yield
-
-
-@contextmanager
 def ends_anew_after_a_doubt() -> Iterator[None]:
     """Ends in doubt are asked for under a new key, and the store looks at keys alone."""
     check = MemoryTransactions._check_writer
@@ -220,8 +194,6 @@ ALL = (
     lists_aborted_by_marker,
     moves_offsets_after_the_commit,
     reads_unstable_offsets,
-    rebalances_over_offsets_on_their_way,
-    times_out_whatever_is_open,
     ends_anew_after_a_doubt,
     times_out_without_a_new_epoch,
 )

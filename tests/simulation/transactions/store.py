@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from tests.simulation.transactions.transactions import Transactions
     from tests.simulation.world import World
 
-STRIKE_RATE = 0.12
+STRIKE_RATE = 0.4
 _FENCED, _INVALID, _OTHER = (
     int(ErrorCode.PRODUCER_FENCED),
     int(ErrorCode.INVALID_TXN_STATE),
@@ -159,18 +159,25 @@ class TransactionStore:
     def fate_of_end(self, request: EndTransactions, process: Process) -> Fate | None:
         """Now and then an end comes when its coordinator goes, and others have gone on. None: as any call."""
         faults = self._world.faults
+        if (
+            any(end.overdue_ms is not None for end in request.ends)
+            and not faults.are_over
+            and faults.rng.random() < 0.4
+        ):
+            acts_ms = faults.between(200, 900)  # others, and the client itself, end it first
+            return Fate(acts_ms, acts_ms + 5)
         is_first = any(end.client_version < 2 and not end.fences for end in request.ends)
         if faults.are_over or not self._strikes_left or not is_first or faults.rng.random() > STRIKE_RATE:
             return None
         for seat in self._world.seats:
             if seat.process is process and seat.is_ready:
                 self._strikes_left -= 1
-                if faults.rng.random() < 0.3:
+                if faults.rng.random() < 0.15:
                     seat.crash_within(1)
                     return Fate(faults.between(700, 3_500), 5, is_lost=True)
                 seat.drain()
                 # Its client waits for TIMEOUT_MS.
-                acts_ms = TIMEOUT_MS + faults.between(50, 1_500)
+                acts_ms = TIMEOUT_MS + faults.between(150, 900)
                 return Fate(acts_ms, acts_ms + 5)
         return None
 
