@@ -21,7 +21,7 @@ from metadata.migrations.migrate import migrate_async
 from metadata.postgres.connection import connect
 from metadata.postgres.driver import Connection
 from metadata.postgres.log import producers
-from metadata.postgres.log.commit_calls import any_call
+from metadata.postgres.log.commit_calls import CommitCall, any_call
 from metadata.postgres.store import PostgresMetadata
 from metadata.rules.results import decode_results
 from tests.contract.metadata_worlds import Writer, new_key, new_topic, sent, stored
@@ -49,7 +49,8 @@ async def old(postgres_url: str) -> AsyncIterator[Connection]:
 
 
 async def commit_as_before(line: Connection, request: CommitL0) -> Sequence[BatchResult]:
-    call = any_call(request, frozenset(), producer_id_expiration_ms=86_400_000)
+    now = any_call(request, frozenset(), producer_id_expiration_ms=86_400_000)
+    call = CommitCall("commit_l0_v1", now.types[:-1], now.arguments[:-1])  # it had no transactions
     row = await line.fetchrow(call.query, *call.arguments)
     assert row is not None
     return decode_results(row["results"])

@@ -14,6 +14,7 @@ from typing import cast
 import pytest
 from click.testing import CliRunner
 
+from agents.features import Features
 from agents.request_context import ClientConnection
 from agents.security.gate import Authentication
 from agents.security.passwords import PasswordChecks
@@ -82,7 +83,12 @@ async def serving(
     users = Users(users={"ann": {each: credential("secret", each) for each in Mechanism}})
     made = Server(
         Authentication(
-            known=users, passwords=passwords, runtime=Runtime(), refused_after_ms=0, receive_bytes_max=65_536
+            known=users,
+            features=Features(),
+            passwords=passwords,
+            runtime=Runtime(),
+            refused_after_ms=0,
+            receive_bytes_max=65_536,
         ),
         mechanisms,
     )
