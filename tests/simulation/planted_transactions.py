@@ -16,6 +16,7 @@ from metadata.contract.errors import MetadataUnavailableError
 from metadata.contract.groups import StableOffsets
 from metadata.contract.l0_commit import CommitInDoubtError
 from metadata.memory import agents as memory_agents
+from metadata.memory import transactions as memory
 from metadata.memory.groups import MemoryGroups
 from metadata.memory.transaction_tables import EnteredPartition, TransactionTables
 from metadata.memory.transactions import MemoryTransactions
@@ -52,6 +53,21 @@ def commits_into_the_next_transaction() -> Iterator[None]:
         return judge(batch, entered=entered, producer_epoch=producer_epoch)
 
     with patch.object(memory_agents, "transaction_error", by_epoch):
+        yield
+
+
+@contextmanager
+def takes_ids_without_an_epoch() -> Iterator[None]:
+    """A call of an older coordinator is carried out."""
+    ended, refused = memory.ended, memory.refused
+
+    def end(row: Transaction | None, end: EndTransaction, **rest: Any) -> Transaction | TransactionEnded:
+        return ended(row, replace(end, lease=None), **rest)
+
+    def refuse(row: Transaction | None, lease: Any, *rest: Any) -> int:
+        return refused(row, lease if row is None else replace(lease, epoch=row.coordinator_epoch), *rest)
+
+    with patch.object(memory, "ended", end), patch.object(memory, "refused", refuse):
         yield
 
 
@@ -172,6 +188,7 @@ def times_out_without_a_new_epoch() -> Iterator[None]:
 ALL = (
     commits_without_a_look_at_transactions,
     commits_into_the_next_transaction,
+    takes_ids_without_an_epoch,
     reads_to_the_end,
     lists_aborted_twice,
     lists_aborted_by_marker,

@@ -16,6 +16,7 @@ FIRST_SEED = {
     "commits-without-a-look-at-transactions": 22,
     "ends-anew-after-a-doubt": 63,
     "moves-offsets-after-the-commit": 8,
+    "takes-ids-without-an-epoch": 48,
     "times-out-without-a-new-epoch": 55,
     "commits-an-aborted-key": 5,
     "deletes-without-winning-the-key": 5,
