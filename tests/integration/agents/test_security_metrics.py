@@ -197,7 +197,6 @@ async def test_denials_are_counted_each_time_in_mode_shadow_too(
     assert running.metric("acl_denials_total", **denied, mode=other) == 0
 
 
-@pytest.mark.usefixtures("log_lines")  # which sets the log back
 async def test_denials_that_the_audit_log_cannot_name_are_counted_as_dropped(
     start_agent: StartAgent, dial: Dial, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,7 +25,6 @@ from siltstone.kafka.security.authenticating import LoginError
 from siltstone.kafka.security.values import ClientSecurity
 from tests.fixtures.acls import allow, everything_to
 from tests.fixtures.agents import RunningAgent, StartAgent
-from tests.fixtures.log_lines import LogLines
 from tests.unit.agents.security.session_client import credential
 from wire.messages.describe_groups import DescribeGroupsRequest, DescribeGroupsResponse
 from wire.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol, JoinGroupResponse
@@ -140,9 +139,8 @@ async def test_errors_that_quote_a_name(running: RunningAgent) -> None:
 
 @pytest.mark.parametrize("form", ["text", "json"])
 async def test_the_log_and_the_audit_log(
-    form: str, start_agent: StartAgent, capsys: pytest.CaptureFixture[str], log_lines: LogLines
+    form: str, start_agent: StartAgent, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`log_lines` puts back how this process logged before."""
     configure("debug", form)
     listener = ListenerSettings(
         name="default", address="127.0.0.1:0", protocol="SASL_PLAINTEXT", sasl_mechanisms="SCRAM-SHA-256,PLAIN"

@@ -6,24 +6,12 @@ import json
 import logging
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
-import structlog
 
 from runtime.clock import ManualClock
 from runtime.log_bursts import WINDOW_MS
 from runtime.logging import About, configure, get_logger, log_context, shows_debug, tell_left_out
-
-
-@pytest.fixture(autouse=True)
-def logging_as_before() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers = list(root.handlers)
-    before, configured = structlog.get_config(), structlog.is_configured()
-    yield
-    structlog.configure(**before) if configured else structlog.reset_defaults()
-    root.handlers[:] = handlers
 
 
 def test_json_lines_hold_event_level_time_module_and_facts(capsys: pytest.CaptureFixture[str]) -> None:
