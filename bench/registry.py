@@ -34,6 +34,7 @@ def _module(name: str, doc: str, *, folder: str = "bench.cases") -> Benchmark:
 
 POSTGRES = "bench.cases.postgres"
 TOGETHER = "bench.cases.together"
+TRANSACTIONS = "bench.cases.transactions"
 
 BENCHMARKS: tuple[Benchmark, ...] = (
     _module("file_build", "grouping batches by partition and laying out one 8 MiB file"),
@@ -55,6 +56,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     _module("produce", "producing through Kafka clients"),
     _module("stock", "producing through clients as they come, with nothing set but the address"),
     _module("consume", "consuming through Kafka clients"),
+    _module("transactions", "transactions: ends, PUTs, throughput, reading, the others' commits", folder=TRANSACTIONS),
     _module("tail", "from the producer's send to the consumer's hands, with 1 to 12 writers"),
     _module("replay", "reading merged history, and the tail beside it"),
     _module("cold", "consuming twelve partitions with nothing in memory", folder=TOGETHER),

@@ -1,7 +1,9 @@
 """The ends of an agent's transactions, gathered into lists: one call to the metadata store at a time.
 
 An end that comes after a quiet time goes at once. Those that come while a call is under way go together in the next
-one, and calls begin ENDS_INTERVAL_MS apart: each call is a commit, which locks the partitions of all its transactions.
+one. Calls are bounded, because each is a commit, which locks the partitions of all its transactions: one each
+ENDS_INTERVAL_MS in the long run, and CALLS_AT_ONCE one after another. Clients whose records were in one file are
+answered in the same moment and end together: the first call takes one of them, the next ones all others.
 A list never holds two ends of one id, because the second is judged by what the first has left.
 
 Markers are written under an identity of their own, so that no end waits behind the PUT of a file. It is registered when
@@ -38,7 +40,9 @@ from wire.markers import build_marker
 _log = get_logger(__name__)
 
 ENDS_INTERVAL_MS = 50.0
-"""Least time between the beginnings of two calls: 20 a second."""
+"""Of the calls of a long run: 20 a second."""
+CALLS_AT_ONCE = 4
+"""Calls that may follow one another without a pause, after a quiet time."""
 BACKOFF_MS, BACKOFF_MS_MAX = 50.0, 2_000.0
 """First and longest pause before a call whose answer is lost is repeated."""
 SLOW_MS = 500.0
@@ -87,6 +91,16 @@ def next_list(waiting: Sequence[WaitingEnd], limit: int) -> tuple[list[WaitingEn
     return taken, rest
 
 
+def pause_ms(paid_until_ms: float, now_ms: float) -> float:
+    """How long the next call has to wait. Each call so far has paid for ENDS_INTERVAL_MS (see `paid_until_ms`)."""
+    return max(0.0, paid_until_ms - (CALLS_AT_ONCE - 1) * ENDS_INTERVAL_MS - now_ms)
+
+
+def paid_until_ms(before_ms: float, began_ms: float) -> float:
+    """The moment until which the calls are paid for, with one that began now. A quiet time saves up nothing."""
+    return max(before_ms, began_ms) + ENDS_INTERVAL_MS
+
+
 def next_limit(limit: int, ends: int, took_ms: float) -> int:
     """How many ends the next call may have, after one of so many ends took so long."""
     if took_ms > SLOW_MS:
@@ -126,7 +140,7 @@ class Ends:
         self._under_way: Sequence[WaitingEnd] = ()
         self._some = asyncio.Event()
         self._limit = ENDS_MAX
-        self._due_ms = float("-inf")
+        self._paid_until_ms = float("-inf")
         self._writer: WriterLease | None = None
         self._seq = 0
         self._named_ms = 0
@@ -163,11 +177,10 @@ class Ends:
     async def _end_for_ever(self) -> None:
         while True:
             await self._some.wait()
-            pause_ms = self._due_ms - self._clock.monotonic_ms()
-            if pause_ms > 0:
-                await self._clock.sleep_ms(pause_ms)
+            if pause := pause_ms(self._paid_until_ms, self._clock.monotonic_ms()):
+                await self._clock.sleep_ms(pause)
             began_ms = self._clock.monotonic_ms()
-            self._due_ms = began_ms + ENDS_INTERVAL_MS
+            self._paid_until_ms = paid_until_ms(self._paid_until_ms, began_ms)
             taken, self._waiting = next_list(self._waiting, self._limit)
             self._under_way = taken
             try:

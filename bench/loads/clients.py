@@ -269,6 +269,7 @@ def consume(job: ConsumeJob) -> ConsumeResult:
         "fetch.message.max.bytes": 2 << 20,
         "queued.max.messages.kbytes": 64 << 10,
         "check.crcs": False,
+        "isolation.level": job.isolation,
     }
     config |= {"client.id": job.client_id} if job.client_id else {}
     config |= {"enable.auto.commit": True} if job.commits else {}

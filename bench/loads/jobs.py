@@ -57,6 +57,8 @@ class ConsumeJob:
     """The group's offsets are committed every 5 s, as librdkafka does by itself."""
     security: Mapping[str, str] = field(default_factory=dict[str, str])
     """As a `ProduceJob` has it."""
+    isolation: str = "read_committed"
+    """Or `read_uncommitted`; this is librdkafka's default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from agents.transactions.ends import (
+    CALLS_AT_ONCE,
     ENDS_INTERVAL_MS,
     NOT_ENDED,
     SLOW_MS,
@@ -14,6 +15,8 @@ from agents.transactions.ends import (
     next_limit,
     next_list,
     outcome_name,
+    paid_until_ms,
+    pause_ms,
 )
 from metadata.contract.errors import MetadataUnavailableError
 from metadata.contract.l0_commit import CommitInDoubtError, CommitRefusedError
@@ -75,6 +78,22 @@ def test_each_end_has_one_outcome() -> None:
     assert outcome_name(end, NOT_ENDED) == "failed"
 
 
+def test_calls_are_one_each_interval_in_the_long_run_and_some_at_once_after_a_quiet_time() -> None:
+    now_ms, paid_ms = 1_000.0, float("-inf")
+    begun_ms: list[float] = []
+    for _ in range(CALLS_AT_ONCE + 3):
+        now_ms += pause_ms(paid_ms, now_ms)
+        begun_ms.append(now_ms)
+        paid_ms = paid_until_ms(paid_ms, now_ms)
+    assert begun_ms == [1_000.0] * CALLS_AT_ONCE + [1_050.0, 1_100.0, 1_150.0]
+    # a long quiet time saves up no more than that
+    now_ms += 3_600_000
+    for _ in range(CALLS_AT_ONCE):
+        assert pause_ms(paid_ms, now_ms) == 0
+        paid_ms = paid_until_ms(paid_ms, now_ms)
+    assert pause_ms(paid_ms, now_ms) == ENDS_INTERVAL_MS
+
+
 # ---- over the store
 
 
@@ -91,7 +110,6 @@ async def test_ends_that_come_while_a_call_is_under_way_go_together_in_the_next(
     async with coordinators() as fleet:
         one = fleet.ones[0]
         producers, partition = await writing(fleet, one, 20)
-        began_ms = fleet.clock.monotonic_ms()
         held = asyncio.Event()
         one.line.before["end_transactions"] = held.wait
 
@@ -105,7 +123,6 @@ async def test_ends_that_come_while_a_call_is_under_way_go_together_in_the_next(
 
         assert [each.error for each in ended] == [0] * 20
         assert [len(request.ends) for request, _ in one.files] == [1, 19]
-        assert fleet.clock.monotonic_ms() - began_ms >= ENDS_INTERVAL_MS
         assert await fleet.stable(partition) == (40, 40)
         assert one.metric("transactions_ended_total", outcome="committed") == 20
 
@@ -123,6 +140,18 @@ async def test_an_end_after_a_quiet_time_goes_at_once() -> None:
         before_ms = fleet.clock.monotonic_ms()
         assert (await producer.end()).error == 0
         assert fleet.clock.monotonic_ms() == before_ms
+
+
+async def test_ends_without_a_pause_between_them_are_held_back() -> None:
+    async with coordinators() as fleet:
+        one = fleet.ones[0]
+        producers, _ = await writing(fleet, one, CALLS_AT_ONCE + 2)
+        began_ms = fleet.clock.monotonic_ms()
+        waits_ms: list[float] = []
+        for each in producers:
+            assert (await each.end()).error == 0
+            waits_ms.append(fleet.clock.monotonic_ms() - began_ms)
+        assert waits_ms == [0.0] * CALLS_AT_ONCE + [ENDS_INTERVAL_MS, 2 * ENDS_INTERVAL_MS]
 
 
 async def test_the_markers_say_who_ended_what_when() -> None:
