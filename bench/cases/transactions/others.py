@@ -17,7 +17,7 @@ from bench.table import Cell, Column, Table
 PARTITIONS = 100
 CLIENTS = 100
 PER_S = 200.0
-SECONDS = {Size.SMALL: 5.0, Size.FULL: 15.0}
+SECONDS = {Size.SMALL: 3.0, Size.FULL: 15.0}
 ROUNDS = {Size.SMALL: 1, Size.FULL: 3}
 
 

@@ -12,7 +12,7 @@ from bench.registry import Size
 from bench.servers.stack import Reading, Stack, Store, store_note
 from bench.table import Cell, Column, Table
 
-SECONDS = {Size.SMALL: 4.0, Size.FULL: 12.0}
+SECONDS = {Size.SMALL: 3.0, Size.FULL: 12.0}
 PARTITIONS = 10
 RECORD_BYTES = 1024
 _names = itertools.count(1)
