@@ -30,7 +30,7 @@ from storage.urls import open_store
 from tests.contract.metadata_worlds import new_topic
 from tests.fixtures.hand_merges import HandMerger, Stretch
 from tests.fixtures.postgres import run_sql
-from tests.fixtures.stored_transactions import Producer, TransactionalWriter, Write
+from tests.fixtures.transactional_log import Producer, TransactionalWriter, Write
 from wire.batch import read_header
 from wire.error_codes import ErrorCode
 from wire.records import NewRecord

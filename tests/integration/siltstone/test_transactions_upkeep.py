@@ -27,7 +27,7 @@ from storage.objects import ObjectStore
 from storage.urls import open_store
 from tests.contract.metadata_worlds import new_topic
 from tests.fixtures.postgres import run_sql
-from tests.fixtures.stored_transactions import Producer, TransactionalWriter, Write
+from tests.fixtures.transactional_log import Producer, TransactionalWriter, Write
 from wire.crc import crc32c
 from wire.records import NewRecord
 
@@ -57,8 +57,8 @@ class System:
         first = [Write(0, record("plain 0")), Write(0, record("bad 1"), bad), Write(1, record("bad 0"), bad)]
         await writer.write(first)
         await writer.write([Write(0, record("good 2"), good)])
-        self.committed_key = await writer.end([(good, True)], timestamp_ms=T0 + 100)
-        self.aborted_key = await writer.end([(bad, False)], timestamp_ms=T0 + 100)
+        self.committed_key = (await writer.end([(good, True)], timestamp_ms=T0 + 100)).key
+        self.aborted_key = (await writer.end([(bad, False)], timestamp_ms=T0 + 100)).key
         await writer.write([Write(0, record("plain 5", at_ms=T0 + 5)), Write(0, record("late 6"), late)])
         await writer.write([Write(0, record("plain 7"))])
 
