@@ -93,7 +93,7 @@ class MemoryOperators:
             partition = self.database.partitions[partition_id]
             offset = cleanable_through(
                 self._stretches(partition_id),
-                end_offset=partition.next_offset,
+                end_offset=self.database.last_stable_offset(partition_id),
                 min_lag_ms=min_lag_ms,
                 now_ms=self._clock.wall_ms(),
             )

@@ -17,6 +17,7 @@ from tests.contract.merges import (
     read_ranges,
 )
 from tests.contract.metadata_worlds import World, Writer, batch, new_topic, raises_exactly
+from tests.contract.transactions import Coordinator
 
 DAY_MS = 86_400_000
 
@@ -173,6 +174,27 @@ async def test_a_request_reaches_no_further_than_the_compaction_lag_allows(world
     await writer.commit(batch(one, 4, max_timestamp_ms=now_ms))
 
     assert await world.service.operators.request_compaction(topic.topic_id) == {one: 8, two: 5}
+
+
+async def test_a_request_reaches_no_further_than_the_first_open_transaction(world: World) -> None:
+    coordinator = await Coordinator.register(world.service)
+    configs = {"cleanup.policy": "compact"}
+    topic = await world.service.agents.create_topic("keyed", partitions=2, configs=configs)
+    one, two = topic.partition_ids
+    await coordinator.writer.commit(batch(one, 4))
+    producer = await coordinator.producer()
+    await producer.write(one, two)
+    await coordinator.writer.commit(batch(one, 4), batch(two, 4))
+
+    assert await world.service.operators.request_compaction(topic.topic_id) == {one: 4, two: 0}
+
+    first, second = await world.service.operators.partition_views(topic.topic_id)
+    assert (first.requested_through_offset, second.requested_through_offset) == (4, None)
+    # and to the end when it has ended, its marker included
+    await producer.end()
+    assert await world.service.operators.request_compaction(topic.topic_id) == {one: 10, two: 6}
+    first, second = await world.service.operators.partition_views(topic.topic_id)
+    assert (first.requested_through_offset, second.requested_through_offset) == (10, 6)
 
 
 async def test_a_request_for_what_cannot_be_compacted_is_refused(world: World) -> None:
