@@ -102,8 +102,10 @@ def _show_partitions(
 def show_view(metrics: Metrics, view: CompactionView, *, topics_max: int = 50, partitions_max: int = 1_000) -> None:
     """Sets the gauges of the compactor that plans. The largest topics get a series each, up to `topics_max`; so do the
     partitions of topics that ask for it, up to `partitions_max`."""
+    # Markers of transactions wait for their merge as records do, but no object holds them.
+    stored = [file for file in view.files if not file.is_inline]
     for level in LEVELS:
-        files: Sequence[FileView] = [file for file in view.files if file.level == level]
+        files: Sequence[FileView] = [file for file in stored if file.level == level]
         metrics.level_files.labels(level=str(level)).set(len(files))
         metrics.level_bytes.labels(level=str(level)).set(sum(file.size_bytes for file in files))
     l0_created_ms = [file.created_ms for file in view.files if file.level == 0]

@@ -260,9 +260,11 @@ class Metrics:
             "merge_memory_bytes", "Memory reserved for merges that run in this compactor."
         )
         self.level_files = self._gauge(
-            "level_files", "Live files by level (`0`, `1`, `2`); levels 0 and 1 are the backlog.", "level"
+            "level_files",
+            "Live files that an object holds, by level (`0`, `1`, `2`); levels 0 and 1 are the backlog.",
+            "level",
         )
-        self.level_bytes = self._gauge("level_bytes", "Bytes of live files by level.", "level")
+        self.level_bytes = self._gauge("level_bytes", "Bytes of these files, by level.", "level")
         self.l0_oldest_seconds = self._gauge("l0_oldest_seconds", "Age of the oldest live L0 file; 0 when none.")
         self.compactor_errors_total = self._counter(
             "compactor_errors_total",

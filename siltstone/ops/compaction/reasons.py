@@ -102,7 +102,7 @@ def explain(states: Sequence[PartitionState], evidence: Evidence) -> Sequence[Re
     if not is_compacted(configs):
         plain = _filled(Cause.PLAIN, evidence, policy=resolve(configs)["cleanup.policy"] or "empty")
         return [plain, *_of_erasures(evidence), *(each for case in cases for each in _in_trouble(case))]
-    l0_files = sum(file.level == 0 for file in evidence.view.files)
+    l0_files = sum(file.level == 0 and not file.is_inline for file in evidence.view.files)  # as agents count them
     is_stalled = 0 < evidence.stall_files < l0_files
     reasons = [] if evidence.compactors else [_filled(Cause.NO_COMPACTOR, evidence)]
     reasons += [_filled(Cause.WRITE_STALL, evidence, files=l0_files)] if is_stalled else []

@@ -16,7 +16,7 @@ from runtime.clock import ManualClock
 from runtime.metrics import Metrics
 from runtime.runtime import Runtime
 from tests.fixtures.metadata_parts import Part
-from tests.fixtures.plan_views import a_partition, a_view, an_extent
+from tests.fixtures.plan_views import a_file, a_partition, a_view, an_extent
 
 Samples = dict[tuple[str, ...], float]
 
@@ -155,6 +155,20 @@ def test_the_largest_topics_are_shown_and_the_rest_summed() -> None:
     show_nothing(metrics)
     assert samples(metrics, "siltstone_compacted_topic_bytes") == {}
     assert samples(metrics, "siltstone_compacted_topics_rest_bytes") == {(): 0}
+
+
+def test_files_are_counted_by_level_but_not_those_that_no_object_holds() -> None:
+    files = [a_file(1, 0, size_bytes=7), a_file(2, 0, size_bytes=5, is_inline=True), a_file(3, 1, size_bytes=100)]
+    metrics = Metrics()
+    show_view(metrics, a_view(files))
+    assert samples(metrics, "siltstone_level_files") == {("0",): 1, ("1",): 1, ("2",): 0}
+    assert samples(metrics, "siltstone_level_bytes") == {("0",): 7, ("1",): 100, ("2",): 0}
+
+
+def test_markers_that_wait_for_their_merge_have_an_age() -> None:
+    metrics = Metrics()
+    show_view(metrics, a_view([a_file(1, 0, is_inline=True, created_ms=4_000)], now_ms=10_000))
+    assert samples(metrics, "siltstone_l0_oldest_seconds") == {(): 6}
 
 
 def test_partitions_are_shown_for_topics_that_ask_and_the_dirtiest_first() -> None:

@@ -163,6 +163,9 @@ def test_a_write_stall_is_said_when_there_are_more_l0_files_than_the_limit() -> 
     assert "4 L0 files are live" in only(reasons(CLEAN, view=files, stall_files=3), "write stall").says
     assert [reason.cause.code for reason in reasons(CLEAN, view=files, stall_files=4)] == ["clean"]
     assert [reason.cause.code for reason in reasons(CLEAN, view=files, stall_files=0)] == ["clean"]
+    # files that no object holds do not count, as agents do not count them
+    markers = view(*(file(each, 0) for each in range(1, 4)), replace(file(4, 0), is_inline=True))
+    assert [reason.cause.code for reason in reasons(CLEAN, view=markers, stall_files=3)] == ["clean"]
 
 
 def test_records_in_l0_are_counted_and_the_wait_is_told() -> None:
