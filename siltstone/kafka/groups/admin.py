@@ -52,6 +52,7 @@ _REMEDIES: Mapping[str, str] = MappingProxyType(
     }
 )
 _NOT_FOUND = int(ErrorCode.GROUP_ID_NOT_FOUND)
+_UNSTABLE = int(ErrorCode.UNSTABLE_OFFSET_COMMIT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +94,15 @@ class GroupDescription:
 class Committed:
     offset: int
     metadata: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StableOffsets:
+    """Committed offsets, as a member asks for them that is about to read from there."""
+
+    committed: Mapping[TopicPartition, Committed]
+    pending: Collection[TopicPartition]
+    """Partitions whose offset an open transaction holds: nobody knows yet where to go on."""
 
 
 async def all_groups(
@@ -177,26 +187,41 @@ class GroupClient:
         return await self.run(work)
 
     async def committed(self) -> Mapping[TopicPartition, Committed]:
-        """Every offset that the group has committed."""
+        """Every offset that the group has committed, whatever an open transaction is about to change."""
+        asked = offset_fetch.OffsetFetchRequestGroup(group_id=self.group_id, topics=None)
+        return (await self._offsets(asked)).committed
 
-        async def work(client: KafkaClient, coordinator: str) -> Mapping[TopicPartition, Committed]:
-            asked = offset_fetch.OffsetFetchRequestGroup(group_id=self.group_id, topics=None)
-            answer = await client.call(
-                offset_fetch.OffsetFetchRequest(groups=[asked]), offset_fetch.OffsetFetchResponse
-            )
+    async def stable_offsets(self, partitions: Collection[TopicPartition]) -> StableOffsets:
+        topics: dict[str, list[int]] = defaultdict(list)
+        for topic, partition in sorted(partitions):
+            topics[topic].append(partition)
+        named = [offset_fetch.OffsetFetchRequestTopics(name=name, partition_indexes=p) for name, p in topics.items()]
+        asked = offset_fetch.OffsetFetchRequestGroup(group_id=self.group_id, topics=named)
+        return await self._offsets(asked, require_stable=True)
+
+    async def _offsets(
+        self, asked: offset_fetch.OffsetFetchRequestGroup, *, require_stable: bool = False
+    ) -> StableOffsets:
+        async def work(client: KafkaClient, coordinator: str) -> StableOffsets:
+            request = offset_fetch.OffsetFetchRequest(groups=[asked], require_stable=require_stable)
+            answer = await client.call(request, offset_fetch.OffsetFetchResponse)
             found: dict[TopicPartition, Committed] = {}
+            pending: list[TopicPartition] = []
             for group in answer.groups:
                 if group.error_code != _NOT_FOUND:
                     check(group.error_code, self.named("committed offsets of"))
                 for topic in group.topics:
                     for each in topic.partitions:
+                        if each.error_code == _UNSTABLE:
+                            pending.append((topic.name, each.partition_index))
+                            continue
                         check(each.error_code, self.named("committed offsets of"))
                         # -1 means that this partition has no committed offset.
                         if each.committed_offset >= 0:
                             found[topic.name, each.partition_index] = Committed(
                                 offset=each.committed_offset, metadata=each.metadata or ""
                             )
-            return found
+            return StableOffsets(committed=found, pending=pending)
 
         return await self.run(work)
 

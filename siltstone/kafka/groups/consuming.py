@@ -1,6 +1,7 @@
 """Read topics as a member of a consumer group: partitions come and go, and the offsets of read records are committed.
 
-The order: join; look up the committed offsets (without one, start where the caller says); then read. The reader commits
+The order: join; look up the committed offsets (without one, start where the caller says); then read. While an open
+transaction holds an offset of a partition, the member waits for its end, as consumers of Kafka do. The reader commits
 the offsets of records that the caller has taken: about once a second, when the group rebalances, and at the end. It
 never commits a record that was not taken. So after a crash, or after the group removed this member between two commits,
 some records come twice, to this member or to another, and none is left out.
@@ -16,6 +17,7 @@ from runtime.clock import Clock
 from runtime.errors import SiltstoneError
 from siltstone.kafka.client import KafkaClient
 from siltstone.kafka.consuming import Reach, reaches, read
+from siltstone.kafka.groups.admin import Committed
 from siltstone.kafka.groups.member import HEARTBEAT_MS, GroupMember, as_text
 from siltstone.kafka.offset_spec import OffsetRange, Place
 from siltstone.kafka.record_format import OutputRecord
@@ -88,7 +90,7 @@ class GroupReader:
         self._is_over = False
         self._looked_ms = self._clock.monotonic_ms()
         try:
-            found = await self._reaches(partitions)
+            found = await self._reaches(partitions, beats)
             passed = {place: reach.position for place, reach in found.items()}
             async with aclosing(read(self._client, found, told=self._told, isolation=self._isolation)) as batches:
                 async for records in batches:
@@ -131,11 +133,34 @@ class GroupReader:
             self._is_over = await self._member.partitions_changed()
         return self._is_over
 
-    async def _reaches(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, Reach]:
+    async def _stable(
+        self, partitions: Sequence[TopicPartition], beats: asyncio.Task[None]
+    ) -> Mapping[TopicPartition, Committed] | None:
+        """The committed offsets, none of which an open transaction may change; None if the generation is over before
+        that. The transaction's time-out bounds the wait."""
+        is_told = False
+        while True:
+            stable = await self._group.stable_offsets(partitions)
+            if not stable.pending:
+                return stable.committed
+            if not is_told:
+                held = as_text(sorted(stable.pending))
+                self._told(f"group {self._group.group_id}: waiting for the end of a transaction with offsets of {held}")
+                is_told = True
+            await asyncio.wait({beats}, timeout=IDLE_MS / 1000)
+            if await self._must_join(beats):
+                return None
+
+    async def _reaches(
+        self, partitions: Sequence[TopicPartition], beats: asyncio.Task[None]
+    ) -> Mapping[TopicPartition, Reach]:
+        """Empty also if the generation is over before its offsets are known."""
         if not partitions:
             return {}
 
-        committed = await self._group.committed()
+        committed = await self._stable(partitions, beats)
+        if committed is None:
+            return {}
         places = {place: committed[place].offset for place in partitions if place in committed}
 
         async def find(inner: KafkaClient) -> Mapping[TopicPartition, Reach]:
