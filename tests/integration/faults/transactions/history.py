@@ -7,6 +7,7 @@ record that it was made of.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
@@ -123,6 +124,7 @@ class History:
         self._lock = threading.Lock()
         self._transactions: dict[str, Transaction] = {}
         self._views: list[View] = []
+        self._counts: Counter[str] = Counter()
         self.failed: list[str] = []
         """What no client should meet."""
 
@@ -136,6 +138,15 @@ class History:
         with self._lock:
             self._views += found.values()
         return found
+
+    def count(self, what: str) -> None:
+        with self._lock:
+            self._counts[what] += 1
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        with self._lock:
+            return Counter(self._counts)
 
     @property
     def transactions(self) -> Mapping[str, Transaction]:

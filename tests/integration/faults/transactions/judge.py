@@ -6,6 +6,7 @@ transactions of several partitions become visible: Kafka promises none.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
@@ -13,7 +14,7 @@ from graphlib import CycleError, TopologicalSorter
 from math import inf
 from typing import NamedTuple
 
-from tests.integration.faults.transactions.history import Kept, Log, Place, Position, Transaction, View, name_of
+from tests.integration.faults.transactions.history import Kept, Log, Position, Transaction, View, name_of
 
 
 class Kind(StrEnum):
@@ -61,7 +62,7 @@ def _of_views(transactions: Mapping[str, Transaction], views: Sequence[View], lo
         who, truth = f"{view.reader} of {view.place}", committed.get(view.place, {})
         shown = [each.offset for each in view.seen]
         if sorted(set(shown)) != shown:
-            wrong = next(at for at, after in zip(shown, shown[1:], strict=False) if after <= at)
+            wrong = next(at for at, after in itertools.pairwise(shown) if after <= at)
             yield Violation(Kind.DISORDER, f"{who}: behind {wrong}")
         for each in view.seen:
             if truth.get(each.offset) != each.value:
@@ -104,7 +105,9 @@ def _of_transactions(transactions: Mapping[str, Transaction], log: Log) -> Itera
         committed, sent = kept[name], transaction.sent.keys()
         missing = sorted(sent - committed)
         if transaction.is_committed and missing:
-            yield Violation(Kind.LOST, f"{missing[0]!r} for {transaction.sent[missing[0]]}, and {len(missing) - 1} more")
+            yield Violation(
+                Kind.LOST, f"{missing[0]!r} for {transaction.sent[missing[0]]}, and {len(missing) - 1} more"
+            )
         if committed and transaction.asked_s == inf:
             yield Violation(Kind.WRONG_END, f"{name}, {len(committed)} records")
         # Clients ask for the commit when all records are acknowledged.
