@@ -54,8 +54,9 @@ async def fetch(
     }
 
 
-def committed_records(part: PartitionData, start: int) -> tuple[list[tuple[int, bytes]], int]:
-    """Offsets and values from `start` on, and the offset behind them."""
+def records_of(part: PartitionData, start: int) -> tuple[list[tuple[int, bytes]], int]:
+    """Offsets and values from `start` on, and the offset behind them. An answer to a reader of everything lists no
+    aborted transactions."""
     aborted: dict[int, deque[int]] = defaultdict(deque)
     for each in part.aborted_transactions or ():
         aborted[each.producer_id].append(each.first_offset)

@@ -18,6 +18,7 @@ from tests.integration.faults.transactions.history import Place, Position, Trans
 from tests.integration.faults.transactions.plan import Ending, Plan
 
 CALL_S = 5
+HUNG_S = 30
 TAKEN_MAX = 20
 COMMON: Mapping[str, Any] = {
     "log_level": 0,
@@ -25,18 +26,44 @@ COMMON: Mapping[str, Any] = {
     "reconnect.backoff.ms": 50,
     "reconnect.backoff.max.ms": 300,
     "topic.metadata.refresh.interval.ms": 1_000,
+    "metadata.max.age.ms": 2_000,
     "topic.metadata.refresh.fast.interval.ms": 100,
     "retry.backoff.ms": 50,
 }
 
 
 class AbandonedError(Exception):
+    """The client goes away in the middle."""
+
+
+class HungError(AbandonedError):
     pass
 
 
-def until_done(call: Callable[[float], object]) -> None:
+def in_time(call: Callable[[], object]) -> None:
+    """Make a call of librdkafka that may never return: it waits for a coordinator that has gone, also beyond the time
+    that it is given (librdkafka's issues 5456 and 5511). Then its client is killed, as an operator would do: it is left
+    in its thread. Raises HungError, and what the call raises."""
+    failed: list[Exception] = []
+
+    def run() -> None:
+        try:
+            call()
+        except Exception as error:  # raised again below
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name="may hang", daemon=True)
+    thread.start()
+    thread.join(HUNG_S)
+    if thread.is_alive():
+        raise HungError
+    for error in failed:
+        raise error
+
+
+def until_done(call: Callable[[float], object], patience_s: float = PATIENCE_S) -> None:
     """Repeat a call of librdkafka that ran out of time. Raises KafkaException."""
-    deadline_s = time.monotonic() + PATIENCE_S
+    deadline_s = time.monotonic() + patience_s
     while True:
         try:
             call(CALL_S)
@@ -133,6 +160,8 @@ class Seat(ABC):
                 "transactional.id": self.name,
                 "transaction.timeout.ms": self.plan.timeout_ms,
                 "linger.ms": 5,
+                # A connection that goes has librdkafka look again for coordinators that it waits for: see `in_time`.
+                "connections.max.idle.ms": 3_000,
             }
         )
         try:
@@ -140,7 +169,9 @@ class Seat(ABC):
             until_done(producer.init_transactions)
             self.live(f"{self.name}.{self._lives}", producer)
         except KafkaException as error:
-            self.plan.history.count(f"first: a life ends, {error.args[0].name()}")
+            self.plan.history.count(f"first: a life ends, {error.args[0].name()}, it {self.doing.split()[0]}")
+        except HungError:
+            self.plan.history.count(f"first: librdkafka hangs, it {self.doing.split()[0]}")
         except AbandonedError:
             self.plan.history.count("first: abandoned")
 
@@ -203,13 +234,15 @@ class Mover(Seat):
                     self._rewind(consumer, taken)
                 time.sleep(self.plan.pause_s(self.chance))
         finally:
-            consumer.close()
+            in_time(consumer.close)
 
     def _take(self, consumer: Consumer) -> Mapping[Position, bytes]:
         """Some records, all from one assignment. None: it is over."""
         taken: dict[Position, bytes] = {}
         assignments = self._assignments
-        self.doing = f"reads {[(each.partition, each.offset) for each in consumer.position(consumer.assignment())]}"
+        self.doing = (
+            f"reads from {[(each.partition, each.offset) for each in consumer.position(consumer.assignment())]}"
+        )
         while len(taken) < TAKEN_MAX:
             if self.is_over and not taken:
                 return {}
@@ -234,7 +267,7 @@ class Mover(Seat):
         offsets = [TopicPartition(*place, offset) for place, offset in ends.items()]
         member = consumer.consumer_group_metadata()
         self.doing = f"sends offsets in {transaction.name}"
-        until_done(lambda s: producer.send_offsets_to_transaction(offsets, member, s))
+        in_time(lambda: until_done(lambda s: producer.send_offsets_to_transaction(offsets, member, s), HUNG_S / 2))
         return self.end(producer, transaction)
 
     def _rewind(self, consumer: Consumer, taken: Mapping[Position, bytes]) -> None:

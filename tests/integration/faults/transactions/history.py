@@ -69,7 +69,7 @@ class Transaction:
 
 
 class Seen(NamedTuple):
-    """A record as a reader of committed records was shown it."""
+    """A record as a reader was shown it."""
 
     offset: int
     value: bytes
@@ -78,10 +78,12 @@ class Seen(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class View:
-    """All that one reader of committed records was shown of one partition, from `start` to `end`, in its order."""
+    """All that one reader was shown of one partition, from `start` to `end`, in its order."""
 
     reader: str
     place: Place
+    committed: bool = True
+    """It asked for committed records alone."""
     start: int = 0
     end: int = 0
     seen: list[Seen] = field(default_factory=list[Seen])
@@ -116,6 +118,9 @@ class Log:
     def committed(self, place: Place) -> dict[int, bytes]:
         return {offset: each.value for offset, each in self.kept.get(place, {}).items() if each.is_committed}
 
+    def everything(self, place: Place) -> dict[int, bytes]:
+        return {offset: each.value for offset, each in self.kept.get(place, {}).items()}
+
 
 class History:
     """Filled by clients and readers, each in a thread of its own."""
@@ -133,8 +138,8 @@ class History:
             assert name not in self._transactions, name
             return self._transactions.setdefault(name, Transaction(name))
 
-    def watch(self, reader: str, places: Iterable[Place]) -> Mapping[Place, View]:
-        found = {place: View(reader, place) for place in places}
+    def watch(self, reader: str, places: Iterable[Place], *, committed: bool = True) -> Mapping[Place, View]:
+        found = {place: View(reader, place, committed) for place in places}
         with self._lock:
             self._views += found.values()
         return found

@@ -20,7 +20,8 @@ from tests.integration.faults.transactions.history import Kept, Log, Position, T
 class Kind(StrEnum):
     ABORTED_READ = "a record that is not committed was read as committed"
     EARLY_READ = "a record was read as committed before its client asked for the commit"
-    MISSED = "a reader passed over a committed record"
+    CHANGED = "a record was read that does not lie there any more"
+    MISSED = "a reader passed over a record"
     DISORDER = "a reader was shown a record twice, or late"
     TORN = "a part of a transaction is committed"
     WRONG_END = "a transaction is committed that nobody asked to commit"
@@ -57,9 +58,9 @@ def violations(transactions: Mapping[str, Transaction], views: Sequence[View], l
 
 
 def _of_views(transactions: Mapping[str, Transaction], views: Sequence[View], log: Log) -> Iterator[Violation]:
-    committed = {place: log.committed(place) for place in log.kept}
     for view in views:
-        who, truth = f"{view.reader} of {view.place}", committed.get(view.place, {})
+        who = f"{view.reader} of {view.place}"
+        truth = log.committed(view.place) if view.committed else log.everything(view.place)
         shown = [each.offset for each in view.seen]
         if sorted(set(shown)) != shown:
             wrong = next(at for at, after in itertools.pairwise(shown) if after <= at)
@@ -67,11 +68,12 @@ def _of_views(transactions: Mapping[str, Transaction], views: Sequence[View], lo
         for each in view.seen:
             if truth.get(each.offset) != each.value:
                 there = log.kept.get(view.place, {}).get(each.offset)
-                yield Violation(Kind.ABORTED_READ, f"{who}: {each.value!r} at {each.offset}, where {there} lies")
+                kind = Kind.ABORTED_READ if view.committed else Kind.CHANGED
+                yield Violation(kind, f"{who}: {each.value!r} at {each.offset}, where {there} lies")
                 continue
             transaction = transactions.get(name_of(each.value).transaction)
             asked_s = inf if transaction is None else transaction.asked_s
-            if each.at_s < asked_s:
+            if view.committed and each.at_s < asked_s:
                 yield Violation(Kind.EARLY_READ, f"{who}: {each.value!r} at {each.offset}, {asked_s - each.at_s} s")
         missed = sorted({at for at in truth if view.start <= at < view.end} - set(shown))
         for at in missed:

@@ -1,5 +1,5 @@
-"""Readers of committed records that watch the whole time: librdkafka, and one by hand that asks another agent each
-time. And the crew: everything that is done by hand, in one event loop in a thread of its own."""
+"""Readers that watch the whole time: librdkafka, and some by hand that ask another agent each time. And the crew:
+everything that is done by hand, in one event loop in a thread of its own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 from tests.fixtures.waiting import wait_until
 from tests.integration.faults.transactions.asking import Asking
-from tests.integration.faults.transactions.fetching import COMMITTED, committed_records, fetch
+from tests.integration.faults.transactions.fetching import COMMITTED, fetch, records_of
 from tests.integration.faults.transactions.first_protocol import COMMON
 from tests.integration.faults.transactions.history import Place, Seen, View
 from tests.integration.faults.transactions.plan import Plan
@@ -66,16 +66,16 @@ class Crew:
 class HandReader:
     """Asks an agent of chance each time, so that it sees at once if one of them shows what it should not."""
 
-    def __init__(self, plan: Plan, name: str, chance: random.Random) -> None:
-        self.views = plan.history.watch(name, plan.places)
-        self._asking = Asking(plan.addresses, chance)
+    def __init__(self, plan: Plan, name: str, chance: random.Random, *, isolation: int) -> None:
+        self.views = plan.history.watch(name, plan.places, committed=isolation == COMMITTED)
+        self._asking, self._isolation = Asking(plan.addresses, chance), isolation
 
     async def run(self) -> None:
         while True:
             offsets = {place: view.end for place, view in self.views.items()}
-            for place, part in (await fetch(self._asking, offsets, isolation=COMMITTED)).items():
+            for place, part in (await fetch(self._asking, offsets, isolation=self._isolation)).items():
                 view = self.views[place]
-                shown, view.end = committed_records(part, view.end)
+                shown, view.end = records_of(part, view.end)
                 now_s = time.monotonic()
                 view.seen += [Seen(offset, value, now_s) for offset, value in shown]
             await asyncio.sleep(0.05)

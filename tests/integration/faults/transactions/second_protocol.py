@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 
 from tests.integration.faults.transactions.asking import GROUP, PATIENCE_S, TRANSACTION, Asking, Response
-from tests.integration.faults.transactions.fetching import COMMITTED, committed_records, fetch
+from tests.integration.faults.transactions.fetching import COMMITTED, fetch, records_of
 from tests.integration.faults.transactions.history import Place, Position, Transaction
 from tests.integration.faults.transactions.plan import Ending, Plan
 from wire.batch import ProducerStamp
@@ -247,7 +247,7 @@ class Mover(Seat):
                     return
                 ends: dict[Place, int] = {}
                 for place, part in (await fetch(asking, positions, isolation=COMMITTED)).items():
-                    shown, ends[place] = committed_records(part, positions[place])
+                    shown, ends[place] = records_of(part, positions[place])
                     taken |= {Position(place, offset): value for offset, value in shown}
                 if not taken:
                     positions = {**positions, **ends}

@@ -20,7 +20,7 @@ from tests.fixtures.unsteady_proxy import UnsteadyProxy
 from tests.fixtures.waiting import wait_until
 from tests.integration.faults.transactions import first_protocol, second_protocol
 from tests.integration.faults.transactions.asking import PATIENCE_S, Asking
-from tests.integration.faults.transactions.fetching import WholeLog, bounds_of
+from tests.integration.faults.transactions.fetching import COMMITTED, UNCOMMITTED, WholeLog, bounds_of
 from tests.integration.faults.transactions.history import Bounds, Kept, Log, Place
 from tests.integration.faults.transactions.judge import outcome_of, violations
 from tests.integration.faults.transactions.nemesis import Reach
@@ -54,7 +54,7 @@ BOTH = Mix(sources=(1, 2), right=1, left=2)
 TURNED = Mix(sources=(1, 2), right=2, left=1)
 FIRST = Mix(sources=(1, 1), right=1, left=1)
 SECOND = Mix(sources=(2, 2), right=2, left=2)
-COMMITTED = {1: "first: committed", 2: "second: committed"}
+ENDS_COUNTED = {1: "first: committed", 2: "second: committed"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +78,17 @@ class Clients:
         self._seat_movers(mix.left, RIGHT, LEFT)
         self._watching = LibrdkafkaReader(plan, "librdkafka")
         self._watching.start()
-        self._by_hand = HandReader(plan, "by hand", self._own_chance())
-        crew.start(self._by_hand.run())
+        self._by_hand = [
+            HandReader(plan, name, self._own_chance(), isolation=isolation)
+            for name, isolation in (("by hand", COMMITTED), ("by hand, of everything", UNCOMMITTED))
+        ]
+        for reader in self._by_hand:
+            crew.start(reader.run())
 
     def until_more(self, count: int) -> None:
         """Until clients of each protocol have committed so many more transactions."""
         before = self._plan.history.counts
-        kinds = [COMMITTED[protocol] for protocol in self._mix.protocols]
+        kinds = [ENDS_COUNTED[protocol] for protocol in self._mix.protocols]
 
         def enough() -> bool:
             now = self._plan.history.counts
@@ -108,7 +112,7 @@ class Clients:
 
     def end_readers(self, lasts: Mapping[Place, int]) -> None:
         """When they have passed the last committed records."""
-        for reader in (self._watching, self._by_hand):
+        for reader in (self._watching, *self._by_hand):
             until_at_end(reader.views, lasts)
         self._watching.stop()
 

@@ -31,6 +31,7 @@ class Case:
     transactions: dict[str, Transaction] = field(default_factory=dict[str, Transaction])
     kept: dict[Place, dict[int, Kept]] = field(default_factory=lambda: {LEFT: {}, RIGHT: {}})
     views: dict[Place, View] = field(default_factory=lambda: {at: View("reader", at) for at in (LEFT, RIGHT)})
+    others: list[View] = field(default_factory=list[View])
     bounds: dict[tuple[str, Place], Bounds] = field(default_factory=dict[tuple[str, Place], Bounds])
     moved: dict[Place, int] = field(default_factory=dict[Place, int])
 
@@ -48,7 +49,7 @@ class Case:
 
     def kinds(self) -> set[Kind]:
         log = Log(self.kept, self.bounds, self.moved)
-        return {each.kind for each in violations(self.transactions, list(self.views.values()), log)}
+        return {each.kind for each in violations(self.transactions, [*self.views.values(), *self.others], log)}
 
 
 def good() -> Case:
@@ -92,6 +93,16 @@ def read_of_nothing(case: Case) -> None:
 
 def early_read(case: Case) -> None:
     case.views[LEFT].seen[0] = case.views[LEFT].seen[0]._replace(at_s=COMMITTED_S - 1)
+
+
+def changed(case: Case) -> None:
+    """It was read before it was committed or aborted, which is no fault of its own."""
+    seen = [Seen(0, case.kept[LEFT][0].value, 0.0), Seen(2, b"b|7|0|", 0.0)]
+    case.others.append(View("reader of everything", LEFT, False, end=3, seen=seen))
+
+
+def missed_by_a_reader_of_everything(case: Case) -> None:
+    case.others.append(View("reader of everything", RIGHT, False, end=1))
 
 
 def missed(case: Case) -> None:
@@ -188,7 +199,9 @@ def stuck(case: Case) -> None:
         (read_of_nothing, Kind.ABORTED_READ),
         (made_of_an_aborted_record, Kind.ABORTED_READ),
         (early_read, Kind.EARLY_READ),
+        (changed, Kind.CHANGED),
         (missed, Kind.MISSED),
+        (missed_by_a_reader_of_everything, Kind.MISSED),
         (shown_twice, Kind.DISORDER),
         (torn, Kind.TORN),
         (torn_by_a_loss, Kind.TORN),

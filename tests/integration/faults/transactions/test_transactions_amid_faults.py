@@ -5,6 +5,7 @@ crashes and the store fails. Whatever the clients were told, and whatever reader
 from __future__ import annotations
 
 import random
+import time
 
 import pytest
 
@@ -20,12 +21,13 @@ def test_transactions_are_whole_whatever_happens(
     postgres: Postgres, processes: Processes, moto_server: S3Server, s3_url: BucketUrl
 ) -> None:
     chance = random.Random(seed := fresh_seed())
-    store_url = s3_url()
+    store_url, began_s = s3_url(), time.monotonic()
     with system(
         postgres, processes, endpoint=moto_server.endpoint, store_url=store_url, mix=BOTH, seed=seed
     ) as running:
         running.clients.until_more(5)
         for strike in chance.sample(SHORT, len(SHORT)):
+            print(f"{time.monotonic() - began_s:.0f} s: {strike.__name__}")
             strike_and_heal(running.reach, chance, strike)
             running.clients.until_more(3)
         running.finish()
@@ -38,12 +40,12 @@ def test_transactions_are_whole_in_minutes_of_faults(
     postgres: Postgres, processes: Processes, moto_server: S3Server, s3_url: BucketUrl, mix: Mix
 ) -> None:
     chance = random.Random(seed := fresh_seed())
-    store_url = s3_url()
+    store_url, began_s = s3_url(), time.monotonic()
     with system(postgres, processes, endpoint=moto_server.endpoint, store_url=store_url, mix=mix, seed=seed) as running:
         running.clients.until_more(5)
         for strike in chance.sample(ALL * 2, len(ALL) * 2):
             beside = [each for each in BESIDE if each is not strike and chance.random() < 0.15]
-            print("strikes:", *(each.__name__ for each in (strike, *beside[:2])))
+            print(f"{time.monotonic() - began_s:.0f} s:", *(each.__name__ for each in (strike, *beside[:2])))
             strike_and_heal(running.reach, chance, strike, *beside[:2])
             running.clients.until_more(3)
         running.finish()
