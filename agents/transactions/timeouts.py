@@ -85,3 +85,4 @@ class TransactionTimeouts:
         ongoing = await self._coordinator.metadata.ongoing()
         self._metrics.open.set(ongoing.open)
         self._metrics.oldest_open_seconds.set(ongoing.oldest_ms / 1000)
+        self._metrics.held_back_offsets.set(ongoing.held_back_max)

@@ -275,6 +275,56 @@ GROUPS = Row(
     ],
 )
 
+TRANSACTIONS = Row(
+    title="Transactions",
+    panels=[
+        panel(
+            "Open transactions",
+            "short",
+            "Transactions that have begun and not ended, in the whole cluster.",
+            "transactions.md",
+            ("open", "max(siltstone_transactions_open)"),
+        ),
+        panel(
+            "Oldest open transaction",
+            "s",
+            "Its age. Readers of committed records, and compaction, wait for it on each of its partitions.",
+            f"{RUNBOOK}#siltstonetransactionhanging",
+            ("age", "max(siltstone_transactions_oldest_open_seconds)"),
+        ),
+        panel(
+            "Held back from committed readers",
+            "short",
+            "Offsets from the last stable one to the high watermark, of the partition where that is the most.",
+            f"{RUNBOOK}#siltstonetransactionhanging",
+            ("offsets", "max(siltstone_transactions_held_back_offsets)"),
+        ),
+        panel(
+            "Ends of transactions",
+            "cps",
+            "`fenced`: aborted for a new producer of the id, or by an operator. `timed_out`: its producer went away.",
+            METRICS,
+            ("{{outcome}}", f"sum by (outcome) (rate(siltstone_transactions_ended_total{RATE}))"),
+            empty_unless="a transaction has ended",
+        ),
+        panel(
+            "Length of ends, p99",
+            "s",
+            "From a client's request for an end to its outcome; and how long files take to enter their transactions.",
+            METRICS,
+            ("end", quantile(0.99, "siltstone_transaction_end_seconds")),
+            ("enter", quantile(0.99, "siltstone_transactions_enter_seconds")),
+        ),
+        panel(
+            "Ids given up",
+            "cps",
+            "Transactional ids that another agent coordinates, as the store showed. Some when agents come and go.",
+            METRICS,
+            ("fenced", f"sum(rate(siltstone_transactional_ids_fenced_total{RATE}))"),
+        ),
+    ],
+)
+
 SECURITY = Row(
     title="Security",
     panels=[
@@ -318,4 +368,4 @@ SECURITY = Row(
     ],
 )
 
-ROWS = (TRAFFIC, LATENCY, WRITE_PATH, READS, GROUPS, SECURITY)
+ROWS = (TRAFFIC, LATENCY, WRITE_PATH, READS, GROUPS, TRANSACTIONS, SECURITY)

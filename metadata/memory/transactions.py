@@ -237,7 +237,14 @@ class MemoryTransactions:
 
     async def ongoing(self) -> OngoingTransactions:
         began = [row.started_ms for row in self._tables.by_id.values() if row.is_ongoing and row.started_ms is not None]
-        return OngoingTransactions(len(began), self._clock.wall_ms() - min(began) if began else 0)
+        partitions = self.database.partitions
+        held_back = [
+            partitions[each.partition_id].next_offset
+            - max(each.first_offset, partitions[each.partition_id].log_start_offset)
+            for each in self._tables.open()
+        ]
+        oldest_ms = self._clock.wall_ms() - min(began) if began else 0
+        return OngoingTransactions(len(began), oldest_ms, max(held_back, default=0))
 
     async def open_transactions(self, partition_ids: Sequence[int]) -> Sequence[tuple[OpenTransaction, int]]:
         found: list[tuple[OpenTransaction, int]] = []

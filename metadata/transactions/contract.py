@@ -222,6 +222,9 @@ class OngoingTransactions(NamedTuple):
     open: int
     oldest_ms: int
     """How long ago the first of them began; 0 without any."""
+    held_back_max: int
+    """Of the partition where it is the most: the offsets from the last stable one to the high watermark, which readers
+    of committed records do not get yet."""
 
 
 class OpenTransaction(NamedTuple):

@@ -13,6 +13,12 @@ class TransactionMetrics:
         self.oldest_open_seconds = declarations.gauge(
             "transactions_oldest_open_seconds", "How long ago the first of them began; 0 without any."
         )
+        self.held_back_offsets = declarations.gauge(
+            "transactions_held_back_offsets",
+            "Of the partition where it is the most: the offsets from the last stable one to the high watermark, which"
+            " readers of committed records do not get yet; 0 without open transactions. Every agent has that of the"
+            " cluster.",
+        )
         self.ended_total = declarations.counter(
             "transactions_ended_total",
             "Ends of transactions that this agent made: `committed`, `aborted`, `fenced` (aborted for a new producer of"

@@ -73,8 +73,13 @@ _OPEN = statement(
     ORDER BY p.partition_id, p.producer_id""",
     partition_ids=ARRAY(sa.Integer),
 )
-_ONGOING = sa.select(sa.func.count(), sa.func.coalesce(sa.func.clock_ms() - sa.func.min(_OF.started_ms), 0)).where(
-    _OF.state == int(TransactionState.ONGOING)
+# A row with data for each partition of an open transaction: the rows are few, and the first of a partition decides.
+_ONGOING = sa.text(
+    f"""SELECT count(*), coalesce(clock_ms() - min(started_ms), 0), coalesce((
+        SELECT max(w.next_offset - greatest(p.first_offset, l.log_start_offset))
+        FROM transaction_partitions p JOIN watermarks w ON w.partition_id = p.partition_id
+        JOIN log_starts l ON l.partition_id = p.partition_id WHERE p.first_offset IS NOT NULL
+    ), 0) FROM transactions WHERE state = {int(TransactionState.ONGOING)}"""  # noqa: S608 - our own text
 )
 _EXPIRE = statement(
     """DELETE FROM transactions WHERE transactional_id IN (

@@ -74,6 +74,7 @@ async def test_a_sweep_aborts_what_is_overdue_fences_its_producer_and_asks_once(
         assert one.line.times("overdue") == 2
         assert one.metric("transactions_ended_total", outcome="timed_out") == 1
         assert (one.metric("transactions_open"), one.metric("transactions_oldest_open_seconds")) == (1, 1)
+        assert one.metric("transactions_held_back_offsets") == 2
 
 
 async def test_a_sweep_and_the_clients_end_have_one_outcome() -> None:
