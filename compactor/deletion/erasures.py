@@ -4,9 +4,9 @@ One round:
 
 1. `advance_erasures`. If none is open, the round is over: one query.
 2. For each open one: its pending files, which the compactor remembers for the report.
-3. For each one without pending files that has no further stage to come: the objects of the bucket, the batches that
-   were sent again, and the uploads that never ended, by the rules of `compactor/deletion/erasure_end.py`. If nothing
-   holds it back, `finish_erasure`.
+3. For each one without pending files that has no further stage to come, unless an open transaction began below its
+   marks: the objects of the bucket, the batches that were sent again, and the uploads that never ended, by the rules of
+   `compactor/deletion/erasure_end.py`. If nothing holds it back, `finish_erasure`.
 
 The bucket is listed once for all erasures that may end. If strays hold one back, the next rounds ask after these strays
 alone and list again when they are gone: no other object can come to hold it back, because only older ones do.
@@ -114,7 +114,8 @@ class ErasureDuty:
         self._watched = watched
         ended: set[int] = set()
         try:
-            ended = await self._end([each for each in open_now if watched[each.erasure_id].settled_ms is not None])
+            settled = [each for each in open_now if watched[each.erasure_id].settled_ms is not None]
+            ended = await self._end([each for each in settled if not await self._waits_on_transactions(each)])
         finally:
             show_erasures(
                 self._metrics,
@@ -153,6 +154,12 @@ class ErasureDuty:
             if not why and await self._finish(erasure, listing):
                 ended.add(number)
         return ended
+
+    async def _waits_on_transactions(self, erasure: Erasure) -> bool:
+        """A transaction ends by itself, by its time-out at the latest: nobody has to look into that, so it counts as no
+        trouble of the erasure."""
+        holding = await self._metadata.erasures.holding_transactions(erasure.erasure_id, limit=1)
+        return bool(holding)
 
     async def _still_held(self, erasure: Erasure, refused_now: Collection[str]) -> bool:
         """Whether a stray of the last listing is still one, or one of its files with refused batches still there."""

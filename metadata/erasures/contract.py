@@ -12,6 +12,11 @@ tombstones go too, the erasure *rests* once no live extent is pending, so that r
 hear of them, and then erases a second time, the tombstones included, under a new stamp. It is *done* when no file that
 is live or dead has pending bytes, and no object without a row may hold any; the compactors check that with a listing.
 
+An erasure neither rests nor ends while a transaction is open that began below its marks. Its records below the marks go
+like others, but readers of committed records stand still in front of it: they cannot hear of a tombstone behind it, so
+the time that lets them hear may not begin. No transaction begins below the marks later, because these end at the end
+that the partition had.
+
 Stamps only grow, and two erasures never get theirs at once: a transaction that sees a stamp sees all smaller ones. So
 a merge that reads the marks of its partitions once may stamp its outputs with the greatest stamp that it read.
 """
@@ -40,7 +45,7 @@ class ErasureKeysError(BadInputError):
 
 
 class ErasurePendingError(SiltstoneError):
-    """Files still hold bytes of the erasure, so it cannot end. Nothing was changed."""
+    """Files still hold bytes of the erasure, or a transaction holds it, so it cannot end. Nothing was changed."""
 
 
 class KeyMark(NamedTuple):
@@ -132,6 +137,17 @@ class PendingFile(NamedTuple):
     """A reader's pin keeps the dead file."""
 
 
+class HoldingTransaction(NamedTuple):
+    """An open transaction that began below the marks of an erasure."""
+
+    partition: int
+    """Its number."""
+    producer_id: int
+    first_offset: int
+    transactional_id: str
+    """Empty: no id has this producer. That is a fault, which `siltstone fsck` tells."""
+
+
 class ErasedKeys(NamedTuple):
     """The keys that a merge has to erase from one partition: the marks of all erasures that are erasing it."""
 
@@ -156,8 +172,9 @@ class ErasureMetadata(Protocol):
     async def advance_erasures(self) -> Sequence[Erasure]:
         """Move every erasure that is due to its next stage, but none to `done`. Returns the open ones, by id.
 
-        waiting, resting -> erasing at `next_ms`, with a new stamp. erasing -> resting when no live file is pending, the
-        erasure has tombstones, and they were not erased yet; `next_ms` is then `rest_ms` later, `begin_ms` the same.
+        waiting, resting -> erasing at `next_ms`, with a new stamp. erasing -> resting when no live file is pending, no
+        transaction holds it, the erasure has tombstones, and they were not erased yet; `next_ms` is then `rest_ms`
+        later, `begin_ms` the same.
         """
         ...
 
@@ -176,6 +193,11 @@ class ErasureMetadata(Protocol):
         """
         ...
 
+    async def holding_transactions(self, erasure_id: int, *, limit: int = 100) -> Sequence[HoldingTransaction]:
+        """The open transactions that began below the marks, by partition and first offset; none for an erasure that is
+        done or unknown."""
+        ...
+
     async def refused_files(self) -> Sequence[str]:
         """Keys of the L0 files, live or dead, with a batch that their commit refused or knew already, by file id. The
         bytes of such a batch lie in the object without a row of the index, until the file is merged and deleted."""
@@ -188,5 +210,6 @@ class ErasureMetadata(Protocol):
 
     async def finish_erasure(self, erasure_id: int, report: Mapping[str, Any]) -> None:
         """erasing -> done. Idempotent: the first report stays. The caller has checked that no object without a row
-        holds bytes of it. Raises ErasurePendingError when files are pending, or a stage is still to come."""
+        holds bytes of it. Raises ErasurePendingError when files are pending, a transaction holds it, or
+        a stage is still to come."""
         ...

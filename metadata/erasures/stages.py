@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from metadata.erasures.contract import Erasure, ErasurePendingError, ErasureStage, NewErasure
+from metadata.erasures.contract import Erasure, ErasurePendingError, ErasureStage, HoldingTransaction, NewErasure
 from runtime.errors import BugError
 
 KEPT_MS = 30 * 86_400_000
@@ -48,7 +49,7 @@ def begun(erasure: Erasure, stamp: int) -> Erasure:
 
 
 def rests_next(erasure: Erasure) -> bool:
-    """Whether the erasure rests as soon as no live file is pending."""
+    """Whether the erasure rests as soon as no live file is pending and no transaction holds it."""
     return erasure.stage is ErasureStage.ERASING and erasure.tombstones > 0 and not erasure.erases_tombstones
 
 
@@ -70,6 +71,16 @@ def check_nothing_pending(erasure_id: int, file_ids: list[int]) -> None:
     if file_ids:
         shown = ", ".join(map(str, file_ids))
         raise ErasurePendingError(f"files still hold bytes of erasure {erasure_id}: {shown}")
+
+
+def check_not_held(erasure_id: int, holding: Sequence[HoldingTransaction]) -> None:
+    """Raises ErasurePendingError."""
+    if holding:
+        first = holding[0]
+        raise ErasurePendingError(
+            f"erasure {erasure_id} waits on transaction {first.transactional_id!r} of producer {first.producer_id},"
+            f" open since offset {first.first_offset} of partition {first.partition}"
+        )
 
 
 def new_stamp(*, of_extents: int | None, of_erasures: int | None) -> int:

@@ -10,7 +10,15 @@ from metadata.contract.files import FileState
 from metadata.contract.jobs import OutputExtent
 from metadata.contract.leveled import LeveledExtent
 from metadata.erasures import stages
-from metadata.erasures.contract import ErasedKeys, Erasure, ErasureStage, KeyMark, NewErasure, PendingFile
+from metadata.erasures.contract import (
+    ErasedKeys,
+    Erasure,
+    ErasureStage,
+    HoldingTransaction,
+    KeyMark,
+    NewErasure,
+    PendingFile,
+)
 from metadata.erasures.marks import check_marks, end_offset
 from metadata.erasures.stamps import OpenStamp, StampedRange, is_pending, raised
 from metadata.memory.tables import Extent, File, MemoryDatabase, StoredErasure
@@ -52,7 +60,9 @@ class MemoryErasures:
         for each in is_open:
             if stages.begins(each.row, now_ms):
                 each.row = stages.begun(each.row, self._next_stamp())
-            elif stages.rests_next(each.row) and not any(file.is_live for file, _ in self._pending(each)):
+            elif stages.rests_next(each.row) and not (
+                any(file.is_live for file, _ in self._pending(each)) or any(self._holding(each))
+            ):
                 each.row = stages.resting(each.row, now_ms=now_ms, rest_ms=each.rest_ms)
         return [each.row for each in is_open]
 
@@ -76,6 +86,10 @@ class MemoryErasures:
         )
         pending = [_pending_file(file, extents, pinned_ms, now_ms) for file, extents in self._pending(found)]
         return pending[:limit]
+
+    async def holding_transactions(self, erasure_id: int, *, limit: int = 100) -> Sequence[HoldingTransaction]:
+        found = self.database.erasures.get(erasure_id)
+        return [] if found is None else sorted(self._holding(found), key=_by_place)[:limit]
 
     async def refused_files(self) -> Sequence[str]:
         return [
@@ -109,6 +123,7 @@ class MemoryErasures:
         stages.check_last_stage(found.row)
         pending = [file.info.file_id for file, _ in self._pending(found)]
         stages.check_nothing_pending(erasure_id, pending[: stages.PENDING_SHOWN])
+        stages.check_not_held(erasure_id, sorted(self._holding(found), key=_by_place)[:1])
         now_ms = self._clock.wall_ms()
         found.row = replace(found.row, stage=ErasureStage.DONE, done_ms=now_ms, report=dict(report))
 
@@ -121,6 +136,15 @@ class MemoryErasures:
             of_erasures=max((each.row.stamp or 0 for each in db.erasures.values()), default=None),
         )
 
+    def _holding(self, erasure: StoredErasure) -> Iterator[HoldingTransaction]:
+        numbers = {id_: number for number, id_ in erasure.row.partitions.items()}
+        transactions = self.database.transactions
+        for each in transactions.open(numbers) if erasure.is_open else ():
+            if each.first_offset < erasure.ends[each.partition_id]:
+                found = transactions.of_producer(each.producer_id)
+                name = "" if found is None else found[0]
+                yield HoldingTransaction(numbers[each.partition_id], each.producer_id, each.first_offset, name)
+
     def _pending(self, erasure: StoredErasure) -> Iterator[tuple[File, Sequence[Extent]]]:
         """The pending files by id, with their pending extents."""
         if not erasure.is_open:
@@ -131,6 +155,10 @@ class MemoryErasures:
             extents = pending_extents(self.database, file, erasure)
             if extents or (file.info.level == 0 and file_id <= erasure.l0_through):
                 yield file, extents
+
+
+def _by_place(each: HoldingTransaction) -> tuple[int, int]:
+    return each.partition, each.first_offset
 
 
 def pending_extents(db: MemoryDatabase, file: File, erasure: StoredErasure) -> Sequence[Extent]:

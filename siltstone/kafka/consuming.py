@@ -134,11 +134,13 @@ async def read(
     *,
     told: Callable[[str], None],
     isolation: Isolation = Isolation.READ_UNCOMMITTED,
+    with_aborted: bool = False,
 ) -> AsyncGenerator[Sequence[OutputRecord]]:
     """The records of all partitions, a batch at a time, in order within a partition, until every reach is done.
 
     After each round of fetching it yields an empty batch, so that the caller can act while no records arrive. The
-    positions of the reaches move past the returned records. Raises KafkaError, DamagedBatchError.
+    positions of the reaches move past the returned records. `with_aborted`: of committed isolation, also the records of
+    aborted transactions, marked as such. Raises KafkaError, DamagedBatchError.
     """
     while True:
         positions = {each: reach.position for each, reach in partitions.items() if not reach.done}
@@ -153,7 +155,7 @@ async def read(
             elif fetched.error_code and not is_passing(fetched.error_code):
                 raise KafkaError(fetched.error_code, f"fetch from {fetched.topic}-{fetched.partition}")
             else:
-                for records, following in batches_of(fetched, reach.position):
+                for records, following in batches_of(fetched, reach.position, with_aborted=with_aborted):
                     until = reach.until
                     reach.position = following
                     # An agent answers with whole batches, so the last one may reach past the end.

@@ -81,6 +81,9 @@ class OutputRecord(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: Headers
+    is_transactional: bool = False
+    is_aborted: bool = False
+    """Its transaction was aborted. Only a reader that asks for such records gets them."""
 
 
 def parse_format(text: str) -> tuple[Piece, ...]:

@@ -110,10 +110,13 @@ class DamagedBatchError(BadInputError):
     """The CRC of a batch does not match its bytes, or the bytes are not records."""
 
 
-def batches_of(fetched: FetchedPartition, offset: int) -> Iterator[tuple[Sequence[OutputRecord], int]]:
+def batches_of(
+    fetched: FetchedPartition, offset: int, *, with_aborted: bool = False
+) -> Iterator[tuple[Sequence[OutputRecord], int]]:
     """Batch by batch, the records at or after `offset` and the offset where reading continues.
 
-    CRCs are checked, batches are decompressed, control batches and those of aborted transactions yield no records.
+    CRCs are checked, batches are decompressed, control batches and those of aborted transactions yield no records; the
+    latter do `with_aborted`, and say so.
     Raises DamagedBatchError at the first damaged batch, after the batches before it were returned.
     """
     aborted = _Aborted(fetched.aborted)
@@ -126,8 +129,8 @@ def batches_of(fetched: FetchedPartition, offset: int) -> Iterator[tuple[Sequenc
             if header.next_offset > offset:
                 if not crc_matches(batch, 0, header):
                     raise CorruptBatchError("its CRC-32C does not match its bytes")
-                if not (header.is_control or is_hidden):
-                    records = _read_batch(fetched, header, batch, offset)
+                if not header.is_control and (with_aborted or not is_hidden):
+                    records = _read_batch(fetched, header, batch, offset, is_aborted=is_hidden)
             # Past the batch even if it yields nothing: control batches and emptied ones take offsets too.
             offset = max(offset, header.next_offset)
             yield records, offset
@@ -162,7 +165,7 @@ class _Aborted:
 
 
 def _read_batch(
-    fetched: FetchedPartition, header: BatchHeader, batch: memoryview, offset: int
+    fetched: FetchedPartition, header: BatchHeader, batch: memoryview, offset: int, *, is_aborted: bool
 ) -> Sequence[OutputRecord]:
     stamped_ms = header.max_timestamp_ms if header.is_log_append_time else None
     return [
@@ -174,6 +177,8 @@ def _read_batch(
             key=None if record.key is None else bytes(record.key),
             value=None if record.value is None else bytes(record.value),
             headers=record.headers,
+            is_transactional=header.is_transactional,
+            is_aborted=is_aborted,
         )
         for record in walk(batch)
         if header.base_offset + record.offset_delta >= offset

@@ -17,10 +17,18 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from metadata.erasures import stages
-from metadata.erasures.contract import ErasedKeys, Erasure, ErasureStage, KeyMark, NewErasure, PendingFile
+from metadata.erasures.contract import (
+    ErasedKeys,
+    Erasure,
+    ErasureStage,
+    HoldingTransaction,
+    KeyMark,
+    NewErasure,
+    PendingFile,
+)
 from metadata.erasures.marks import check_marks, decode_marks, encode_marks, end_offset
 from metadata.postgres.connection import Database
-from metadata.postgres.erasures.pending import pending_files, refused_files
+from metadata.postgres.erasures.pending import holding_transactions, pending_files, refused_files
 from metadata.postgres.rows import INTS, LONGS, now_ms, statement
 from metadata.postgres.tables import ERASURE_KEYS, ERASURES, FILES, PARTITIONS, TOPICS, WATERMARKS
 from metadata.rules.refusals import unknown_topic_id
@@ -118,6 +126,12 @@ class PostgresErasures:
 
         return await self._database.read(work)
 
+    async def holding_transactions(self, erasure_id: int, *, limit: int = 100) -> Sequence[HoldingTransaction]:
+        async def work(connection: AsyncConnection) -> Sequence[HoldingTransaction]:
+            return await holding_transactions(connection, erasure_id, limit=limit)
+
+        return await self._database.read(work)
+
     async def refused_files(self) -> Sequence[str]:
         return await self._database.read(refused_files)
 
@@ -146,6 +160,7 @@ class PostgresErasures:
             stages.check_last_stage(found[0])
             pending = await pending_files(connection, erasure_id, limit=stages.PENDING_SHOWN)
             stages.check_nothing_pending(erasure_id, [file.file_id for file in pending])
+            stages.check_not_held(erasure_id, await holding_transactions(connection, erasure_id, limit=1))
             await connection.execute(_DONE, {"report": dict(report), "erasure_id": erasure_id})
 
         await self._database.write(work)
@@ -189,8 +204,9 @@ async def _advanced(connection: AsyncConnection, erasure: Erasure) -> Erasure:
     at_ms = await now_ms(connection)
     if stages.begins(erasure, at_ms):
         after = stages.begun(erasure, await _next_stamp(connection))
-    elif stages.rests_next(erasure) and not await pending_files(
-        connection, erasure.erasure_id, limit=1, live_only=True
+    elif stages.rests_next(erasure) and not (
+        await pending_files(connection, erasure.erasure_id, limit=1, live_only=True)
+        or await holding_transactions(connection, erasure.erasure_id, limit=1)
     ):
         rest = sa.select(ERASURES.c.rest_ms).where(ERASURES.c.erasure_id == erasure.erasure_id)
         after = stages.resting(erasure, now_ms=at_ms, rest_ms=(await connection.execute(rest)).scalar_one())

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from metadata.contract.files import FileState
-from metadata.erasures.contract import PendingFile
+from metadata.erasures.contract import HoldingTransaction, PendingFile
 from metadata.erasures.stamps import OpenStamp
 from metadata.postgres.rows import INTS, statement
 from metadata.rules.results import ROW_BYTES
@@ -61,6 +61,18 @@ _PENDING = statement(
     limit=sa.BigInteger,
 )
 
+# No transaction begins below the marks after the request, so one look that finds none holds for good.
+_HOLDING = statement(
+    """SELECT k.partition, t.producer_id, t.first_offset, x.transactional_id
+    FROM erasures r JOIN erasure_keys k ON k.erasure_id = r.erasure_id
+    JOIN transaction_partitions t ON t.partition_id = k.partition_id AND t.first_offset < k.end_offset
+    LEFT JOIN transactions x ON x.producer_id = t.producer_id
+    WHERE r.erasure_id = :erasure_id AND r.stage <> 'done'
+    ORDER BY k.partition, t.first_offset LIMIT :limit""",
+    erasure_id=sa.BigInteger,
+    limit=sa.BigInteger,
+)
+
 # A row of `files.results` (`metadata/rules/results.py`) begins with the error, two bytes, and the duplicate flag.
 _REFUSED = sa.text(
     f"""SELECT f.key FROM files f WHERE f.level = 0 AND f.state IN ('live', 'dead') AND EXISTS (
@@ -96,6 +108,20 @@ async def pending_files(
     values = {"erasure_id": erasure_id, "live_only": live_only, "limit": limit}
     rows = await connection.execute(_PENDING, values)
     return [PendingFile._make(row)._replace(state=FileState(row.state)) for row in rows]
+
+
+async def holding_transactions(connection: AsyncConnection, erasure_id: int, *, limit: int) -> list[HoldingTransaction]:
+    """See `ErasureMetadata.holding_transactions`."""
+    rows = await connection.execute(_HOLDING, {"erasure_id": erasure_id, "limit": limit})
+    return [
+        HoldingTransaction(
+            row.partition,
+            row.producer_id,
+            row.first_offset,
+            bytes(row.transactional_id or b"").decode("utf-8", "surrogatepass"),
+        )
+        for row in rows
+    ]
 
 
 async def refused_files(connection: AsyncConnection) -> list[str]:

@@ -47,6 +47,7 @@ from siltstone.ops.erasure.request import (
     draft,
     plain_marks,
 )
+from siltstone.ops.erasure.status import open_text
 from siltstone.ops.erasure.tombstones import KeyLog
 from siltstone.processes.stopping import INTERRUPTED
 from siltstone.terminal.output import console, json_option, print_json, print_pairs
@@ -201,7 +202,7 @@ async def _prepare(
         asked.marks = plain_marks(keys, {view.partition: view.high_watermark for view in views})
     else:
         async with RetryingClient(_agents(given, bootstrap), SystemClock(), told=tell) as client:
-            log = KeyLog(client, name, len(views), SystemClock(), tell)
+            log = _key_log(client, urls, topic, restores=before_ms is not None)
             stays_from = None if before_ms is None else await log.offsets_at(before_ms)
             if not compacted:
                 asked.marks = plain_marks(keys, stays_from or {})
@@ -246,13 +247,13 @@ async def _store(
     await _check_unchanged(urls, given, asked)
     if asked.is_compacted:
         async with RetryingClient(_agents(given, bootstrap), SystemClock(), told=tell) as client:
-            log = KeyLog(client, asked.topic.name, len(asked.topic.partition_ids), SystemClock(), tell)
+            restores = asked.before_ms is not None
+            log = _key_log(client, urls, asked.topic, restores=restores)
             # What came while the person thought: a value that is newer than --before must not be hidden.
             asked.ends = await log.look(frozenset(asked.keys), asked.newest, asked.ends)
             asked.plan()
             plan = asked.draft or Draft({}, ())
-            restores = asked.before_ms is not None
-            written = await log.delete(plan.to_delete, asked.ends, restores=restores)
+            written = await log.delete(plan.to_delete, asked.ends)
             marks = compacted_marks(plan, written)
     async with opened_metadata(urls.metadata) as metadata:
         new = NewErasure(
@@ -265,6 +266,22 @@ async def _store(
             secret=secrets.token_bytes(SECRET_BYTES),
         )
         return await metadata.erasures.request_erasure(new), marks
+
+
+def _key_log(client: RetryingClient, urls: Urls, topic: Topic, *, restores: bool) -> KeyLog:
+    async def name_transactions(open_at: Mapping[int, int]) -> str:
+        async with opened_metadata(urls.metadata) as metadata:
+            return await open_text(metadata, topic, open_at)
+
+    return KeyLog(
+        client,
+        topic.name,
+        len(topic.partition_ids),
+        SystemClock(),
+        tell,
+        restores=restores,
+        name_transactions=name_transactions,
+    )
 
 
 async def _check_unchanged(urls: Urls, given: SystemOptions, asked: Asked) -> None:

@@ -6,7 +6,9 @@ A mark names the offset below which the records of a key go:
   marked in every partition, because nobody knows how the producers chose partitions.
 - Compacted topics: the newest record of the key decides. A value gets a tombstone, and the mark is the tombstone. A
   tombstone is the mark itself. A record that `--before` lets stay gets none: the mark is the first offset that stays.
-  So is that of a key without a record, whose bytes may lie among those that a pass removed already.
+  So is that of a key without a record, whose bytes may lie among those that a pass removed already. Records of aborted
+  transactions decide nothing, but go too, and nobody knows yet what those of open ones mean: a key with such a record
+  behind its newest one gets a tombstone behind all of them, also where an older one stands already.
 """
 
 from __future__ import annotations
@@ -30,10 +32,13 @@ PartitionKey = tuple[int, bytes]
 
 
 class Newest(NamedTuple):
-    """The newest record of a key in a partition."""
+    """The newest record of a key in a partition, of those that readers of committed records see."""
 
     offset: int
+    """-1: there are only others."""
     is_tombstone: bool
+    unseen_offset: int = -1
+    """The newest record of an aborted or open transaction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +48,7 @@ class Draft:
     marks: Mapping[PartitionKey, KeyMark]
     """Of keys that need no tombstone."""
     to_delete: Sequence[PartitionKey]
-    """Keys whose newest record is a value that goes: they get a tombstone."""
+    """Keys whose newest record is a value that goes, or nobody knows: they get a tombstone."""
 
     @property
     def has_tombstones(self) -> bool:
@@ -155,7 +160,7 @@ def draft(
             last = newest.get((number, key))
             if last is None or last.offset >= limit:
                 marks[number, key] = KeyMark(hash_of(key), limit)
-            elif last.is_tombstone:
+            elif last.is_tombstone and last.unseen_offset < last.offset:
                 marks[number, key] = KeyMark(hash_of(key), last.offset, tombstone=True)
             else:
                 to_delete.append((number, key))

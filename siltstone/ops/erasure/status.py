@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
@@ -11,10 +11,11 @@ from compactor.deletion.erasure_end import may_be_older
 from compactor.planning.spec import PlanOptions
 from metadata.contract.files import FileState
 from metadata.contract.store import MetadataStore
-from metadata.erasures.contract import Erasure, ErasureStage, PendingFile
+from metadata.contract.topics import Topic
+from metadata.erasures.contract import Erasure, ErasureStage, HoldingTransaction, PendingFile
 from runtime.errors import BadInputError
 from runtime.text import age_text, plural, size_text
-from siltstone.kafka.record_format import time_text
+from siltstone.kafka.record_format import shown_field, time_text
 from siltstone.ops.erasure.report import NOT_COVERED
 from siltstone.ops.hint_options import NO_HINT_OPTIONS, HintOptions
 from siltstone.ops.remains import stray_objects
@@ -42,6 +43,7 @@ class Reason(StrEnum):
     PINNED = "pinned by a reader"
     STRAY = "objects without a row"
     REFUSED = "batches that were sent again"
+    TRANSACTION = "an open transaction"
     CHECK = "the last check of a compactor"
     NOBODY = "no compactor runs"
 
@@ -55,7 +57,7 @@ class Wait:
     size_bytes: int = 0
     until_ms: int | None = None
     detail: str = ""
-    """The error or the reason, of one of the files."""
+    """The error or the reason, of one of the files; the transaction."""
 
     @property
     def text(self) -> str:
@@ -86,6 +88,8 @@ class Wait:
                     f"{plural(self.files, 'L0 file')} with a batch that was sent again or refused, and may hold records"
                     " of it, until it is merged and deleted"
                 )
+            case Reason.TRANSACTION:
+                return f"{self.detail}: readers of committed records get no further before it ends"
             case Reason.CHECK | Reason.NOBODY:
                 return self.reason.value
 
@@ -108,17 +112,19 @@ def waits_of(
     *,
     now_ms: int,
     grace_ms: int,
+    holding: Sequence[HoldingTransaction] = (),
     strays: int = 0,
     refused: int = 0,
     compactors: int = 1,
 ) -> Sequence[Wait]:
     """All reasons, the first to be resolved first. `strays`: objects in the bucket that no live or dead row names;
-    `refused`: L0 files with batches that have no row of the index."""
+    `refused`: L0 files with batches that have no row of the index; `holding`: the open transactions below its marks."""
     if erasure.stage is ErasureStage.DONE:
         return ()
     found: list[Wait] = [] if compactors else [Wait(Reason.NOBODY)]
     if erasure.stage is ErasureStage.WAITING:
         return [*found, Wait(Reason.LAG, until_ms=erasure.next_ms)]
+    found += [Wait(Reason.TRANSACTION, detail=holding_text(each)) for each in _each_once(holding)]
     if erasure.stage is ErasureStage.RESTING:
         found.append(Wait(Reason.REST, until_ms=erasure.next_ms))
     live = [each for each in pending if each.state is FileState.LIVE]
@@ -145,9 +151,40 @@ def waits_of(
             found.append(Wait(Reason.STRAY, files=strays))
         if refused:
             found.append(Wait(Reason.REFUSED, files=refused))
-        if not strays and not refused:
+        if not strays and not refused and not holding:
             found.append(Wait(Reason.CHECK))
     return found
+
+
+def holding_text(each: HoldingTransaction) -> str:
+    """For example "transaction 'pay-1' of producer 7, open since offset 12 of partition 0"."""
+    name = shown_field(each.transactional_id.encode("utf-8", "surrogatepass"))
+    open_since = f"open since offset {each.first_offset} of partition {each.partition}"
+    return f"transaction '{name}' of producer {each.producer_id}, {open_since}"
+
+
+async def open_text(metadata: MetadataStore, topic: Topic, open_at: Mapping[int, int]) -> str:
+    """The transactions that are open at these offsets, by partition number; each is named once."""
+    numbers = {topic.partition_ids[number]: number for number in open_at}
+    found = [
+        each
+        for each, _ in await metadata.transactions.open_transactions(list(numbers))
+        if each.first_offset <= open_at[numbers[each.partition_id]]
+    ]
+    infos = await metadata.transactions.transactions_of([each.producer_id for each in found])
+    names = {each.producer_id: each.transactional_id for each in infos}
+    holding = [
+        HoldingTransaction(
+            numbers[each.partition_id], each.producer_id, each.first_offset, names.get(each.producer_id, "")
+        )
+        for each in found
+    ]
+    return "; ".join(holding_text(each) for each in _each_once(holding)) or "a transaction that ends now"
+
+
+def _each_once(holding: Sequence[HoldingTransaction]) -> Sequence[HoldingTransaction]:
+    """Of the partitions of a transaction, the first."""
+    return list({each.producer_id: each for each in reversed(holding)}.values())[::-1]
 
 
 def _wait(
@@ -190,9 +227,11 @@ async def read_states(
         if erasure.stage is ErasureStage.ERASING and not pending and strays is None and store is not None:
             strays = sum(_is_old(key, now_ms) for key in await stray_objects(metadata, store))
             refused = len(await metadata.erasures.refused_files())
+        holding = () if is_done else await metadata.erasures.holding_transactions(erasure.erasure_id)
         waits = waits_of(
             erasure,
             pending,
+            holding=holding,
             now_ms=now_ms,
             grace_ms=options.grace_ms,
             strays=strays or 0,

@@ -4,22 +4,26 @@ Producers may write a key at the same time. Without `--before` that does not mat
 goes. With it, values that are written from now on are meant to stay, and a tombstone must not hide one. So each
 tombstone is followed by a look at the records between the last look and itself. A value of the key that is found there
 is written again, behind the tombstone, and the look repeats, for the producer may have gone on.
+
+Records of aborted transactions are no newest records. What an open transaction wrote is not known yet. Without
+`--before` that does not matter either: such a key gets a tombstone, and its records below go however the transaction
+ends. With it, the end must be known, so a look waits for the transactions that are open when it begins.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 
 from runtime.clock import Clock
 from runtime.errors import SiltstoneError
-from siltstone.kafka.client import LATEST, KafkaClient
+from siltstone.kafka.client import KafkaClient
 from siltstone.kafka.consuming import Reach, reaches, read
 from siltstone.kafka.offset_spec import Anchor, OffsetRange, Place
 from siltstone.kafka.producing import ProduceOptions, Refused, Stored, TopicWriter, WriteResults
 from siltstone.kafka.record_format import InputRecord, OutputRecord, shown_bytes
-from siltstone.kafka.records import TopicPartition
+from siltstone.kafka.records import Isolation, TopicPartition
 from siltstone.kafka.retrying import RetryingClient
 from siltstone.ops.erasure.request import Newest, PartitionKey
 from wire.codecs import Codec
@@ -27,6 +31,8 @@ from wire.codecs import Codec
 ROUNDS_MAX = 5
 """How often a value that a tombstone or its copy hid is written again."""
 UNKNOWN = -1
+LOOK_MS = 500
+"""Between two looks at transactions that are open."""
 NAMED_MAX = 5
 
 
@@ -42,14 +48,32 @@ class ValueNotRestoredError(SiltstoneError):
     """Agents did not take a value again that a tombstone hides. No erasure was requested; the tombstones are there."""
 
 
+async def _nameless(stable: Mapping[int, int]) -> str:
+    number, offset = next(iter(stable.items()))
+    return f"a transaction that is open since offset {offset} of partition {number}"
+
+
 class KeyLog:
-    """One topic, as agents show it."""
+    """One topic, as agents show it.
+
+    `restores`: values that are newer than the request's time stay. `name_transactions`: says which transactions are
+    open at these offsets, by partition number.
+    """
 
     def __init__(
-        self, client: RetryingClient, topic: str, partitions: int, clock: Clock, told: Callable[[str], None]
+        self,
+        client: RetryingClient,
+        topic: str,
+        partitions: int,
+        clock: Clock,
+        told: Callable[[str], None],
+        *,
+        restores: bool = False,
+        name_transactions: Callable[[Mapping[int, int]], Awaitable[str]] = _nameless,
     ) -> None:
         self._client, self._topic, self._partitions = client, topic, partitions
         self._clock, self._told = clock, told
+        self._restores, self._name_transactions = restores, name_transactions
 
     async def offsets_at(self, time_ms: int) -> Mapping[int, int]:
         """By partition number, the first offset whose record is that late; the end of the log where none is."""
@@ -70,20 +94,28 @@ class KeyLog:
             each.position = max(each.position, start[number] if start is not None else 0)
         ends = {number: each.until or 0 for (_, number), each in reach.items()}
         whole = sum(max(0, ends[number] - each.position) for (_, number), each in reach.items())
-        async with aclosing(read(self._client, reach, told=self._told)) as batches:
-            async for records in batches:
-                for each in records:
-                    if each.key is not None and each.key in keys:
-                        newest[each.partition, each.key] = Newest(each.offset, each.value is None)
-                left = sum(max(0, ends[number] - at.position) for (_, number), at in reach.items())
-                on_read(whole - left, whole)
+        stable = await self._stable(ends)
+
+        def note(records: Sequence[OutputRecord]) -> None:
+            for each in records:
+                if each.key is not None and each.key in keys:
+                    place = each.partition, each.key
+                    newest[place] = _after(newest.get(place), each, is_known=each.offset < stable[each.partition])
+            left = sum(max(0, ends[number] - at.position) for (_, number), at in reach.items())
+            on_read(whole - left, whole)
+
+        for isolation, until in ((Isolation.READ_COMMITTED, stable), (Isolation.READ_UNCOMMITTED, ends)):
+            for (_, number), each in reach.items():
+                each.until = until[number]
+            reading = read(self._client, reach, told=self._told, isolation=isolation, with_aborted=True)
+            async with aclosing(reading) as batches:
+                async for records in batches:
+                    note(records)
         return ends
 
-    async def delete(
-        self, keys: Sequence[PartitionKey], looked_to: Mapping[int, int], *, restores: bool
-    ) -> Mapping[PartitionKey, int]:
-        """Write a tombstone for each key; returns their offsets. `looked_to`: where the last look ended; `restores`:
-        values from there on are meant to stay.
+    async def delete(self, keys: Sequence[PartitionKey], looked_to: Mapping[int, int]) -> Mapping[PartitionKey, int]:
+        """Write a tombstone for each key; returns their offsets. `looked_to`: where the last look ended; if it
+        restores, values from there on are meant to stay.
 
         Raises TombstonesRefusedError, BusyKeyError, KafkaError, UnavailableError.
         """
@@ -94,7 +126,7 @@ class KeyLog:
         from_offset = {place: looked_to[place[0]] for place in keys}
         for _ in range(ROUNDS_MAX + 1):
             offsets = await self._write(to_write)
-            looks = restores or UNKNOWN in offsets.values()
+            looks = self._restores or UNKNOWN in offsets.values()
             between = await self._records_from(from_offset if looks else {})
             again: dict[PartitionKey, InputRecord] = {}
             for place, written in to_write.items():
@@ -102,7 +134,7 @@ class KeyLog:
                 offset = offsets[place] if offsets[place] != UNKNOWN else _offset_of(written, later)
                 tombstones.setdefault(place, offset)
                 hidden = next((each for each in reversed(later) if each.offset < offset), None)
-                if restores and hidden is not None and (written.value, hidden.value) != (None, None):
+                if self._restores and hidden is not None and (written.value, hidden.value) != (None, None):
                     again[place] = _copy(hidden, written.number)
                 from_offset[place] = offset + 1
             if not again:
@@ -124,6 +156,25 @@ class KeyLog:
             return await reaches(inner, places, span, to_end=True, told=self._told)
 
         return await self._client.run(find)
+
+    async def _stable(self, ends: Mapping[int, int]) -> Mapping[int, int]:
+        """How far of these ends it is known what transactions mean. If it restores, waits until all of it is."""
+        places = [(self._topic, number) for number in sorted(ends)]
+        span, said = OffsetRange(Place(Anchor.START)), ""
+
+        async def find(inner: KafkaClient) -> dict[TopicPartition, Reach]:
+            isolation = Isolation.READ_COMMITTED
+            return await reaches(inner, places, span, to_end=True, told=self._told, isolation=isolation)
+
+        while True:
+            found = {number: each.until or 0 for (_, number), each in (await self._client.run(find)).items()}
+            open_at = {number: offset for number, offset in found.items() if offset < ends[number]}
+            if not open_at or not self._restores:
+                return {number: min(offset, ends[number]) for number, offset in found.items()}
+            if (waits := f"waiting on {await self._name_transactions(open_at)}") != said:
+                said = waits
+                self._told(said)
+            await self._clock.sleep_ms(LOOK_MS)
 
     async def _write(self, records: Mapping[PartitionKey, InputRecord]) -> Mapping[PartitionKey, int]:
         offsets: dict[PartitionKey, int] = {}
@@ -159,26 +210,36 @@ class KeyLog:
     async def _records_from(
         self, from_offset: Mapping[PartitionKey, int]
     ) -> Mapping[PartitionKey, Sequence[OutputRecord]]:
-        """The records of each key from its offset to the present end, in order."""
+        """The records of each key from its offset to the present end, in order: those of no transaction, and committed
+        ones if it restores."""
         if not from_offset:
             return {}
         found: dict[PartitionKey, list[OutputRecord]] = defaultdict(list)
         starts: dict[int, int] = {}
         for (number, _), offset in from_offset.items():
             starts[number] = min(offset, starts.get(number, offset))
-
-        async def ends(inner: KafkaClient) -> Mapping[int, int]:
-            return await inner.list_offsets(self._topic, sorted(starts), LATEST)
-
-        until = await self._client.run(ends)
+        present = await self._reaches(OffsetRange(Place(Anchor.START)))
+        until = {number: present[self._topic, number].until or 0 for number in starts}
+        isolation = Isolation.READ_UNCOMMITTED
+        if self._restores:
+            until, isolation = await self._stable(until), Isolation.READ_COMMITTED
         reach = {(self._topic, number): Reach(start, until[number]) for number, start in starts.items()}
-        async with aclosing(read(self._client, reach, told=self._told)) as batches:
+        async with aclosing(read(self._client, reach, told=self._told, isolation=isolation)) as batches:
             async for records in batches:
                 for each in records:
                     place = each.partition, each.key or b""
-                    if place in from_offset and each.offset >= from_offset[place]:
+                    is_known = self._restores or not each.is_transactional
+                    if is_known and place in from_offset and each.offset >= from_offset[place]:
                         found[place].append(each)
         return found
+
+
+def _after(before: Newest | None, record: OutputRecord, *, is_known: bool) -> Newest:
+    """`is_known`: no open transaction began below the record."""
+    last = before or Newest(-1, is_tombstone=False)
+    if record.is_aborted or (record.is_transactional and not is_known):
+        return last._replace(unseen_offset=record.offset)
+    return last._replace(offset=record.offset, is_tombstone=record.value is None)
 
 
 def _some(records: Mapping[PartitionKey, InputRecord]) -> str:

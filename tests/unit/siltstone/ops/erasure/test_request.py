@@ -129,6 +129,22 @@ def test_a_record_from_the_time_of_before_on_stays_and_gets_no_tombstone() -> No
     assert list(plan.marks.values()) == stays
 
 
+def test_a_key_with_a_record_that_decides_nothing_gets_a_tombstone_behind_it() -> None:
+    # given records of aborted or open transactions behind a tombstone, before it, behind a value that stays, and alone
+    newest = {
+        (0, b"behind"): Newest(3, True, 5),
+        (0, b"before"): Newest(5, True, 3),
+        (0, b"stays"): Newest(7, False, 8),
+        (0, b"alone"): Newest(-1, False, 2),
+    }
+    plan = draft([b"behind", b"before", b"stays", b"alone"], newest, {0: 9}, {0: 6})
+    assert plan.to_delete == [(0, b"behind"), (0, b"alone")]
+    assert plan.marks == {
+        (0, b"before"): KeyMark(hash_of(b"before"), 5, tombstone=True),
+        (0, b"stays"): KeyMark(hash_of(b"stays"), 6),
+    }
+
+
 def test_a_tombstone_at_offset_0_goes_but_below_it_there_is_nothing() -> None:
     plan = draft([b"a", b"b"], {(0, b"a"): Newest(0, True)}, {0: 1}, {0: 1})
     assert compacted_marks(plan, {})[0][0] == KeyMark(hash_of(b"a"), 0, tombstone=True)

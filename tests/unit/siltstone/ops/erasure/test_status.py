@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from metadata.contract.files import FileState
-from metadata.erasures.contract import Erasure, ErasureStage, PendingFile
+from metadata.erasures.contract import Erasure, ErasureStage, HoldingTransaction, PendingFile
 from siltstone.ops.erasure.status import Reason, State, deadline_text, state_json, state_pairs, waits_of
 
 NOW_MS = 1_800_000_000_000
@@ -107,6 +107,22 @@ def test_without_pending_files_it_waits_on_objects_without_a_row_or_the_last_che
     stray, refused = texts(ERASING, strays=1, refused=1)
     assert "without a row" in stray and refused.startswith("1 L0 file with a batch that was sent again or refused")
     assert texts(ERASING) == ["the last check of a compactor"]
+
+
+def test_each_open_transaction_is_named_once_and_there_is_no_last_check_before_its_end() -> None:
+    holding = [
+        HoldingTransaction(0, 7, 12, "pay-1"),
+        HoldingTransaction(1, 7, 3, "pay-1"),
+        HoldingTransaction(1, 8, 9, ""),
+    ]
+    waits = waits_of(ERASING, [], now_ms=NOW_MS, grace_ms=5_000, holding=holding)
+    further = "readers of committed records get no further before it ends"
+    assert [each.text for each in waits] == [
+        f"transaction 'pay-1' of producer 7, open since offset 12 of partition 0: {further}",
+        f"transaction '' of producer 8, open since offset 9 of partition 1: {further}",
+    ]
+    done = replace(ERASING, stage=ErasureStage.DONE, done_ms=NOW_MS)
+    assert waits_of(done, [], now_ms=NOW_MS, grace_ms=5_000, holding=holding) == ()
 
 
 def test_a_missing_compactor_comes_first_and_a_done_erasure_waits_on_nothing() -> None:
