@@ -66,8 +66,8 @@ ASKED = (
     Mutant(
         name="a-tombstone-hides-a-newer-value-for-ever",
         file="siltstone/ops/erasure/tombstones.py",
-        text="                if restores and hidden is not None",
-        replacement="                if not restores and hidden is not None",
+        text="                if self._restores and hidden is not None",
+        replacement="                if not self._restores and hidden is not None",
         tests=(
             f"{TOMBSTONES}::test_a_value_that_a_tombstone_hid_is_written_again_and_so_is_the_one_that_its_copy_hid",
         ),
