@@ -25,10 +25,11 @@ from metadata.migrations.schema_versions import SchemaState
 from metadata.postgres.tables import SCHEMA_REVISION
 from metadata.postgres.transactions.using import OLDEST_PROGRAM
 from siltstone.kafka.client import connected
+from tests.fixtures.compactors import CompactorProcess
 from tests.fixtures.faults import AgentProcess, Processes, create_topic, in_thread
 from tests.fixtures.idempotent_load import Load, check_fsck, fresh_seed
 from tests.fixtures.older_program import PRESENT, OlderProgram, migrate_by, program_before
-from tests.fixtures.postgres import AGENT_ROLE, as_role
+from tests.fixtures.postgres import AGENT_ROLE, COMPACTOR_ROLE, as_role
 from tests.fixtures.releases import ours
 from tests.fixtures.steady_readers import AiokafkaReader, LibrdkafkaReader
 from tests.fixtures.waiting import wait_until
@@ -41,6 +42,7 @@ from wire.messages.init_producer_id import InitProducerIdRequest, InitProducerId
 MIGRATION = "0009_transactions.py"
 OLDER = 8
 PARTITIONS = 6
+GRACE_MS = 30_000
 TRANSACTION = 1
 """The type of a coordinator."""
 SAID = "transactions are not supported yet: "
@@ -118,12 +120,12 @@ def programs_at_work(url: str) -> list[int]:
 
 
 @contextmanager
-def older_agents(count: int, url: str, folder: Path, older: OlderProgram) -> Iterator[Processes]:
+def older_agents(count: int, url: str, folder: Path, older: OlderProgram, **settings: object) -> Iterator[Processes]:
     urls = SimpleNamespace(url=url, agent_url=as_role(url, AGENT_ROLE))
     processes = Processes(urls, folder)  # type: ignore[arg-type]
     try:
         for _ in range(count):
-            agent = processes.add()
+            agent = processes.add(**settings)
             agent.become(*older.arguments())
             agent.begin_start()
         for agent in processes.agents:
@@ -134,6 +136,24 @@ def older_agents(count: int, url: str, folder: Path, older: OlderProgram) -> Ite
         yield processes
     finally:
         processes.stop()
+
+
+@contextmanager
+def older_compactor(processes: Processes, url: str, folder: Path, older: OlderProgram) -> Iterator[CompactorProcess]:
+    compactor = CompactorProcess(
+        metadata_url=as_role(url, COMPACTOR_ROLE),
+        store_url=processes.store_url,
+        log=folder / "compactor.log",
+        gc_grace_ms=GRACE_MS,
+        orphan_age_ms=GRACE_MS,
+    )
+    module, numbers = compactor.program
+    compactor.become(*older.arguments(module), numbers)
+    compactor.start()
+    try:
+        yield compactor
+    finally:
+        compactor.stop()
 
 
 def replace(processes: Processes, agent: AgentProcess, program: Sequence[str], *, is_killed: bool = False) -> float:
@@ -212,19 +232,23 @@ def test_agents_without_transactions_are_replaced_under_load_and_transactions_be
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_upgrades_that_take_detours_end_in_transactions_too(bare_postgres_url: str, tmp_path: Path) -> None:
-    """Agents come back as the older program or the present one, stopped or killed. One stays old until the end: were it
-    away while both others are new, transactions would begin, and the older program would not start again."""
+    """Agents come back as the older program or the present one, stopped or killed, beside an older compactor. That one
+    stays until the end: were it away while all agents are new, transactions would begin, and no older program would
+    start again."""
     url = bare_postgres_url
     chance = random.Random(fresh_seed())
     older = program_before(MIGRATION, tmp_path / "older")
     migrate_by(older.arguments(), url)
-    with older_agents(3, url, tmp_path, older) as processes, clients(processes) as (load, readers):
+    with (
+        older_agents(3, url, tmp_path, older, gc_grace_ms=GRACE_MS) as processes,
+        older_compactor(processes, url, tmp_path, older) as compactor,
+        clients(processes) as (load, readers),
+    ):
         migrate_by(PRESENT, url)
         assert "nothing to do" in migrate_by(older.arguments(), url, roles=False)
         assert in_thread(schema_state(url)) == SchemaState(SCHEMA_REVISION, 1)
-        last, *others = chance.sample(processes.agents, 3)
         for number in range(ROUNDS):
-            for agent in chance.sample(others, 2):
+            for agent in chance.sample(processes.agents, 3):
                 program = chance.choice([PRESENT, older.arguments()]) if number < ROUNDS - 1 else PRESENT
                 replace(processes, agent, program, is_killed=chance.random() < 0.3)
                 load.until_more(50)
@@ -232,10 +256,19 @@ def test_upgrades_that_take_detours_end_in_transactions_too(bare_postgres_url: s
             assert [asked(each.address) for each in processes.agents] == [REFUSED] * 3
             refusal = refusal_of_librdkafka(processes.bootstrap)
             assert SAID in refusal, refusal
-        replace(processes, last, PRESENT, is_killed=chance.random() < 0.5)
+        # then the older compactor merges what agents of the present program commit, until it is the last to go
+        assert programs_at_work(url) == [OLDER, *[ours()] * 3]
+        merged = compactor.metric("merges_total")
+        wait_until(lambda: compactor.metric("merges_total") > merged)
+        assert compactor.stop() == 0
+        compactor.become("-m", *compactor.program)
+        compactor.start()
         told = [("transaction.version", 2)]
         wait_until(lambda: all(asked(each.address).features == told for each in processes.agents))
         use_transactions(processes.bootstrap, "tx", "tx")
+        load.until_more(30)
+        wait_until(lambda: compactor.metric("merges_total") > 0)
+        assert compactor.stop() == 0 and "Traceback" not in compactor.log, compactor.log
         records = finish(processes, load, readers, url)
         print(f"{records} records")
         older_is_refused(older, url, processes.store_url)
