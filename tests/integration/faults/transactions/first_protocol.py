@@ -18,7 +18,7 @@ from tests.integration.faults.transactions.history import Place, Position, Trans
 from tests.integration.faults.transactions.plan import Ending, Plan
 
 CALL_S = 5
-HUNG_S = 30
+HUNG_S = 15
 TAKEN_MAX = 20
 COMMON: Mapping[str, Any] = {
     "log_level": 0,

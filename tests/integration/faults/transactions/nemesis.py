@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from metadata.contract.leases import LEASE_MS
 from storage.wrappers.faulty import Fault, FaultRule
+from tests.fixtures.compactors import CompactorProcess
 from tests.fixtures.faults import AgentProcess, Postgres
 from tests.fixtures.faulty_proxies import S3Proxy
 from tests.fixtures.unsteady_proxy import UnsteadyProxy
@@ -36,6 +37,7 @@ class Reach:
     wires: Sequence[UnsteadyProxy]
     """In the order of the agents."""
     store: S3Proxy
+    compactors: Sequence[CompactorProcess] = ()
 
 
 Heal = Callable[[], None]
@@ -55,6 +57,14 @@ def kill(reach: Reach, chance: random.Random) -> tuple[float, Heal]:
     if chance.random() < 0.5:
         reach.postgres.end_lease(agent.port)
     return chance.random() * 3, agent.start
+
+
+def kill_a_compactor(reach: Reach, chance: random.Random) -> tuple[float, Heal]:
+    if not reach.compactors:
+        return 0, lambda: None
+    compactor = chance.choice(reach.compactors)
+    compactor.kill()
+    return chance.random() * 3, compactor.start
 
 
 def restart(reach: Reach, chance: random.Random) -> tuple[float, Heal]:
@@ -157,6 +167,7 @@ SHORT: Sequence[Strike] = (
 """Each comes once in a short run."""
 ALL: Sequence[Strike] = (
     kill,
+    kill_a_compactor,
     restart,
     freeze,
     freeze_beyond_the_lease,

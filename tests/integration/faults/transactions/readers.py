@@ -81,6 +81,16 @@ class HandReader:
             await asyncio.sleep(0.05)
 
 
+async def read_all(plan: Plan, address: str, ends: Mapping[Place, int]) -> None:
+    """Everything that is committed, from the start, at one agent that is well. Raises SiltstoneError."""
+    asking = Asking(plan.addresses, random.Random(0))
+    views = plan.history.watch(f"afterwards, {address}", plan.places)
+    while behind := {place: view.end for place, view in views.items() if view.end < ends[place]}:
+        for place, part in (await fetch(asking, behind, isolation=COMMITTED, address=address)).items():
+            shown, views[place].end = records_of(part, behind[place])
+            views[place].seen += [Seen(offset, value, time.monotonic()) for offset, value in shown]
+
+
 class LibrdkafkaReader:
     """Leaves out what is aborted by librdkafka's own code."""
 

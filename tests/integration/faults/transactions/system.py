@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import inf
 
 from runtime.errors import SiltstoneError
+from tests.fixtures.compactors import CompactorProcesses
 from tests.fixtures.faults import Postgres, Processes, create_topic
 from tests.fixtures.faulty_proxies import S3Proxy
 from tests.fixtures.idempotent_load import check_fsck
@@ -25,14 +26,16 @@ from tests.integration.faults.transactions.history import Bounds, Kept, Log, Pla
 from tests.integration.faults.transactions.judge import outcome_of, violations
 from tests.integration.faults.transactions.nemesis import Reach
 from tests.integration.faults.transactions.plan import LEFT, PARTITIONS, RIGHT, Plan, places_of
-from tests.integration.faults.transactions.readers import Crew, HandReader, LibrdkafkaReader, until_at_end
+from tests.integration.faults.transactions.readers import Crew, HandReader, LibrdkafkaReader, read_all, until_at_end
 
 AGENTS = 3
-TIMEOUT_MS = 10_000
+TIMEOUT_MS = 12_000
 """Of transactions: the longest faults outlast it."""
 DRAINED_S_MAX = 120
 """Until every record is moved on, after the last fault: sessions and transactions may have to time out first."""
 STABLE_S_MAX = 60
+GRACE = {"gc_grace_ms": 2_000}
+"""Agents and compactors need the same."""
 SETTINGS = {"group_initial_rebalance_delay_ms": 200, "group_min_session_timeout_ms": 1_000}
 
 
@@ -183,6 +186,9 @@ class System:
         stable_s = time.monotonic() - began_s
         kept = self.crew.run(whole.read())
         self.clients.end_readers({place: last_committed(some) for place, some in kept.items()})
+        ends = {place: bounds.end for (_, place), bounds in self._bounds(asking).items()}
+        for address in self.plan.addresses:
+            self.crew.run(read_all(self.plan, address, ends))
         self._tell(kept, stable_s)
         assert not self.plan.history.failed, self.plan.history.failed[:3]
         log = Log(kept, self._bounds(asking), self._moved(asking))
@@ -235,15 +241,22 @@ def last_committed(kept: Mapping[int, Kept]) -> int:
 
 @contextmanager
 def system(
-    postgres: Postgres, processes: Processes, *, endpoint: str, store_url: str, mix: Mix, seed: int
+    postgres: Postgres,
+    processes: Processes,
+    *,
+    endpoint: str,
+    store_url: str,
+    mix: Mix,
+    seed: int,
+    compactors: CompactorProcesses | None = None,
 ) -> Iterator[System]:
-    """`endpoint` is that of the bucket's server."""
+    """`endpoint` is that of the bucket's server. With `compactors` files are merged, and deleted soon."""
     with ExitStack() as stack:
         store = stack.enter_context(S3Proxy(endpoint, seed=seed))
         processes.store_url = store_url.replace(endpoint, store.endpoint)
         wires = [stack.enter_context(UnsteadyProxy(*postgres.address)) for _ in range(AGENTS)]
         agents = [
-            processes.add(metadata_url=as_role(postgres.url_through(wire.port), AGENT_ROLE), **SETTINGS)
+            processes.add(metadata_url=as_role(postgres.url_through(wire.port), AGENT_ROLE), **SETTINGS, **GRACE)
             for wire in wires
         ]
         for agent in agents:
@@ -256,6 +269,10 @@ def system(
             create_topic(processes.bootstrap, topic, partitions=PARTITIONS)
         crew = stack.enter_context(Crew())
         plan = Plan([agent.address for agent in agents], TIMEOUT_MS)
+        if compactors is not None:
+            compactors.start(1, **GRACE)
+            stack.callback(compactors.stop)
         clients = Clients(plan, crew, mix, random.Random(seed))
         stack.callback(clients.leave)
-        yield System(Reach(postgres, agents, wires, store), plan, crew, clients, store_url)
+        working = () if compactors is None else compactors.compactors
+        yield System(Reach(postgres, agents, wires, store, working), plan, crew, clients, store_url)
