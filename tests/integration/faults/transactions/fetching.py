@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 
+from runtime.errors import SiltstoneError
 from tests.integration.faults.transactions.asking import Asking
 from tests.integration.faults.transactions.history import Bounds, Kept, Place
 from tests.simulation.checks import StoredBatch
@@ -114,7 +115,7 @@ class WholeLog:
 
 
 async def bounds_of(asking: Asking, places: Sequence[Place], *, address: str = "") -> Mapping[Place, Bounds]:
-    """The last stable offsets and the ends. Raises SiltstoneError if it is asked at `address`."""
+    """The last stable offsets and the ends. Raises SiltstoneError."""
     found: list[Mapping[Place, int]] = []
     for isolation in (COMMITTED, UNCOMMITTED):
         topics: dict[str, list[ListOffsetsPartition]] = {}
@@ -129,7 +130,8 @@ async def bounds_of(asking: Asking, places: Sequence[Place], *, address: str = "
             answer = await asking.at(address, request, ListOffsetsResponse)
         else:
             answer = await asking.anywhere(request, ListOffsetsResponse, _error_of_bounds)
-        assert not _error_of_bounds(answer), ErrorCode(_error_of_bounds(answer)).name
+        if code := _error_of_bounds(answer):
+            raise SiltstoneError(f"bounds: {ErrorCode(code).name}")
         found.append(
             {(topic.name, each.partition_index): each.offset for topic in answer.topics for each in topic.partitions}
         )

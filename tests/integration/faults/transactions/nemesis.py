@@ -64,7 +64,7 @@ def kill_a_compactor(reach: Reach, chance: random.Random) -> tuple[float, Heal]:
         return 0, lambda: None
     compactor = chance.choice(reach.compactors)
     compactor.kill()
-    return chance.random() * 3, compactor.start
+    return chance.random() * 3, compactor.begin_start
 
 
 def restart(reach: Reach, chance: random.Random) -> tuple[float, Heal]:

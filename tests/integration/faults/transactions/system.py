@@ -182,16 +182,17 @@ class System:
             lambda: f"{self._waiting(asking, whole)} {self.clients.doing}",
         )
         self.clients.end_movers()
-        wait_until(lambda: self._is_stable(asking), STABLE_S_MAX, lambda: f"{self._bounds(asking)}")
+        bounds: dict[tuple[str, Place], Bounds] = {}
+        wait_until(lambda: self._is_stable(asking, bounds), STABLE_S_MAX, lambda: f"{bounds}")
         stable_s = time.monotonic() - began_s
-        kept = self.crew.run(whole.read())
+        kept = self.crew.run(whole.read(), PATIENCE_S)
         self.clients.end_readers({place: last_committed(some) for place, some in kept.items()})
-        ends = {place: bounds.end for (_, place), bounds in self._bounds(asking).items()}
+        ends = {place: each.end for (_, place), each in bounds.items()}
         for address in self.plan.addresses:
-            self.crew.run(read_all(self.plan, address, ends))
+            self.crew.run(read_all(self.plan, address, ends), PATIENCE_S)
         self._tell(kept, stable_s)
         assert not self.plan.history.failed, self.plan.history.failed[:3]
-        log = Log(kept, self._bounds(asking), self._moved(asking))
+        log = Log(kept, bounds, self._moved(asking))
         self.crew.run(asking.close())
         found = violations(self.plan.history.transactions, self.plan.history.views, log)
         assert not found, f"{len(found)} violations:\n" + "\n".join(map(str, found[:20]))
@@ -201,7 +202,7 @@ class System:
 
     def _waiting(self, asking: Asking, whole: WholeLog) -> Mapping[Place, tuple[int, int]]:
         """Where records are not moved on yet: the group's offset, and that of the last record."""
-        lasts = {place: last_committed(some) for place, some in self.crew.run(whole.read()).items()}
+        lasts = {place: last_committed(some) for place, some in self.crew.run(whole.read(), PATIENCE_S).items()}
         return {place: (at, lasts[place]) for place, at in self._moved(asking).items() if at <= lasts[place]}
 
     def _moved(self, asking: Asking) -> Mapping[Place, int]:
@@ -211,19 +212,15 @@ class System:
             found |= self.crew.run(asked, PATIENCE_S)
         return found
 
-    def _is_stable(self, asking: Asking) -> bool:
-        try:
-            return all(each.stable == each.end for each in self._bounds(asking).values())
-        except SiltstoneError:
-            return False
-
-    def _bounds(self, asking: Asking) -> Mapping[tuple[str, Place], Bounds]:
-        """As each agent says. Raises SiltstoneError."""
-        found: dict[tuple[str, Place], Bounds] = {}
+    def _is_stable(self, asking: Asking, bounds: dict[tuple[str, Place], Bounds]) -> bool:
+        """Whether readers of committed records reach the end at each agent. `bounds` gets what they say."""
         for address in self.plan.addresses:
-            bounds = self.crew.run(bounds_of(asking, self.plan.places, address=address))
-            found |= {(address, place): each for place, each in bounds.items()}
-        return found
+            try:
+                said = self.crew.run(bounds_of(asking, self.plan.places, address=address))
+            except SiltstoneError:
+                return False
+            bounds.update({(address, place): each for place, each in said.items()})
+        return all(each.stable == each.end for each in bounds.values())
 
     def _tell(self, kept: Mapping[Place, Mapping[int, Kept]], stable_s: float) -> None:
         transactions = self.plan.history.transactions.values()
@@ -233,6 +230,13 @@ class System:
             print(f"{place}: {outcome_of(some)}")
         for what, count in sorted(self.plan.history.counts.items()):
             print(f"{count:6} {what}")
+
+
+def stop_compactors(compactors: CompactorProcesses) -> None:
+    """One that has begun a moment ago does not know yet how to stop."""
+    for compactor in compactors.compactors:
+        compactor.await_ready()
+    compactors.stop()
 
 
 def last_committed(kept: Mapping[int, Kept]) -> int:
@@ -270,8 +274,8 @@ def system(
         crew = stack.enter_context(Crew())
         plan = Plan([agent.address for agent in agents], TIMEOUT_MS)
         if compactors is not None:
-            compactors.start(1, **GRACE)
-            stack.callback(compactors.stop)
+            compactors.add(**GRACE).begin_start()  # nobody waits for it
+            stack.callback(stop_compactors, compactors)
         clients = Clients(plan, crew, mix, random.Random(seed))
         stack.callback(clients.leave)
         working = () if compactors is None else compactors.compactors
