@@ -202,5 +202,5 @@ def strike_and_heal(reach: Reach, chance: random.Random, *strikes: Strike) -> No
             longest_s = max(longest_s, seconds)
         time.sleep(longest_s)
     finally:
-        for heal in heals:
+        for heal in reversed(heals):  # an agent that begins comes last: it may take long
             heal()
