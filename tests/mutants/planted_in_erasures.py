@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 _PENDING = "tests/contract/test_erasures_pending.py"
+_HELD = "tests/contract/test_erasures_held.py"
 _LIFE = "tests/contract/test_erasures.py"
 
 ERASER, ORACLE = "compactor/erasing/partition_eraser.py", "compactor/erasing/oracle.py"
@@ -348,6 +349,27 @@ IN_METADATA = (
         text="file.info.level == 0 and file_id <= erasure.l0_through",
         replacement="file.info.level == 0",
         tests=(f"{_PENDING}::test_all_l0_files_committed_before_the_erasure_are_pending_until_deleted",),
+    ),
+    Mutant(
+        name="an-erasure-ends-before-the-transactions-below-it",
+        file="metadata/erasures/stages.py",
+        text="    if holding:\n",
+        replacement="    if not holding and erasure_id < 0:\n",
+        tests=(f"{_HELD}::test_an_erasure_ends_after_the_transactions_that_began_below_its_marks",),
+    ),
+    Mutant(
+        name="a-tombstone-rests-before-readers-get-to-it",
+        file="metadata/postgres/erasures/erasures.py",
+        text="        or await holding_transactions(connection, erasure.erasure_id, limit=1)\n",
+        replacement="",
+        tests=(f"{_HELD}::test_a_tombstone_rests_from_the_time_on_at_which_readers_of_committed_records_get_to_it",),
+    ),
+    Mutant(
+        name="transactions-that-begin-at-the-marks-hold-too",
+        file="metadata/postgres/erasures/pending.py",
+        text="t.first_offset < k.end_offset",
+        replacement="t.first_offset <= k.end_offset",
+        tests=(f"{_HELD}::test_a_transaction_that_begins_at_the_tombstone_holds_and_one_behind_it_does_not",),
     ),
     Mutant(
         name="a-stamp-that-an-extent-carries-is-given-again",
