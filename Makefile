@@ -51,7 +51,8 @@ test: $(STAMP_ALL)  ## all tests but the long proofs
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not soak"
 
 conformance: $(STAMP_ALL)  ## Kafka clients in Go, which `make test` leaves out (needs Go)
-	$(BIN)/python -m pytest -n 0 -k "franz-go or sarama" tests/conformance/test_scenarios.py
+	$(BIN)/python -m pytest -n 0 -k "franz-go or sarama" tests/conformance/test_scenarios.py \
+		tests/conformance/transactions/test_copiers.py
 
 mutants: $(STAMP_ALL)  ## plant bugs that the tests must find (MUTANTS="name ..." for some)
 	@$(COMPILE_KERNELS)

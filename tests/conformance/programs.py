@@ -256,11 +256,12 @@ class Go(ProgramClient):
         return self.login.words
 
     def command(self) -> Sequence[str]:
-        return [str(_built(self.name))]
+        return [str(built(self.name))]
 
 
 @cache
-def _built(name: str) -> Path:
+def built(name: str) -> Path:
+    """The program of a folder of the module in Go."""
     target = Path(tempfile.mkdtemp(prefix="conformance-")) / name
     atexit.register(shutil.rmtree, target.parent, ignore_errors=True)
     subprocess.run(

@@ -13,7 +13,7 @@ from confluent_kafka import Producer
 
 from tests.conformance.cluster import Cluster
 from tests.conformance.transactions.committed import Committed, agent_kills, amid
-from tests.conformance.transactions.java import JavaProcess, jars_at_hand
+from tests.conformance.transactions.running import Running, jars_at_hand, java, started
 from tests.fixtures.idempotent_load import fresh_seed
 
 PAGE = Path(__file__).parents[3] / "docs" / "transactions.md"
@@ -49,20 +49,15 @@ def test_a_word_count_of_kafka_streams_is_exact_while_it_and_the_agents_are_kill
     cluster.topic(PARTITIONS, name="lines")
     cluster.topic(PARTITIONS, name="counts")
     path = program_of_the_page(cluster, tmp_path)
-    streams = [JavaProcess(jars, tmp_path / f"instance-{number}", str(path)) for number in range(2)]
+    streams = [Running(tmp_path / f"instance-{number}", java(jars, str(path))) for number in range(2)]
     kills = [*agent_kills(cluster), *(each.kill_and_start for each in streams), streams[0].stop_and_start]
-    try:
-        for each in streams:
-            each.start()
+    with started(streams):
         write_lines(cluster, chance)
         with Committed(cluster.bootstrap, "counts", PARTITIONS) as output:
             total = LINES * WORDS_PER_LINE
             amid(kills, chance, output, total, streams)
             seen = output.await_no_more()
-    finally:
-        for each in streams:
-            each.kill()
-    assert [each.failures for each in streams] == [0, 0], "\n".join(each.tended() for each in streams)
+    assert [each.failures for each in streams] == [0, 0], "\n".join(each.told() for each in streams)
     counts: defaultdict[bytes | None, list[int]] = defaultdict(list)
     for each in seen:
         counts[each.key].append(int(each.value or b""))

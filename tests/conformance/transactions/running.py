@@ -1,9 +1,11 @@
-"""Programs of the JVM that run on their own until they end or are killed."""
+"""Programs that run on their own until they are killed."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -26,12 +28,17 @@ def jars_at_hand(needed: str) -> Jars:
     return jars
 
 
-class JavaProcess:
-    """A main class or a source file. It keeps one temporary folder over all its starts, and one file of output."""
+def java(jars: Jars, main: str, *words: str) -> Sequence[str]:
+    """The command of a main class or a source file."""
+    return jars.command(main, words, JVM)
 
-    def __init__(self, jars: Jars, folder: Path, main: str, *words: str) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._command = jars.command(main, words, (*JVM, f"-Djava.io.tmpdir={folder}"))
+
+class Running:
+    """It keeps one temporary folder over all its starts, and one file of output."""
+
+    def __init__(self, folder: Path, command: Sequence[str]) -> None:
+        folder.mkdir(parents=True)
+        self._command = [command[0], f"-Djava.io.tmpdir={folder}", *command[1:]] if "-cp" in command else command
         self._log = folder / "output.log"
         self._process: subprocess.Popen[bytes] | None = None
         self.failures = 0
@@ -43,26 +50,22 @@ class JavaProcess:
 
     @property
     def exit_code(self) -> int | None:
-        assert self._process is not None
-        return self._process.poll()
+        return None if self._process is None else self._process.poll()
 
     def kill(self) -> None:
-        assert self._process is not None
-        self._process.kill()
-        self._process.wait(END_S)
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(END_S)
 
     def kill_and_start(self) -> None:
         self.kill()
         self.start()
 
-    def stop(self) -> None:
+    def stop_and_start(self) -> None:
         """End it as an operator does, by SIGTERM."""
         assert self._process is not None
         self._process.terminate()
         self._process.wait(END_S)
-
-    def stop_and_start(self) -> None:
-        self.stop()
         self.start()
 
     def tended(self) -> str:
@@ -70,4 +73,18 @@ class JavaProcess:
         if self.exit_code:
             self.failures += 1
             self.start()
-        return f"exit code {self.exit_code}: {self._log.read_text(errors='replace')[-TOLD:]}"
+        return f"exit code {self.exit_code}, {self.failures} failures: {self.told()}"
+
+    def told(self) -> str:
+        return self._log.read_text(errors="replace")[-TOLD:]
+
+
+@contextmanager
+def started(programs: Sequence[Running]) -> Iterator[None]:
+    try:
+        for each in programs:
+            each.start()
+        yield
+    finally:
+        for each in programs:
+            each.kill()
