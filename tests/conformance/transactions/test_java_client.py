@@ -280,7 +280,7 @@ def test_a_producer_that_was_replaced_between_its_transactions_is_fenced(java: J
 
 def test_a_transaction_past_its_time_is_aborted_and_its_producer_fenced(java: JavaClients, cluster: Cluster) -> None:
     topic = cluster.topic()
-    producer = begun(java, topic, transaction_timeout_ms=1_000)
+    producer = begun(java, topic, transaction_timeout_ms=5_000)
     producer.send(topic, "1")
     reader = java.consumer()
     wait_until(lambda: reader.end(topic) == 2, WAIT_S)
@@ -306,7 +306,7 @@ def test_a_producer_is_initialised_once(java: JavaClients, cluster: Cluster) -> 
 
 def test_calls_time_out_while_the_agents_are_frozen_and_may_be_made_again(java: JavaClients, cluster: Cluster) -> None:
     topic = cluster.topic()
-    settings = {"max_block_ms": 1_500}
+    settings = {"max_block_ms": 5_000}
     ready = java.producer(f"{topic}-ready", **settings)
     calls: list[tuple[JavaProducer, Callable[[], None]]] = [(ready, ready.init)]
     for name in ("offsets", "commit", "abort"):
@@ -348,7 +348,7 @@ def test_a_record_that_could_not_be_sent_is_aborted_and_the_producer_goes_on_in_
     java: JavaClients, cluster: Cluster
 ) -> None:
     topic = cluster.topic()
-    producer = begun(java, topic, delivery_timeout_ms=3_000, request_timeout_ms=2_000)
+    producer = begun(java, topic, delivery_timeout_ms=10_000, request_timeout_ms=5_000)
     producer.send(topic, "1")
     producer.commit()
     producer.begin()
