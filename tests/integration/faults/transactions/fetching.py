@@ -3,6 +3,7 @@ the list of each answer, from which an ABORT marker takes the first entry of its
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 
@@ -26,6 +27,7 @@ from wire.records import walk
 UNCOMMITTED, COMMITTED = 0, 1
 LATEST = -1
 WAIT_MS = 200
+FOLLOW_S = 1.0
 
 
 async def fetch(
@@ -83,12 +85,23 @@ class WholeLog:
     """A reader of everything, markers too. It goes on where it was."""
 
     def __init__(self, asking: Asking, places: Sequence[Place]) -> None:
-        self._asking = asking
+        self._asking, self._one_at_a_time = asking, asyncio.Lock()
         self._batches: dict[Place, list[StoredBatch]] = {place: [] for place in places}
         self._offsets = dict.fromkeys(places, 0)
 
+    async def follow(self) -> None:
+        """Read along, so that little is left to be read at the end."""
+        while True:
+            await self.read()
+            await asyncio.sleep(FOLLOW_S)
+
     async def read(self) -> Mapping[Place, Mapping[int, Kept]]:
         """To the end that an agent names. Whether a record is committed is what its marker says."""
+        async with self._one_at_a_time:
+            await self._read_on()
+        return {place: self._kept(place) for place in self._batches}
+
+    async def _read_on(self) -> None:
         ends = await bounds_of(self._asking, list(self._offsets))
         while behind := {at: start for at, start in self._offsets.items() if start < ends[at].end}:
             for place, part in (await fetch(self._asking, behind, isolation=UNCOMMITTED)).items():
@@ -101,7 +114,6 @@ class WholeLog:
                     is_commit = marker is not None and marker.commit
                     self._batches[place].append(StoredBatch(header.base_offset, header, values, is_commit))
                     self._offsets[place] = header.next_offset
-        return {place: self._kept(place) for place in self._batches}
 
     def _kept(self, place: Place) -> Mapping[int, Kept]:
         stored = stored_of({place: self._batches[place]}, {})[place]

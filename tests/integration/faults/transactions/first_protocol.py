@@ -105,10 +105,9 @@ class Seat(ABC):
         self.doing = f"sends in {transaction.name}"
 
         def delivered(error: Any, message: Message) -> None:
-            if error is None:
-                value = message.value()
-                assert value is not None
-                transaction.offsets[value] = message.offset()
+            value, offset = message.value(), message.offset()
+            if error is None and value is not None and offset is not None and offset >= 0:
+                transaction.offsets[value] = offset
 
         for (topic, partition), values in records.items():
             for value in values:

@@ -27,7 +27,7 @@ class Kind(StrEnum):
     WRONG_END = "a transaction is committed that nobody asked to commit"
     LOST = "a record of a transaction that was acknowledged as committed is not committed"
     DOUBLED = "a record lies in the log twice"
-    MOVED = "a committed record is not where it was acknowledged"
+    MOVED = "a record does not lie where it was acknowledged"
     STRANGE = "a record that nobody sent, or sent elsewhere"
     CYCLE = "transactions read from each other in a circle"
     NOT_MOVED_ON = "offsets are committed of a record that has no output"
@@ -88,14 +88,17 @@ def _of_records(transactions: Mapping[str, Transaction], log: Log) -> Iterator[V
             transaction = transactions.get(name_of(each.value).transaction)
             if transaction is None or transaction.sent.get(each.value) != place:
                 yield Violation(Kind.STRANGE, f"{each.value!r} at {place} {offset}")
-            elif transaction.offsets.get(each.value, offset) != offset and each.is_committed:
-                told = transaction.offsets[each.value]
-                yield Violation(Kind.MOVED, f"{each.value!r} lies at {place} {offset}, and was acknowledged at {told}")
             if each.is_committed is None:
                 yield Violation(Kind.OPEN, f"{each.value!r} at {place} {offset}")
     for value, count in times.items():
         if count > 1:
             yield Violation(Kind.DOUBLED, f"{value!r}, {count} times")
+    for transaction in transactions.values():
+        for value, offset in transaction.offsets.items():
+            place = transaction.sent[value]
+            there = log.kept.get(place, {}).get(offset)
+            if there is None or there.value != value:
+                yield Violation(Kind.MOVED, f"{value!r} was acknowledged at {place} {offset}, where {there} lies")
 
 
 def _of_transactions(transactions: Mapping[str, Transaction], log: Log) -> Iterator[Violation]:

@@ -85,8 +85,9 @@ class Producer:
                     place = (topic.name, part.index)
                     if not part.error_code:
                         del waiting[place]
-                        for number, value in enumerate(records[place]):
-                            transaction.offsets[value] = part.base_offset + number
+                        if part.base_offset >= 0:  # of an old double there is none
+                            values = enumerate(records[place], part.base_offset)
+                            transaction.offsets |= {value: offset for offset, value in values}
                     elif not ErrorCode(part.error_code).retriable:
                         raise RefusedError("records", part.error_code)
             if waiting:

@@ -63,7 +63,7 @@ def test_transactions_are_whole_in_minutes_of_faults(
             print(f"{time.monotonic() - began_s:.0f} s:", *(each.__name__ for each in (strike, *beside[:2])))
             strike_and_heal(running.reach, chance, strike, *beside[:2])
             running.clients.until_more(3)
-        running.finish()
+        running.finish(readers_after=len(running.plan.addresses))
         merges = postgres.value("SELECT count(*) FROM merge_jobs WHERE state = 'done'")
         print(f"{merges} merges")
         assert merges > 0
