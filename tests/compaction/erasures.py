@@ -177,7 +177,8 @@ async def advance(world: World) -> list[Erasure]:
         open_.append(erasure)
         pending = await world.metadata.erasures.pending_files(erasure.erasure_id)
         is_last = erasure.stage is ErasureStage.ERASING and (erasure.erases_tombstones or not erasure.tombstones)
-        if pending or not is_last:
+        held = await world.metadata.erasures.holding_transactions(erasure.erasure_id)
+        if pending or held or not is_last:
             if world.random.random() < 0.3:
                 await _refuses_to_end(world, erasure.erasure_id)
             continue
@@ -198,7 +199,9 @@ async def _refuses_to_end(world: World, erasure_id: int) -> None:
     except ErasurePendingError:
         world.count("erasure pending")
     else:
-        world.violations.append(f"erasure {erasure_id} ended while files were pending, or a stage was to come")
+        world.violations.append(
+            f"erasure {erasure_id} ended while files were pending, a transaction was open, or a stage was to come"
+        )
 
 
 async def judge(world: World) -> None:
