@@ -29,6 +29,7 @@ from tests.contract.transactions import (
     PARTITIONS_MAX,
     UNKNOWN,
     Coordinator,
+    Producer,
     stable,
     two_partitions,
 )
@@ -68,6 +69,31 @@ async def test_a_client_that_says_who_it_is_goes_on_and_a_stale_one_is_fenced(wo
 
     assert (bumped.producer_epoch, again.producer_epoch) == (1, 1)
     assert [each.error for each in (*stale, late)] == [FENCED] * 3
+
+
+async def test_a_call_in_doubt_that_is_repeated_fences_nobody_however_late_it_comes(world: World) -> None:
+    # given: a client asked for its next epoch, got no answer, and asked another agent, which took the id
+    one, two = await Coordinator.register(world.service), await Coordinator.register(await world.another(), 9093)
+    producer = await one.producer()
+    me = {"producer_id": producer.producer_id, "producer_epoch": producer.epoch}
+    await one.init(**me)
+    again = await two.init(**me)
+    assert (again.error, again.producer_id, again.producer_epoch) == (0, producer.producer_id, 1)
+    # when: the first call is carried out once more, before and amid the next transaction, and behind it
+    before = await one.init(**me)
+    (partition,) = (await new_topic(world.service)).partition_ids
+    going_on = Producer(two, "t", again.producer_id, again.producer_epoch)
+    await going_on.write(partition)
+    amid = await one.init(**me)
+    await two.init(**me)  # its client's agent has the id
+    result = await going_on.end()
+    behind = await one.init(**me)
+    # then: it changes no epoch, and ends nothing
+    assert (before.error, before.producer_epoch) == (0, 1)
+    assert (amid.error, behind.error) == (FENCED, FENCED)
+    assert (result.error, result.producer_epoch) == (0, 2)
+    info = await two.info()
+    assert (info.state, info.producer_epoch) == (TransactionState.COMPLETE_COMMIT, 2)
 
 
 async def test_a_producer_whose_epochs_are_used_up_gets_a_new_id(world: World) -> None:
