@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from agents.tail.log_index import FileRef, LogIndex
 from metadata.contract.files import FileState
 from metadata.contract.leases import AgentAddress
 from metadata.contract.tail import Cursor, Tail
@@ -18,8 +19,10 @@ from metadata.postgres.driver import Connection
 from metadata.postgres.log import news, tail
 from metadata.postgres.log.tail import read_tail
 from metadata.postgres.store import PostgresMetadata
+from metadata.rules.packed_index import iter_index
 from runtime.clock import SystemClock
 from tests.contract.metadata_worlds import DAY_MS, Writer, batch, new_topic
+from tests.contract.transactions import Coordinator
 from tests.fixtures.waiting import until
 
 
@@ -140,6 +143,37 @@ async def test_a_cut_off_answer_decides_nothing_and_the_rest_comes(
         made = [(await writer.commit(batch(one))).file_id for _ in range(5)]
         read = [[file.file_id for file in (await reading.next()).files] for _ in range(3)]
         assert read == [made[:2], made[2:4], made[4:]]
+
+
+async def test_an_end_that_comes_before_the_rest_of_its_records_ends_nothing_early(
+    service: PostgresMetadata, session: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given: a transaction of more files than one answer has of a writer, and its end by the writer of markers
+    monkeypatch.setattr(tail, "TAIL_FILES_MAX", 2)
+    for name in ("_TAIL", "_TAIL_OF_SOME"):
+        monkeypatch.setattr(tail, name, getattr(tail, name).replace("LIMIT 1000", "LIMIT 2"))
+    coordinator = await Coordinator.register(service)
+    (one,) = (await new_topic(service)).partition_ids
+    reading = Reading(session, (await service.agents.snapshot()).cursor)
+    producer = await coordinator.producer()
+    for _ in range(5):
+        await producer.write(one)
+    await producer.end(commit=False)
+    # when: a follower takes in what it reads
+    index = LogIndex()
+    index.open_partition(one, start=0, end=0)
+    log = index.partition(one)
+    assert log is not None
+    seen: list[tuple[int, int, int]] = []
+    while log.end < 6:
+        for file in (await reading.next()).files:
+            ref = FileRef(file.key, file.size_bytes, file.created_ms, inline=file.inline)
+            index.add_file(file.file_id, ref, iter_index(file.index), txn_rows=file.txn_rows, live=file.live)
+        seen.append((log.last_stable_offset, log.end, index.gaps))
+    # then: the marker is there first, and waits for the records before it
+    assert seen == [(0, 2, 1), (0, 4, 1), (6, 6, 0)]
+    assert log.transactions is not None
+    assert [(each.first_offset, each.last_offset) for each in log.transactions.aborted] == [(0, 5)]
 
 
 async def test_too_many_files_above_the_decided_id_are_read_by_writer(
