@@ -49,7 +49,9 @@ def _touches(aborted: tuple[int, int, int], extents: Sequence[LeveledExtent], id
     return any(each.last_offset >= first for each in chosen) and any(each.base_offset <= marker for each in chosen)
 
 
-def arbitrary_spec(view: CompactionView, chosen: Sequence[LeveledExtent]) -> MergeSpec:
+def arbitrary_spec(
+    view: CompactionView, chosen: Sequence[LeveledExtent], *, limit_ms: int = LIMIT_MS, grace_ms: int = GRACE_MS
+) -> MergeSpec:
     """Bounds by the rules of docs/design.md, computed here and not by the planner."""
     ids = {extent.extent_id for extent in chosen}
     partitions: dict[int, PartitionSpec] = {}
@@ -76,8 +78,8 @@ def arbitrary_spec(view: CompactionView, chosen: Sequence[LeveledExtent]) -> Mer
             first_uncleanable_offset=first_uncleanable,
             whole_through_offset=whole,
             delete_horizon_ms=view.now_ms
-            + LIMIT_MS
-            + GRACE_MS // 2
+            + limit_ms
+            + grace_ms // 2
             + int(partition.configs.get("delete.retention.ms", "86400000")),
             passes=2 if partition.passes_needed > 1 else 1,
             aborted=[one for one in partition.aborted if _touches(one, partition.extents, ids)],
@@ -85,7 +87,7 @@ def arbitrary_spec(view: CompactionView, chosen: Sequence[LeveledExtent]) -> Mer
     return MergeSpec(
         kind=MergeKind.MERGE,
         now_ms=view.now_ms,
-        limit_ms=LIMIT_MS,
+        limit_ms=limit_ms,
         level=2,
         output_bytes=OPTIONS.output_bytes,
         dedupe=True,

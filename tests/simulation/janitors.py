@@ -38,12 +38,15 @@ class JanitorSeat:
         clock = SimulationClock(world.loop)
         metadata = _Stale(world.loop, process, faults, world.server, world.noting("janitor"), world.listening)
         ids = SystemIds(seed=int(faults.rng.random() * 2**53))
+        grace_ms = int(faults.between(50, 1000))
+        if world.transactions is not None and world.transactions.grace_ms:
+            grace_ms = world.transactions.grace_ms  # merges and agents count on it
         self._janitor = Janitor(
             store=_Watched(world, self, clock, ids),
             metadata=metadata,
             runtime=Runtime(clock=clock, ids=ids),
             limits=JanitorLimits(
-                grace_ms=int(faults.between(50, 1000)),
+                grace_ms=grace_ms,
                 orphan_age_ms=int(faults.between(20, 500)),
                 orphan_refuse_files=ORPHANS_MAX,
                 orphan_bound_ms=0,

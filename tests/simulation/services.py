@@ -151,6 +151,8 @@ class SimulatedMetadata(FarSide):
         self.own_groups: Any = None
         self.own_transactions: Any = None
         """Of runs with transactions (`transactions/services.py`)."""
+        self.delay_of_commit: Callable[[CommitL0], float] = lambda _: 0.0
+        """In ms. 0: as any call."""
         self.on_commit: Callable[[CommitL0], None] = lambda _: None
         """Called before the agent sends a commit."""
         self.on_committed: Callable[[Committed], None] = lambda _: None
@@ -189,6 +191,8 @@ class SimulatedMetadata(FarSide):
         if request.key in self._doubtful and self.faults.rng.random() < 0.4:
             # A server that lost an answer often takes no connection at first.
             fate = Fate(None, self.faults.between(0.1, 8), is_lost=True)
+        if delay_ms := self.delay_of_commit(request):
+            fate = Fate(delay_ms, delay_ms + 5)
         is_late = fate.is_lost and fate.acts_ms is not None and fate.acts_ms > fate.told_ms
         if fate.is_lost:
             self._note("commit in doubt", key=request.key, acts=fate.acts_ms is not None)

@@ -45,7 +45,6 @@ from tests.simulation.seals import SealWatch
 from tests.simulation.services import SimulatedMetadata, finish
 from tests.simulation.stores import Stores
 from tests.simulation.transactions.consumers import CommittedReader
-from tests.simulation.transactions.transactions import SETTINGS as TRANSACTION_SETTINGS
 from tests.simulation.transactions.transactions import Transactions, has_transactions
 from tests.simulation.writers_kinds import Blocked, Trickle, seal_settings
 
@@ -142,7 +141,7 @@ class World:
             settings |= SETTINGS
         self.transactions = Transactions(self) if has_transactions(seed) else None
         if self.transactions is not None:
-            settings |= TRANSACTION_SETTINGS
+            settings |= self.transactions.settings(tail_poll_ms=settings["tail_poll_ms"])
         self.guests: list[Guest] = []
         self.seats = [Seat(self, number, settings) for number in range(self.rng.choice((2, 2, 3)))]
         self.addresses = [seat.address for seat in self.seats]
@@ -168,6 +167,10 @@ class World:
             text += "\n" + "".join(traceback.format_exception(error))
         self.note("CHECK", text)
         self.violations.append(text)
+
+    @property
+    def has_merges(self) -> bool:
+        return self.transactions is not None and self.transactions.has_merges
 
     def may_vanish(self, partition: TopicPartition) -> bool:
         return partition[0] == CHURNED
@@ -314,7 +317,7 @@ class World:
 
     def check(self) -> None:
         """The checks of a run that came to its end."""
-        self.violations += finish(checks.check_invariants(self.server, self.stores))
+        self.violations += finish(checks.check_invariants(self.server, self.stores, has_merges=self.has_merges))
         if self.violations:
             return
         truth = finish(checks.read_truth(self.server, self.stores))

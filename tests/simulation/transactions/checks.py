@@ -79,6 +79,14 @@ def _records(batch: StoredBatch) -> Iterator[tuple[int, bytes]]:
     return ((batch.offset + number, value) for number, value in enumerate(batch.values))
 
 
+def check_merged(truth: Truth, found: Mapping[TopicPartition, Stored]) -> Iterator[str]:
+    """`truth`: what lies there now. Merges took no record that counts."""
+    for place, stored in found.items():
+        there = {at for batch in truth[place] for at, _ in _records(batch)}
+        if lost := [at for at in stored.committed if at >= stored.start and at not in there]:
+            yield f"{place} {min(lost)}: a merge took {stored.committed[min(lost)]!r}, which is committed"
+
+
 def check_views(
     views: list[View],
     found: Mapping[TopicPartition, Stored],

@@ -50,6 +50,8 @@ class Transaction:
     """The offset."""
     is_held: bool = False
     """The client was told that the offset is part of the transaction."""
+    is_sent_again: bool = False
+    """More than one request with the offset was sent."""
     plain_value: int = UNKNOWN
     """An offset that a plain OffsetCommit gave the group meanwhile."""
     is_confused: bool = False

@@ -33,6 +33,11 @@ class Order(StrEnum):
     RECORDS_DELETED = "order 21: records deleted amid a transaction"
     STARTED_COLD = "order 24: cold start amid a transaction"
     OWN_END_EARLY = "order 25: own end taken in before older files"
+    DEAD_FILE_BEGINS = "order 23: records of a transaction merged before an agent heard of them"
+    LISTED_TWICE = "order 26: an aborted transaction known of two stretches of one answer"
+    OLD_LIST = "order 27: extents read that a merge has replaced, with an aborted transaction that it forgot"
+    PARTIAL_MERGE = "order 29: a merge takes records of an aborted transaction, and not its marker"
+    STABLE_INSIDE = "order 30: the last stable offset lies in an extent of a merge that cleans"
     THREE_IN_ONE_ANSWER = "order 31: committed, aborted and committed in one answer"
     ENTERED_WITHOUT_DATA = "order 33: ended without records on a partition that it entered"
     UNANSWERED_DATA = "order 34: records without an answer (acks 0) in a transaction"
@@ -40,18 +45,18 @@ class Order(StrEnum):
 
 
 ELSEWHERE = {
-    22: "tests/property/test_transactions_in_the_index.py",
-    23: "tests/property/test_transactions_in_the_index.py",
-    26: "tests/property/test_committed_reads.py",
-    27: "tests/property/test_committed_reads.py",
-    28: "tests/compaction",
-    29: "tests/compaction",
-    30: "tests/compaction",
-    32: "tests/integration/metadata/test_postgres_followers.py",
-    36: "tests/integration/siltstone/test_rebuild.py",
+    22: "tests/unit/agents/tail/test_transactions.py"
+    "::test_markers_that_are_heard_of_first_end_nothing_before_their_records_are_seen",
+    28: "tests/compaction/transactions/test_transactions.py"
+    "::test_consumers_of_either_level_see_what_was_committed_in_any_history",
+    32: "tests/integration/metadata/test_postgres_followers.py"
+    "::test_an_end_that_comes_before_the_rest_of_its_records_ends_nothing_early",
+    36: "tests/integration/siltstone/test_rebuild_transactions.py"
+    "::test_producers_from_before_the_loss_are_refused_and_a_new_one_goes_on",
 }
-"""Orders of merges, of Postgres and of a restore, which cannot happen here, and the tests that make them happen. Here a
-follower reads the files of all others at one instant (22)."""
+"""Orders that cannot happen here, and the tests that make them happen: of Postgres, of a restore, and of markers that
+lists outlive (28: readers get the lists of half a grace ago). Here a follower reads the files of all others at one
+instant (22)."""
 
 
 def never_seen(counts: Counter[str]) -> list[str]:

@@ -10,12 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from metadata.transactions.contract import PRODUCER_EPOCH_MAX
 from tests.simulation.access.principals import SUPER_USER
 from tests.simulation.book import TopicPartition
 from tests.simulation.clients import Client, Line, LineLostError
 from tests.simulation.faults import Fault
 from tests.simulation.transactions.groups import GroupOffsets
 from tests.simulation.transactions.ledger import Sent, Transaction
+from tests.simulation.transactions.merges import COMPACTED
 from tests.simulation.transactions.requests import RETRIABLE, TRANSACTION, Asking
 from wire.batch import ProducerStamp
 from wire.error_codes import ErrorCode
@@ -118,6 +120,7 @@ class TransactionalProducer(Asking):
         commits = rng.random() >= ABORTED_SHARE
         drops, has_failed = not commits and rng.random() < DROPPED_SHARE, False
         places = [place for place in self.ways.places if rng.random() < 0.65] or [self.ways.places[0]]
+        began_ms = self.world.loop.now_ms
         self.facts("begins", txn=transaction.name, producer=self._producer)
         try:
             if self.ways.protocol == 1:
@@ -129,8 +132,11 @@ class TransactionalProducer(Asking):
                 await self.pause(0, 60)
             if rng.random() < 0.45:
                 await self.offsets.commit(transaction)
-            if self.ways.timeout_ms < 5_000 and rng.random() < 0.4:
-                await self.pause(0, 2 * self.ways.timeout_ms)
+            if self.ways.timeout_ms < 5_000 and rng.random() < 0.6:
+                # Often it comes just before or behind those who look for overdue transactions.
+                left_ms = began_ms + self.ways.timeout_ms - self.world.loop.now_ms
+                is_close = rng.random() < 0.6 and left_ms > 0
+                await self.pause(*((left_ms, left_ms + 350) if is_close else (0, 2 * self.ways.timeout_ms)))
         except TransactionEndedError as error:
             self.facts("cannot go on", txn=transaction.name, why=str(error))
             commits, has_failed = False, True
@@ -160,6 +166,7 @@ class TransactionalProducer(Asking):
             EndTxnResponse,
             lambda it: it.error_code,
             copies=self.ways.protocol == 2,
+            twice=self.ways.protocol == 2 and epoch == PRODUCER_EPOCH_MAX,
         )
         error = ErrorCode(answer.error_code)
         self.facts("is told the end", txn=transaction.name, error=error.name, epoch=answer.producer_epoch)
@@ -312,7 +319,11 @@ class TransactionalProducer(Asking):
 
     def _bytes_of(self, sent: Sent) -> bytes:
         now_ms = self.world.server_clock.wall_ms()
-        records = [NewRecord(now_ms + at, b"k", value) for at, value in enumerate(sent.values)]
+        # In the compacted topic each record has a key of its own, so that nothing hides it.
+        is_compacted = sent.place[0] == COMPACTED
+        records = [
+            NewRecord(now_ms + at, value if is_compacted else b"k", value) for at, value in enumerate(sent.values)
+        ]
         stamp = ProducerStamp(sent.transaction.producer_id, sent.epoch, sent.sequence)
         return build_batch(records, producer=stamp, transactional=True)
 

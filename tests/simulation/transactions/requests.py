@@ -38,6 +38,8 @@ class Asking(Client):
         self._lines: dict[tuple[int, str], Line] = {}
         self.lost = 0
         """Requests to coordinators whose answers were lost. They may be carried out late."""
+        self.copies = 0
+        """Requests that were sent a second time though nothing was lost."""
 
     async def ask(
         self,
@@ -48,9 +50,12 @@ class Asking(Client):
         error_of: Callable[[Response], int],
         *,
         copies: bool = False,
+        twice: bool = False,
     ) -> Response:
-        """The first answer that is no error of the moment. `copies`: a second one may be sent, now or later."""
-        if copies and self.world.faults.strikes(Fault.DUPLICATED):
+        """The first answer that is no error of the moment. `copies`: a second request may be sent, now or later.
+        `twice`: it is."""
+        if twice or (copies and self.world.faults.strikes(Fault.DUPLICATED)):
+            self.copies += 1
             self.world.start_copy(self.process, self._send_copy(kind, key, request, response))
         while True:
             answer = await self.try_once(kind, key, request, response)

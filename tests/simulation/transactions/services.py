@@ -37,6 +37,7 @@ from metadata.transactions.contract import (
     TransactionsEnded,
 )
 from tests.simulation.services import Fate
+from tests.simulation.transactions.groups import PAIR
 
 if TYPE_CHECKING:
     from tests.simulation.services import SimulatedMetadata
@@ -103,9 +104,11 @@ class SimulatedTransactions:
     async def commit_offsets(self, requests: Sequence[TransactionalOffsets]) -> Sequence[TransactionalOffsetsResult]:
         fate = self._metadata.fate_of_call(WEIGHT)
         faults = self._metadata.faults
-        if not (fate.is_lost or faults.are_over) and faults.rng.random() < 0.5:
-            # For as long as a rebalance takes.
-            acts_ms = faults.between(20, 300)
+        are_pairs = any(each.group.group_id.startswith(PAIR) for each in requests)
+        if not fate.is_lost and (are_pairs or not faults.are_over) and faults.rng.random() < 0.5:
+            # For as long as a rebalance takes, or as a new generation would need to begin and to read. Faults that are
+            # over leave some transactions to come, and a slow call is no fault.
+            acts_ms = faults.between(300, 900) if are_pairs else faults.between(20, 300)
             fate = Fate(acts_ms, acts_ms + faults.between(0.1, 8))
         return await self._metadata.call(
             fate, lambda: self._store.commit_offsets(requests), lambda: MetadataUnavailableError("no answer")

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from tests.simulation.transactions.transactions import Transactions
     from tests.simulation.world import World
 
-STRIKE_RATE = 0.4
+STRIKE_RATE = 0.7
 _FENCED, _INVALID, _OTHER = (
     int(ErrorCode.PRODUCER_FENCED),
     int(ErrorCode.INVALID_TXN_STATE),
@@ -73,7 +73,7 @@ class TransactionStore:
         """The agent that gave a producer its epoch."""
         self._group_epochs: dict[tuple[int, str], int] = {}
         self._counted = world.faults.counts
-        self._strikes_left = 2
+        self._strikes_left = 3
 
     def watch(self) -> None:
         """The calls that runs without transactions make too."""
@@ -148,6 +148,14 @@ class TransactionStore:
                 current.is_confused = True
         return results
 
+    def delay_of_commit(self, request: CommitL0) -> float:
+        """Files with records that their client gave up often come when it has begun the next transaction. That is no
+        fault, so it goes on when faults are over."""
+        faults = self._world.faults
+        if not any((sent := self._sent(each)) and sent.is_dropped for each in request.batches):
+            return 0.0
+        return faults.between(60, 900) if faults.rng.random() < 0.5 else 0.0
+
     def issued(self, request: EndTransactions) -> None:
         if request.key not in self._issued:
             self._issued[request.key] = {
@@ -159,12 +167,9 @@ class TransactionStore:
     def fate_of_end(self, request: EndTransactions, process: Process) -> Fate | None:
         """Now and then an end comes when its coordinator goes, and others have gone on. None: as any call."""
         faults = self._world.faults
-        if (
-            any(end.overdue_ms is not None for end in request.ends)
-            and not faults.are_over
-            and faults.rng.random() < 0.4
-        ):
-            acts_ms = faults.between(200, 900)  # others, and the client itself, end it first
+        if any(end.overdue_ms is not None for end in request.ends) and faults.rng.random() < 0.6:
+            # Others, and the client itself, end it first, and begin the next one. A slow call is no fault.
+            acts_ms = faults.between(200, 900)
             return Fate(acts_ms, acts_ms + 5)
         is_first = any(end.client_version < 2 and not end.fences for end in request.ends)
         if faults.are_over or not self._strikes_left or not is_first or faults.rng.random() > STRIKE_RATE:
@@ -177,7 +182,7 @@ class TransactionStore:
                     return Fate(faults.between(700, 3_500), 5, is_lost=True)
                 seat.drain()
                 # Its client waits for TIMEOUT_MS.
-                acts_ms = TIMEOUT_MS + faults.between(150, 900)
+                acts_ms = TIMEOUT_MS + faults.between(250, 1_000)
                 return Fate(acts_ms, acts_ms + 5)
         return None
 
