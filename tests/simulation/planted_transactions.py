@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from agents.read.plan import PartitionPlan
-from agents.tail.log_index import PartitionLog
-from agents.tail.transactions import Aborted
+from agents.groups.offset_commits import OffsetCommits
+from agents.read.leveled import LeveledExtents
+from agents.read.plan import KnownExtent, PartitionPlan
+from agents.tail.log_index import LogIndex, PartitionLog
+from agents.tail.transactions import Aborted, by_marker
 from agents.transactions.ends import Ends
 from metadata.contract.errors import MetadataUnavailableError
 from metadata.contract.groups import StableOffsets
@@ -24,6 +26,7 @@ from metadata.transactions import rules
 from metadata.transactions.contract import EndTransaction, EndTransactions, TransactionEnded, TransactionsEnded
 from metadata.transactions.rules import Transaction
 from runtime.clock import Clock
+from tests.compaction.transactions import planted as of_merges
 
 
 @contextmanager
@@ -144,6 +147,68 @@ def reads_unstable_offsets() -> Iterator[None]:
 
 
 @contextmanager
+def rebalances_over_offsets_on_their_way() -> Iterator[None]:
+    """A new generation does not wait for offsets of transactions."""
+
+    def without_held(self: Any) -> Sequence[Any]:
+        return [*self._under_way, *self._waiting]
+
+    with patch.object(OffsetCommits, "_all", without_held):
+        yield
+
+
+@contextmanager
+def times_out_whatever_is_open() -> Iterator[None]:
+    """The store does not judge again whether this transaction is open, and overdue."""
+    fenced = rules._fenced
+
+    def hasty(row: Transaction, end: EndTransaction, now_ms: int) -> Transaction | TransactionEnded:
+        if end.overdue_ms is None or not row.is_ongoing:
+            return fenced(row, end, now_ms)
+        done = rules._complete(row, commit=False, now_ms=now_ms)
+        return replace(done, producer_epoch=row.producer_epoch + 1, last_producer_epoch=rules.NO_EPOCH)
+
+    with patch.object(rules, "_fenced", hasty):
+        yield
+
+
+@contextmanager
+def forgets_what_merged_files_begin() -> Iterator[None]:
+    """Transactions that began in files that a merge took before the agent heard of them are not known."""
+    add_file = LogIndex.add_file
+
+    def adding(self: LogIndex, *args: Any, txn_rows: bytes = b"", live: bool = True) -> list[int]:
+        return add_file(self, *args, txn_rows=txn_rows if live else b"", live=live)
+
+    with patch.object(LogIndex, "add_file", adding):
+        yield
+
+
+@contextmanager
+def asks_anew_what_was_aborted() -> Iterator[None]:
+    """Extents are believed for a while, and the aborted transactions in them are asked for each time."""
+    extent_at = LeveledExtents.extent_at
+
+    def fresh(self: Any, partition_id: int, offset: int, aborted_from: int | None) -> KnownExtent | None:
+        known = extent_at(self, partition_id, offset, aborted_from)
+        if known is None:
+            return None
+        listed = self._metadata.server.database.transactions.aborted
+        mine = sorted((each for each in listed if each.partition_id == partition_id), key=lambda it: it.last_offset)
+        return known._replace(aborted=by_marker(mine))
+
+    with patch.object(LeveledExtents, "extent_at", fresh):
+        yield
+
+
+@contextmanager
+def forgets_transactions_by_parts() -> Iterator[None]:
+    """As in `tests/compaction`: a merge that left nothing of a transaction takes it off the list."""
+    with of_merges.forgets_transactions_by_parts():
+        yield
+
+
+@contextmanager
 def ends_anew_after_a_doubt() -> Iterator[None]:
     """Ends in doubt are asked for under a new key, and the store looks at keys alone."""
     check = MemoryTransactions._check_writer
@@ -194,6 +259,11 @@ ALL = (
     lists_aborted_by_marker,
     moves_offsets_after_the_commit,
     reads_unstable_offsets,
+    rebalances_over_offsets_on_their_way,
+    times_out_whatever_is_open,
+    forgets_what_merged_files_begin,
+    asks_anew_what_was_aborted,
+    forgets_transactions_by_parts,
     ends_anew_after_a_doubt,
     times_out_without_a_new_epoch,
 )

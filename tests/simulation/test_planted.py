@@ -12,12 +12,15 @@ from tests.simulation.world import has_kinds, run_seed
 
 SEEDS_MAX = 256
 FIRST_SEED = {
-    "commits-into-the-next-transaction": 48,
-    "commits-without-a-look-at-transactions": 22,
-    "ends-anew-after-a-doubt": 815,
-    "moves-offsets-after-the-commit": 8,
-    "takes-ids-without-an-epoch": 955,
-    "times-out-without-a-new-epoch": 55,
+    "asks-anew-what-was-aborted": 140,
+    "commits-into-the-next-transaction": 37,
+    "commits-without-a-look-at-transactions": 37,
+    "ends-anew-after-a-doubt": 852,
+    "moves-offsets-after-the-commit": 29,
+    "rebalances-over-offsets-on-their-way": 31,
+    "takes-ids-without-an-epoch": 1028,
+    "times-out-whatever-is-open": 29,
+    "times-out-without-a-new-epoch": 274,
     "commits-an-aborted-key": 5,
     "deletes-without-winning-the-key": 5,
     "fences-nobody": 276,
