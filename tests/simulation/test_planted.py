@@ -15,7 +15,7 @@ FIRST_SEED = {
     "asks-anew-what-was-aborted": 140,
     "commits-into-the-next-transaction": 37,
     "commits-without-a-look-at-transactions": 37,
-    "ends-anew-after-a-doubt": 852,
+    "ends-anew-after-a-doubt": 1326,
     "moves-offsets-after-the-commit": 29,
     "rebalances-over-offsets-on-their-way": 31,
     "takes-ids-without-an-epoch": 1028,
