@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
+from bench.servers.kafka import Jars
 from tests.conformance.programs import FOLDER, Program
-from tests.conformance.transactions.running import jars_at_hand, java
+from tests.conformance.transactions.running import java
 
 READ_S = 60
 
@@ -101,9 +102,8 @@ class JavaConsumer:
 class JavaClients:
     """All in one JVM."""
 
-    def __init__(self, bootstrap: str) -> None:
-        command = java(jars_at_hand("kafka-clients"), str(FOLDER / "Transactions.java"))
-        self._program = Program(command)
+    def __init__(self, jars: Jars, bootstrap: str) -> None:
+        self._program = Program(java(jars, str(FOLDER / "Transactions.java")))
         self._bootstrap = bootstrap
         self._settings = {"bootstrap.servers": bootstrap}
 

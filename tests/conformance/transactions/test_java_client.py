@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
+from bench.servers.kafka import Jars
 from tests.conformance.cluster import Cluster
 from tests.conformance.transactions.java_client import Got, JavaClients, JavaProducer
+from tests.conformance.transactions.running import jars_at_hand
 from tests.fixtures.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(400)
@@ -18,8 +20,14 @@ WAIT_S = 90
 
 
 @pytest.fixture(scope="module")
-def java(cluster: Cluster) -> Iterator[JavaClients]:
-    clients = JavaClients(cluster.bootstrap)
+def jars() -> Jars:
+    """Asked for before the agents, so that none start where there are no jars."""
+    return jars_at_hand("kafka-clients")
+
+
+@pytest.fixture(scope="module")
+def java(jars: Jars, cluster: Cluster) -> Iterator[JavaClients]:
+    clients = JavaClients(jars, cluster.bootstrap)
     yield clients
     clients.end()
 

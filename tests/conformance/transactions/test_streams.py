@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
+from bench.servers.kafka import Jars
 from tests.conformance.cluster import Cluster
 from tests.conformance.transactions.committed import Committed, agent_kills, amid
 from tests.conformance.transactions.running import Running, jars_at_hand, java, started
@@ -40,11 +41,16 @@ def write_lines(cluster: Cluster, chance: random.Random) -> None:
     assert producer.flush(60) == 0
 
 
+@pytest.fixture(scope="module")
+def jars() -> Jars:
+    """Asked for before the agents, so that none start where there are no jars."""
+    return jars_at_hand("kafka-streams")
+
+
 @pytest.mark.timeout(900)
 def test_a_word_count_of_kafka_streams_is_exact_while_it_and_the_agents_are_killed(
-    cluster: Cluster, tmp_path: Path
+    jars: Jars, cluster: Cluster, tmp_path: Path
 ) -> None:
-    jars = jars_at_hand("kafka-streams")
     chance = random.Random(fresh_seed())
     cluster.topic(PARTITIONS, name="lines")
     cluster.topic(PARTITIONS, name="counts")
