@@ -1,0 +1,240 @@
+"""Merges here and merges on Spark over topics with committed, aborted and open transactions: stock consumers of either
+isolation level see what a model of the written records says, before and after.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from compactor.compactor import embedded_engine
+from compactor.heavy.engine import HeavyEngine, HeavyOptions, PlanStore
+from compactor.planning.options import MergeMemory
+from compactor.worker import Engine
+from metadata.contract.files import FileState
+from metadata.contract.jobs import JobState, MergeJob
+from metadata.contract.leases import WriterLease
+from metadata.contract.store import MetadataStore
+from metadata.urls import open_metadata
+from runtime.clock import SystemClock
+from runtime.runtime import Runtime
+from runtime.settings.table import Settings
+from storage.cluster import check_cluster
+from storage.objects import ObjectStore
+from storage.urls import open_store, parse_store_url
+from tests.fixtures.agents import Dial, RunningAgent, StartAgent
+from tests.fixtures.both_readers import COMMITTED, UNCOMMITTED, Read, aiokafka, librdkafka
+from tests.fixtures.compactors import StartCompactor
+from tests.fixtures.random_transactions import Place, RandomTransactions
+from tests.fixtures.s3 import BucketUrl
+from tests.fixtures.spark_merges import SessionSubmitter
+from tests.fixtures.waiting import until
+from tests.fixtures.written_history import Seen
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PLAIN, KEYED, PARTITIONS = "plain", "keyed", 2
+GRACE_MS = 2_000
+KEYS, ROUNDS = 12, 5
+NEVER = {"forced_dirty_wait_ms": 3_600_000, "forced_dirty_bytes_min": 1 << 40}
+"""No pass but those that are asked for."""
+LEVEL_ONLY = {"l0_files_min": 1, "l1_runs_min": 1_000, "l2_runs_min": 1_000, "mostly_dead_fraction": 1.0, **NEVER}
+MERGES = {"l1_runs_min": 2, "l2_runs_min": 2, "mostly_dead_fraction": 1.0, "job_limit_base_ms": 120_000, **NEVER}
+WAIT_S = 120
+
+
+class System:
+    def __init__(self, metadata: MetadataStore, store_url: str, agent: RunningAgent, start: StartCompactor) -> None:
+        self.metadata, self.agent, self._store_url, self._start = metadata, agent, store_url, start
+        self.store: ObjectStore = agent.store
+        self.ids: dict[Place, int] = {}
+
+    async def begin(self, dial: Dial) -> None:
+        seed = Random().getrandbits(32)
+        print(f"seed {seed}")
+        client = await dial.kafka(self.agent.address)
+        for name, policy in ((PLAIN, "delete"), (KEYED, "compact")):
+            configs = {"cleanup.policy": policy, "retention.ms": "-1"}
+            await client.create_topic(name, partitions=PARTITIONS, configs=configs)
+        self.topics = {each.name: each for each in await self.metadata.agents.list_topics()}
+        self.ids = {(each.name, at): id_ for each in self.topics.values() for at, id_ in enumerate(each.partition_ids)}
+        self.cluster_id = (await self.metadata.cluster_identity()).cluster_id
+        self.sent = await asyncio.to_thread(
+            RandomTransactions, self.agent.address, list(self.ids), Random(seed), keys=KEYS
+        )
+
+    async def write(self, *, slow_commits: bool | None = None) -> None:
+        """Transactions that cross the end of a slow one and the begin of the next; the files are leveled in between."""
+        await asyncio.to_thread(self.sent.write, ROUNDS)
+        if slow_commits is not None:
+            await asyncio.to_thread(self.sent.slow.end, commits=slow_commits)
+        await self.compacts(dedupes=False, **LEVEL_ONLY)
+        await asyncio.to_thread(self.sent.write, ROUNDS)
+        await asyncio.to_thread(self.sent.begin_slow)
+        await self.compacts(dedupes=False, **LEVEL_ONLY)
+        await asyncio.to_thread(self.sent.write, ROUNDS)
+        await self.check_readers()
+        await self.compacts(dedupes=False, **LEVEL_ONLY)
+
+    # ---- merges
+
+    async def compacts(self, *, dedupes: bool, **settings: Any) -> list[MergeJob]:
+        """Run a compactor until nothing is left to do. Returns the jobs that it did."""
+        known = await self.metadata.operators.jobs(limit=10_000)
+        running = await self._start(store=self.store, metadata=self.metadata, **settings)
+        await until(self._is_leveled, WAIT_S)
+        if dedupes:
+            await until(lambda: self._has_merged(len(known)), WAIT_S)
+            await self.metadata.operators.request_compaction(self.topics[KEYED].topic_id)
+            try:
+                await until(self._is_clean, WAIT_S)
+            except TimeoutError:
+                views = await self.metadata.operators.partition_views(self.topics[KEYED].topic_id)
+                jobs = await self.metadata.operators.jobs(limit=10_000)
+                pytest.fail(f"not clean: {views}, after {jobs[: len(jobs) - len(known)]}")
+        await until(self._is_idle, WAIT_S)
+        assert running.merges("failed") == 0
+        await running.compactor.stop()
+        jobs = await self.metadata.operators.jobs(limit=10_000)
+        return [each for each in jobs[: len(jobs) - len(known)] if each.state is JobState.DONE]
+
+    async def _has_merged(self, known: int) -> bool:
+        """The first merges are over. A pass that began beside them would come to their inputs, and go on later."""
+        jobs = await self.metadata.operators.jobs(limit=10_000)
+        return len(jobs) > known and await self._is_idle()
+
+    async def _is_leveled(self) -> bool:
+        files = await self.metadata.operators.files(limit=10_000)
+        return all(each.level for each in files if each.state is FileState.LIVE)
+
+    async def _is_clean(self) -> bool:
+        views = await self.metadata.operators.partition_views(self.topics[KEYED].topic_id)
+        return all(each.passes_needed == 1 and each.cleaned_through_offset == each.last_stable_offset for each in views)
+
+    async def _is_idle(self) -> bool:
+        return not await self.metadata.operators.jobs(states=[JobState.READY, JobState.RUNNING])
+
+    async def note_cleaned(self) -> None:
+        """The model hears how far the dedupe came, which is how far it may come."""
+        marks = await self.metadata.agents.watermarks(list(self.ids.values()))
+        for place, log in self.sent.histories.items():
+            if place[0] == KEYED:
+                log.cleaned_through = log.last_stable_offset(log.end)
+                assert log.cleaned_through == marks[self.ids[place]].last_stable_offset
+
+    def on_spark(self, spark: SparkSession) -> Callable[[WriterLease], Engine]:
+        """Every merge but those of L0 files, in small units."""
+
+        def engine(lease: WriterLease) -> Engine:
+            return HeavyEngine(
+                embedded=embedded_engine(Settings(), self.store, Runtime(), lease=lease),
+                submitter=SessionSubmitter(spark),
+                plans=PlanStore(self.store, parse_store_url(self._store_url), self.cluster_id),
+                clock=SystemClock(),
+                lease=lease,
+                options=HeavyOptions(
+                    bytes_min=0,
+                    unit_bytes=4_000,
+                    keyed_unit_bytes=1 << 20,
+                    memory=MergeMemory(keys_max=5),
+                    poll_ms=100.0,
+                ),
+            )
+
+        return engine
+
+    # ---- readers
+
+    async def check_readers(self) -> None:
+        for read in (librdkafka, aiokafka):
+            for topic in (PLAIN, KEYED):
+                for isolation in (COMMITTED, UNCOMMITTED):
+                    await self._check(read, topic, isolation)
+
+    async def _check(self, read: Read, topic: str, isolation: str) -> None:
+        logs = {number: self.sent.histories[topic, number] for number in range(PARTITIONS)}
+        ends = {number: log.end for number, log in logs.items()}
+        expected = {number: log.uncommitted() for number, log in logs.items()}
+        if isolation == COMMITTED:
+            ends = {number: log.last_stable_offset(log.end) for number, log in logs.items()}
+            expected = {number: log.committed() for number, log in logs.items()}
+        marks = await self.metadata.agents.watermarks(list(self.topics[topic].partition_ids))
+        for number, log in logs.items():
+            mark = marks[self.ids[topic, number]]
+            stable = log.last_stable_offset(log.end)
+            assert (mark.last_stable_offset, mark.high_watermark) == (stable, log.end), (topic, number)
+
+        async def sees_it() -> bool:
+            seen = await asyncio.to_thread(read, self.agent.address, topic, isolation, ends)
+            for number, log in logs.items():
+                check_order(seen[number])
+                hidden = log.never_shown() if isolation == COMMITTED else set[bytes]()
+                assert not hidden & values(seen[number]), (topic, number, isolation)
+            last.update(seen)
+            return seen == expected
+
+        # For a part of the grace, an agent may read the extents that a merge has just replaced.
+        last: dict[int, list[Seen]] = {}
+        with suppress(TimeoutError):
+            await until(sees_it, 20)
+        assert last == expected, (read.__name__, topic, isolation)
+
+
+def values(seen: list[Seen]) -> set[bytes]:
+    return {each.value for each in seen if each.value is not None}
+
+
+def check_order(seen: list[Seen]) -> None:
+    offsets = [each.offset for each in seen]
+    assert offsets == sorted(set(offsets))
+
+
+@pytest.fixture
+async def system(
+    s3_url: BucketUrl, postgres_url: str, start_agent: StartAgent, start_compactor: StartCompactor, dial: Dial
+) -> AsyncIterator[System]:
+    url = s3_url()
+    metadata, store = open_metadata(postgres_url), open_store(url)
+    await metadata.open()
+    await store.open()
+    await check_cluster(store, cluster_id=(await metadata.cluster_identity()).cluster_id, store_bound=False)
+    agent = await start_agent(store=store, metadata=metadata, gc_grace_ms=GRACE_MS)
+    yield System(metadata, url, agent, start_compactor)
+    await agent.agent.stop()
+    await store.close()
+    await metadata.close()
+
+
+@pytest.mark.timeout(900)
+async def test_readers_see_what_was_committed_whatever_spark_merges(
+    system: System, spark: SparkSession, dial: Dial
+) -> None:
+    await system.begin(dial)
+    await system.write()
+    settings = {**MERGES, "engine": system.on_spark(spark), "heavy_bytes_min": 0, "l2_runs_min": 1_000}
+    did(await system.compacts(dedupes=True, gc_grace_ms=GRACE_MS, **settings), on="session")
+    await system.note_cleaned()
+    await system.check_readers()
+
+
+@pytest.mark.timeout(900)
+async def test_readers_see_what_was_committed_whatever_the_compactor_merges(system: System, dial: Dial) -> None:
+    await system.begin(dial)
+    await system.write()
+    did(await system.compacts(dedupes=True, gc_grace_ms=GRACE_MS, **MERGES), on="")
+    await system.note_cleaned()
+    await system.check_readers()
+
+
+def did(jobs: list[MergeJob], *, on: str) -> None:
+    """Some merged both topics and some deduped, all on this engine ("": in the compactor)."""
+    merges = [each for each in jobs if each.kind != "level"]
+    assert "merge" in {each.kind for each in merges}
+    assert sum(each.result["deduped_partitions"] for each in merges) >= PARTITIONS
+    assert {each.result.get("engine", "") for each in merges} == {on}
