@@ -7,12 +7,14 @@ states.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from metadata.transactions.contract import (
     PRODUCER_EPOCH_MAX,
     TRANSACTIONAL_ID_BYTES_MAX,
     EndTransaction,
+    Entry,
     InitProducer,
     TransactionalIdTooLongError,
     TransactionalOffsets,
@@ -111,10 +113,24 @@ def initialised(row: Transaction, request: InitProducer, *, now_ms: int) -> Tran
 
 
 def judge_producer(row: Transaction | None, producer_id: int, producer_epoch: int) -> ErrorCode:
-    """Whether this is the present producer of the id."""
+    """Whether this is the present producer of the id.
+
+    The epoch above PRODUCER_EPOCH_MAX is that of a marker. A row has it after an abort in the last epoch, but nobody
+    may go on with it: no marker could end the transaction.
+    """
     if row is None or row.producer_id != producer_id:
         return ErrorCode.INVALID_PRODUCER_ID_MAPPING
-    return ErrorCode.NONE if row.producer_epoch == producer_epoch else ErrorCode.PRODUCER_FENCED
+    is_present = row.producer_epoch == producer_epoch <= PRODUCER_EPOCH_MAX
+    return ErrorCode.NONE if is_present else ErrorCode.PRODUCER_FENCED
+
+
+def of_possible_epochs(entries: Sequence[Entry]) -> Sequence[Entry]:
+    """The same, but whoever says an epoch that only a marker may have has none, and so is fenced (`judge_producer`)."""
+    if all(each.producer_epoch <= PRODUCER_EPOCH_MAX for each in entries):
+        return entries
+    return [
+        each._replace(producer_epoch=NO_EPOCH) if each.producer_epoch > PRODUCER_EPOCH_MAX else each for each in entries
+    ]
 
 
 def refused(row: Transaction | None, lease: TransactionLease, producer_id: int, producer_epoch: int) -> int:

@@ -18,6 +18,7 @@ from metadata.transactions.contract import (
     Entry,
     OpenTransaction,
     TransactionalIdTooLongError,
+    TransactionalOffsets,
     TransactionEnded,
     TransactionState,
 )
@@ -156,6 +157,43 @@ async def test_who_was_fenced_in_the_last_epoch_is_not_told_to_go_on_with_that_o
 
     # then it hears that it was fenced: no marker could end a transaction of the epoch that it would get
     assert list(ended.results) == [TransactionEnded(ErrorCode.PRODUCER_FENCED, -1, -1)]
+
+
+async def test_nobody_goes_on_with_the_epoch_that_only_a_marker_may_have(world: World) -> None:
+    # given a transaction of the last epoch that timed out
+    coordinator, one, two = await two_partitions(world)
+    producer = await coordinator.producer()
+    await _jump(world, producer.producer_id, PRODUCER_EPOCH_MAX)
+    producer.epoch = PRODUCER_EPOCH_MAX
+    await producer.write(one)
+    await coordinator.end_all(coordinator.end_of(producer, commit=False, fences=True))
+    lease = await coordinator.service.groups.take_group("g", owner=coordinator.writer.lease, create=True)
+    assert lease is not None
+
+    # when a client says that it has the epoch of the marker
+    producer.epoch = PRODUCER_EPOCH_MAX + 1
+    calls, who = world.service.transactions, (producer.producer_id, producer.epoch)
+    entered = await calls.enter([Entry(*who, one, True), Entry(*who, two, False)], partitions_max=PARTITIONS_MAX)
+    joined = await calls.add_group(
+        coordinator.leases["t"], producer_id=producer.producer_id, producer_epoch=producer.epoch, group_id="g"
+    )
+    (held,) = await calls.commit_offsets(
+        [
+            TransactionalOffsets(
+                group=lease.lease,
+                transactional_id="t",
+                producer_id=producer.producer_id,
+                producer_epoch=producer.epoch,
+                adds=True,
+                offsets=[],
+            )
+        ]
+    )
+
+    # then it begins no transaction: no marker could end that one, and no other end would come through beside it
+    assert entered == [Entered(FENCED, -1)] * 2
+    assert (await producer.add(one), joined, held.error) == (FENCED, FENCED, FENCED)
+    assert (await coordinator.info()).state is TransactionState.COMPLETE_ABORT
 
 
 async def _jump(world: World, producer_id: int, epoch: int) -> None:

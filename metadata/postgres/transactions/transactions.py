@@ -49,7 +49,7 @@ from metadata.transactions.contract import (
     TransactionsEnded,
     TransactionState,
 )
-from metadata.transactions.rules import check_transactional_id, initialised, refused
+from metadata.transactions.rules import check_transactional_id, initialised, of_possible_epochs, refused
 from runtime.errors import BugError
 from wire.error_codes import ErrorCode
 
@@ -172,6 +172,7 @@ class PostgresTransactions:
     async def enter(self, entries: Sequence[Entry], *, partitions_max: int) -> Sequence[Entered]:
         if not entries:
             return []
+        entries = of_possible_epochs(entries)
         async with self._entering.lock:
             connection = await self._entering.get()
             for attempt in range(ATTEMPTS):
