@@ -5,7 +5,7 @@ from __future__ import annotations
 from metadata.contract.operators import EnteredPartition, OngoingTransaction
 from metadata.rules.invariants.transactions import check_txn_1, check_txn_2, check_txn_3
 from metadata.transactions.contract import AbortedTransaction
-from tests.contract.metadata_worlds import World
+from tests.contract.metadata_worlds import World, new_topic
 from tests.contract.transactions import two_partitions
 
 
@@ -42,6 +42,20 @@ async def test_the_view_shows_what_was_entered_and_what_was_aborted(world: World
         AbortedTransaction(two, aborted_id, 0, 1),
     ]
     assert {row.stable_offset for row in view.aborted} <= {2, None}
+    assert await broken(world) == []
+
+
+async def test_a_partition_may_be_entered_just_after_its_deletion(world: World) -> None:
+    coordinator, kept, _ = await two_partitions(world)
+    topic = await new_topic(world.service, "gone")
+    await world.service.agents.delete_topic(topic.topic_id)
+    producer = await coordinator.producer()
+
+    # when an agent enters it that has not heard of the deletion
+    await producer.enter(kept, *topic.partition_ids)
+
+    assert await broken(world) == []
+    assert (await producer.end()).error == 0
     assert await broken(world) == []
 
 

@@ -33,6 +33,8 @@ def test_transactions_as_they_should_be_break_nothing() -> None:
     assert said(GOOD) == []
     empty = replace(GOOD, entered=[EnteredPartition(1, 7, 3, 5, None)], aborted=[aborted(8, 12, 20)])
     assert said(empty) == []
+    just_deleted = replace(GOOD, entered=[EnteredPartition(2, 7, 3, 5, None)])
+    assert said(just_deleted) == []
 
 
 @pytest.mark.parametrize(
