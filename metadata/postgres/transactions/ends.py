@@ -4,6 +4,9 @@ A call that meets a locked row goes behind the gate of commits, as the commit of
 (`metadata/postgres/log/commit.py`). The SQLSTATE alone decides what an error means: after 40001, 40P01 and 55P03, which
 left nothing, the call is made again; SL001 to SL004 refuse it for good; classes 22, 23 and 42 do too; after anything
 else it is in doubt, and the caller repeats the same call.
+
+A call with too many partitions takes longer than the server gives a statement, however often it is made. So a call that
+is cancelled behind the gate, which left nothing, is refused too, and the caller ends fewer transactions at a time.
 """
 
 from __future__ import annotations
@@ -38,7 +41,8 @@ _TYPES = (
 )
 _STORED = "SELECT file_id, results, index, inline, txn, created_ms FROM files WHERE key = $1"
 _RESULT = struct.Struct(">hqh")
-_LOCKED = frozenset({"55P03", "57014"})
+_CANCELED = "57014"
+_LOCKED = frozenset({"55P03", _CANCELED})
 """A lock was not had in time; if that was in the same moment as another wait's, Postgres says "cancelled"."""
 
 
@@ -83,6 +87,8 @@ class EndCommitter:
                 if state in _LOCKED and not behind_gate:
                     self._contention.met_lock()
                     continue
+                if state == _CANCELED and behind_gate:
+                    raise commit_refused(request.key, error) from error
                 attempt += 1
                 if state not in RETRIABLE_SQLSTATES | _LOCKED:
                     raise self._meaning(error, request) from error

@@ -16,6 +16,7 @@ from metadata.postgres.log import commit_calls, contention
 from metadata.postgres.store import PostgresMetadata
 from metadata.rules.invariants.all_levels import check_log_1, check_prod_1
 from tests.contract.metadata_worlds import Writer, batch, duplicate, new_topic, sent, stored
+from tests.contract.transactions import Coordinator
 
 # A call without the gate waits for 5 ms only, so that a test could not rely on it.
 _WAITS = """SELECT a.pid, a.backend_xmin, l.locktype, l.relation::regclass::text AS relation
@@ -25,6 +26,9 @@ WHERE a.datname = current_database() AND a.application_name = 'siltstone-commit'
 
 _BRIEF_WAIT = """SELECT pid FROM pg_stat_activity WHERE datname = current_database()
     AND application_name = 'siltstone-commit' AND wait_event_type = 'Lock' AND query NOT LIKE '%commit_gate%'"""
+
+_END_BEHIND_GATE = """SELECT pid FROM pg_stat_activity WHERE datname = current_database()
+    AND application_name = 'siltstone-transactions' AND wait_event_type = 'Lock' AND query LIKE '%commit_gate%'"""
 
 
 @asynccontextmanager
@@ -316,3 +320,26 @@ async def test_commits_that_meet_nobody_any_more_leave_the_gate(
         # then: the next one does not come to it
         assert commit.done()
         at_gate.cancel()
+
+
+async def test_an_end_of_transactions_that_the_server_gives_up_is_refused_and_not_made_again(
+    service: PostgresMetadata, session: Connection, postgres_url: str
+) -> None:
+    """With many partitions it would take as long the next time. Refused, the agent ends fewer transactions at once."""
+    (one,) = (await new_topic(service)).partition_ids
+    coordinator = await Coordinator.register(service)
+    producer = await coordinator.producer()
+    await producer.write(one)
+    end = coordinator.end_of(producer)
+
+    async with holding(postgres_url, f"SELECT FROM watermarks WHERE partition_id = {one} FOR UPDATE"):
+        made = asyncio.ensure_future(coordinator.end_all(end))
+        async with asyncio.timeout(30):
+            while (pid := await session.fetchval(_END_BEHIND_GATE)) is None:
+                await asyncio.sleep(0.01)
+            # As at the end of `statement_timeout`.
+            await session.execute(f"SELECT pg_cancel_backend({pid})")
+            with pytest.raises(CommitRefusedError):
+                await made
+
+    assert (await coordinator.end_all(end)).results[0].error == 0
