@@ -82,3 +82,19 @@ async def test_inline_files_hold_no_bytes_in_objects(world: World) -> None:
     await producer.end()
     held = await world.service.operators.held_bytes([one])
     assert [(each.base_offset, each.last_offset) for each in held] == [(0, 0)]
+
+
+async def test_of_two_ends_in_one_call_the_first_does_not_hide_the_second_from_a_search(world: World) -> None:
+    coordinator, one, _ = await two_partitions(world)
+    first, second = [await coordinator.producer(name) for name in ("first", "second")]
+    await first.write(one)
+    await second.write(one)
+
+    ends = [coordinator.end_of(each, commit=False) for each in (first, second)]
+    assert [each.error for each in (await coordinator.end_all(*ends)).results] == [0, 0]
+
+    # The second begins at 1, so a search for what has records from there on must go past the first.
+    view = await world.service.operators.transactions_view()
+    assert [row.transaction.last_offset for row in view.aborted] == [2, 3]
+    assert view.aborted[0].stable_offset in (1, None)
+    assert await broken(world) == []
