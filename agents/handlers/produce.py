@@ -101,13 +101,13 @@ class _Accepted:
     """Batches, by their place among the others, whose records take more than this turn of the event loop."""
     turn: WalkBudget | None = None
     """The work that may still be done in this turn; made when it is needed."""
-    has_transactional_id: bool = False
+    transactional_id: str | None = None
     transactional_producer: int | None = None
     """The producer of its transactional batches."""
 
     def refused_transaction(self, header: BatchHeader) -> Refusal | None:
         """Kafka's KafkaApis.handleProduceRequest and ReplicaManager.appendRecords."""
-        if not self.has_transactional_id:
+        if self.transactional_id is None:
             return _NO_TRANSACTIONAL_ID
         if self.transactional_producer not in (None, header.producer_id):
             return _SEVERAL_PRODUCERS
@@ -174,8 +174,7 @@ def _take(
 ) -> ProduceResponse | Awaitable[ProduceResponse | None]:
     """`seen`: a topic or partition that is not known does not exist."""
     refused = _refusal_of_all(broker, broker.rights(), request)
-    has_transactional_id = request.transactional_id is not None
-    accepted = _Accepted(has_transactional_id=has_transactional_id)
+    accepted = _Accepted(transactional_id=request.transactional_id)
     response = ProduceResponse()
     checks = _checks(broker, header, request, response, accepted, refused=refused, seen=seen)
     # Nearly every request is checked in one turn. Of one that names very many topics this turn has done enough.
@@ -185,7 +184,7 @@ def _take(
     if not is_checked:
         rest = broker.record_walks.take(partial(_in_turns, checks), _checked_bytes(request))
         if rest is None:
-            response, accepted = ProduceResponse(), _Accepted(has_transactional_id=has_transactional_id)
+            response, accepted = ProduceResponse(), _Accepted(transactional_id=request.transactional_id)
             busy = _checks(broker, header, request, response, accepted, refused=_BUSY, seen=seen)
             rest = asyncio.ensure_future(_in_turns(busy))
         return _take_in_line(broker, header, request, response, accepted, line, rest)
@@ -451,11 +450,8 @@ def _check(
     if verdict.is_transactional and (refusal := accepted.refused_transaction(verdict)) is not None:
         return _refused(part.index, refusal, log_start_offset)
     answer = PartitionProduceResponse(index=part.index, base_offset=-1, log_start_offset=log_start_offset)
-    accepted.batches.append(
-        PendingBatch(
-            partition_id, topic.topic_id, part.index, records, verdict, rules.log_append_time, header.api_version
-        )
-    )
+    place, sent = (partition_id, topic.topic_id, part.index), (header.api_version, accepted.transactional_id or "")
+    accepted.batches.append(PendingBatch(*place, records, verdict, rules.log_append_time, *sent))
     accepted.answers.append(answer)
     return answer
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from agents.write.submission import PendingBatch
 from metadata.contract.l0_commit import L0Batch
 from metadata.transactions.contract import Entered, Entry
 from wire.error_codes import ErrorCode
@@ -41,16 +42,17 @@ class Entering:
         return tuple(found)
 
 
-def entering(batches: Sequence[tuple[int, L0Batch, int]]) -> Entering | None:
-    """`batches`: place in the file, the batch, and the version of its request, for each transactional one. None: there
+def entering(batches: Sequence[tuple[int, L0Batch, PendingBatch]]) -> Entering | None:
+    """`batches`: for each transactional one, its place in the file, as the commit takes it, and as it came. None: there
     is none."""
     if not batches:
         return None
     entries: dict[Entry, int] = {}
     places: list[tuple[int, int, int]] = []
-    for at, batch, version in batches:
-        entry = Entry(batch.producer_id, batch.producer_epoch, batch.partition_id, version >= ADDS_SINCE)
-        places.append((at, entries.setdefault(entry, len(entries)), version))
+    for at, batch, pending in batches:
+        producer = (batch.producer_id, batch.producer_epoch)
+        entry = Entry(pending.transactional_id, *producer, batch.partition_id, pending.api_version >= ADDS_SINCE)
+        places.append((at, entries.setdefault(entry, len(entries)), pending.api_version))
     return Entering(tuple(entries), tuple(places))
 
 

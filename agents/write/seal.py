@@ -55,7 +55,7 @@ def seal(submissions: Sequence[Submission], *, now_ms: int) -> SealedL0:
     rows: list[L0Batch] = []
     places: list[_Place] = []
     position = 0
-    transactional: list[tuple[int, L0Batch, int]] = []
+    transactional: list[tuple[int, L0Batch, PendingBatch]] = []
     # One stretch of bytes for each partition: the commit and the footer expect its batches side by side.
     for partition_id in sorted(grouped):
         first = len(rows)
@@ -63,7 +63,7 @@ def seal(submissions: Sequence[Submission], *, now_ms: int) -> SealedL0:
             row = _commit_row(batch, position, now_ms)
             if batch.header.attributes & TRANSACTIONAL_BIT:
                 row = row._replace(txn_seq=NOT_ENTERED)
-                transactional.append((len(rows), row, batch.api_version))
+                transactional.append((len(rows), row, batch))
             rows.append(row)
             places.append(place)
             position += len(batch.records)

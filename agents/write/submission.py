@@ -25,6 +25,8 @@ class PendingBatch:
     log_append_time: bool
     api_version: int = 0
     """Of its Produce request; looked at if the batch is transactional."""
+    transactional_id: str = ""
+    """Of its Produce request."""
 
 
 class Promise(Protocol):

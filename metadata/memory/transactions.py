@@ -112,14 +112,14 @@ class MemoryTransactions:
 
     async def enter(self, entries: Sequence[Entry], *, partitions_max: int) -> Sequence[Entered]:
         entries = of_possible_epochs(entries)
-        wanted: dict[tuple[int, int], set[int]] = defaultdict(set)
+        wanted: dict[tuple[str, int, int], set[int]] = defaultdict(set)
         for entry in entries:
             if entry.adds:
-                wanted[entry.producer_id, entry.producer_epoch].add(entry.partition_id)
-        for (producer_id, producer_epoch), partition_ids in wanted.items():
-            named = self._tables.of_producer(producer_id)
-            if named is not None and named[1].producer_epoch == producer_epoch:
-                self._add(*named, sorted(partition_ids), partitions_max, client_version=2)
+                wanted[entry.transactional_id, entry.producer_id, entry.producer_epoch].add(entry.partition_id)
+        for (transactional_id, producer_id, producer_epoch), partition_ids in wanted.items():
+            row = self._tables.by_id.get(transactional_id)
+            if row is not None and not judge_producer(row, producer_id, producer_epoch):
+                self._add(transactional_id, row, sorted(partition_ids), partitions_max, client_version=2)
         return [self._entered(entry) for entry in entries]
 
     async def add_partitions(
@@ -292,8 +292,7 @@ class MemoryTransactions:
         return TransactionLease(transactional_id=transactional_id, epoch=tables.last_epoch)
 
     def _entered(self, entry: Entry) -> Entered:
-        named = self._tables.of_producer(entry.producer_id)
-        row = None if named is None else named[1]
+        row = self._tables.by_id.get(entry.transactional_id)
         error = judge_producer(row, entry.producer_id, entry.producer_epoch)
         if row is None or error:
             return Entered(int(error), -1)

@@ -94,6 +94,8 @@ class ProducerInitialised:
 class Entry(NamedTuple):
     """One producer's batches for one partition, on their way into an L0 file."""
 
+    transactional_id: str
+    """Of their request. Whoever has the right to one id must not write as the producer of another."""
     producer_id: int
     producer_epoch: int
     partition_id: int
@@ -104,7 +106,7 @@ class Entry(NamedTuple):
 
 class Entered(NamedTuple):
     error: int
-    """0; INVALID_PRODUCER_ID_MAPPING(49): no such producer; PRODUCER_FENCED(90): it has another epoch;
+    """0; INVALID_PRODUCER_ID_MAPPING(49): the id has no such producer; PRODUCER_FENCED(90): it has another epoch;
     INVALID_TXN_STATE(48): not in the transaction; TRANSACTION_ABORTABLE(120): too many partitions."""
     txn_seq: int
     """For the commit of the batches; -1 with an error."""

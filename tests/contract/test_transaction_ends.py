@@ -156,7 +156,7 @@ async def test_fencing_aborts_what_is_meant_and_nothing_else(world: World) -> No
     assert errors == [INVALID] * 3
     assert done == TransactionEnded(0, producer.producer_id, 1)
     assert (await producer.end(lease=coordinator.leases["t"])).error == INVALID  # as Kafka: it ended the other way
-    entered = await world.service.transactions.enter([Entry(producer.producer_id, 0, one, True)], partitions_max=9)
+    entered = await world.service.transactions.enter([Entry("t", producer.producer_id, 0, one, True)], partitions_max=9)
     assert entered == [Entered(FENCED, -1)]
 
 
@@ -166,7 +166,7 @@ async def test_a_transaction_past_its_time_is_found_and_aborted(world: World) ->
     producer = await coordinator.producer("other")
     await producer.write(one)
     late = coordinator.end_of(producer, transactional_id="t", producer_id=made.producer_id, commit=False, fences=True)
-    await world.service.transactions.enter([Entry(made.producer_id, 0, one, True)], partitions_max=9)
+    await world.service.transactions.enter([Entry("t", made.producer_id, 0, one, True)], partitions_max=9)
     await asyncio.sleep(20 / 1000)
 
     mine = await world.service.transactions.overdue(owner_id=coordinator.writer.lease.writer_id, overdue_ms=0)

@@ -173,7 +173,9 @@ async def test_nobody_goes_on_with_the_epoch_that_only_a_marker_may_have(world: 
     # when a client says that it has the epoch of the marker
     producer.epoch = PRODUCER_EPOCH_MAX + 1
     calls, who = world.service.transactions, (producer.producer_id, producer.epoch)
-    entered = await calls.enter([Entry(*who, one, True), Entry(*who, two, False)], partitions_max=PARTITIONS_MAX)
+    entered = await calls.enter(
+        [Entry("t", *who, one, True), Entry("t", *who, two, False)], partitions_max=PARTITIONS_MAX
+    )
     joined = await calls.add_group(
         coordinator.leases["t"], producer_id=producer.producer_id, producer_epoch=producer.epoch, group_id="g"
     )
@@ -435,12 +437,15 @@ async def test_entering_tells_who_may_not(world: World) -> None:
 
     entered = await world.service.transactions.enter(
         [
-            Entry(producer.producer_id, 0, one, True),
-            Entry(producer.producer_id, 1, one, True),
-            Entry(10**15, 0, one, True),
-            Entry(old.producer_id, 0, one, False),
-            Entry(old.producer_id, 0, two, False),
-            Entry(producer.producer_id, 0, two, True),
+            Entry("a", producer.producer_id, 0, one, True),
+            Entry("a", producer.producer_id, 1, one, True),
+            Entry("a", 10**15, 0, one, True),
+            Entry("b", old.producer_id, 0, one, False),
+            Entry("b", old.producer_id, 0, two, False),
+            Entry("a", producer.producer_id, 0, two, True),
+            Entry("b", producer.producer_id, 0, one, True),
+            Entry("a", old.producer_id, 0, one, False),
+            Entry("nobody", producer.producer_id, 0, one, True),
         ],
         partitions_max=PARTITIONS_MAX,
     )
@@ -452,15 +457,33 @@ async def test_entering_tells_who_may_not(world: World) -> None:
         Entered(0, 1),
         Entered(INVALID, -1),
         Entered(0, 1),
+        *[Entered(UNKNOWN, -1)] * 3,
     ]
     assert (await coordinator.info("a")).partitions == {one: None, two: None}
+
+
+async def test_no_transaction_begins_by_the_producer_of_another_id(world: World) -> None:
+    coordinator, one, _ = await two_partitions(world)
+    mine, other = await coordinator.producer("mine"), await coordinator.producer("other")
+
+    # when the request names an id that its writer has a right to, and its batch the producer of a stranger
+    asked = [Entry("mine", other.producer_id, other.epoch, one, True)]
+    entered = await world.service.transactions.enter(asked, partitions_max=PARTITIONS_MAX)
+
+    assert entered == [Entered(UNKNOWN, -1)]
+    assert (await coordinator.info("other")).state is TransactionState.EMPTY
+    # nor beside the stranger itself
+    both = [*asked, Entry("other", other.producer_id, other.epoch, one, True)]
+    entered = await world.service.transactions.enter(both, partitions_max=PARTITIONS_MAX)
+    assert entered == [Entered(UNKNOWN, -1), Entered(0, 1)]
+    assert (await coordinator.info(mine.name)).state is TransactionState.EMPTY
 
 
 async def test_too_many_partitions_are_refused_and_those_inside_stay(world: World) -> None:
     coordinator, one, two = await two_partitions(world)
     producer, old = await coordinator.producer("a"), await coordinator.producer("b")
     await producer.enter(one)
-    asked = [Entry(producer.producer_id, 0, id_, True) for id_ in (one, two)]
+    asked = [Entry("a", producer.producer_id, 0, id_, True) for id_ in (one, two)]
 
     entered = await world.service.transactions.enter(asked, partitions_max=1)
 

@@ -115,7 +115,7 @@ class Producer:
 
     async def enter(self, *partition_ids: int) -> int:
         """Returns the txn_seq. All must be let in."""
-        entries = [Entry(self.producer_id, self.epoch, id_, self.version >= 2) for id_ in partition_ids]
+        entries = [Entry(self.name, self.producer_id, self.epoch, id_, self.version >= 2) for id_ in partition_ids]
         entered = await self.service.transactions.enter(entries, partitions_max=PARTITIONS_MAX)
         assert [each.error for each in entered] == [0] * len(entries)
         (txn_seq,) = {each.txn_seq for each in entered}

@@ -1,10 +1,11 @@
 -- Checks the producers of the transactional batches of a file, and enters the partitions of those that add. Any agent
 -- calls it for a file that it has sealed, beside the PUT; the commit of the file judges again, under its locks.
 --
--- Errors per entry: 0; 49 no such producer; 90 another epoch; 48 not in the transaction; 120 too many partitions.
+-- Errors per entry: 0; 49 the id has no such producer; 90 another epoch; 48 not in the transaction; 120 too many partitions.
 CREATE FUNCTION enter_transactions_v1(
     -- Per entry; a producer's entries need not stand together.
-    p_producer bigint[], p_epoch integer[], p_partition integer[], p_adds boolean[], p_partitions_max integer
+    p_id bytea[], p_producer bigint[], p_epoch integer[], p_partition integer[], p_adds boolean[],
+    p_partitions_max integer
 ) RETURNS TABLE (error integer, txn_seq bigint)
 LANGUAGE plpgsql VOLATILE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
@@ -16,8 +17,8 @@ DECLARE
 BEGIN
     -- As a rule all have entered already, and nothing is locked.
     IF EXISTS (
-        SELECT FROM unnest(p_producer, p_epoch, p_partition, p_adds) AS e(producer_id, epoch, partition_id, adds)
-        JOIN transactions t ON t.producer_id = e.producer_id
+        SELECT FROM unnest(p_id, p_producer, p_epoch, p_partition, p_adds) AS e(id, producer_id, epoch, partition_id, adds)
+        JOIN transactions t ON t.producer_id = e.producer_id AND t.transactional_id = e.id
         LEFT JOIN transaction_partitions p ON p.producer_id = e.producer_id AND p.partition_id = e.partition_id
         WHERE e.adds AND t.producer_epoch = e.epoch AND (t.state <> 1 OR p.producer_id IS NULL)
     ) THEN
@@ -28,8 +29,9 @@ BEGIN
         v_now := clock_ms();
         SELECT array_agg(w.producer_id) INTO v_fits FROM (
             SELECT e.producer_id, count(DISTINCT e.partition_id) FILTER (WHERE p.producer_id IS NULL) AS more
-            FROM unnest(p_producer, p_epoch, p_partition, p_adds) AS e(producer_id, epoch, partition_id, adds)
-            JOIN transactions t ON t.producer_id = e.producer_id AND t.producer_epoch = e.epoch
+            FROM unnest(p_id, p_producer, p_epoch, p_partition, p_adds) AS e(id, producer_id, epoch, partition_id, adds)
+            JOIN transactions t
+                ON t.producer_id = e.producer_id AND t.transactional_id = e.id AND t.producer_epoch = e.epoch
             LEFT JOIN transaction_partitions p ON p.producer_id = e.producer_id AND p.partition_id = e.partition_id
             WHERE e.adds GROUP BY e.producer_id
         ) AS w
@@ -40,8 +42,9 @@ BEGIN
         WHERE t.producer_id = ANY (v_fits) AND t.state <> 1;
         INSERT INTO transaction_partitions (partition_id, producer_id, epoch, txn_seq)
         SELECT DISTINCT e.partition_id, e.producer_id, t.producer_epoch, t.txn_seq
-        FROM unnest(p_producer, p_epoch, p_partition, p_adds) AS e(producer_id, epoch, partition_id, adds)
-        JOIN transactions t ON t.producer_id = e.producer_id AND t.producer_epoch = e.epoch
+        FROM unnest(p_id, p_producer, p_epoch, p_partition, p_adds) AS e(id, producer_id, epoch, partition_id, adds)
+        JOIN transactions t
+                ON t.producer_id = e.producer_id AND t.transactional_id = e.id AND t.producer_epoch = e.epoch
         WHERE e.adds AND e.producer_id = ANY (v_fits)
         ON CONFLICT (producer_id, partition_id) DO NOTHING;
     END IF;
@@ -54,9 +57,9 @@ BEGIN
             WHEN t.state = 1 AND p.producer_id IS NOT NULL THEN 0
             WHEN e.adds THEN 120
             ELSE 48 END AS error
-        FROM unnest(p_producer, p_epoch, p_partition, p_adds) WITH ORDINALITY
-            AS e(producer_id, epoch, partition_id, adds, ord)
-        LEFT JOIN transactions t ON t.producer_id = e.producer_id
+        FROM unnest(p_id, p_producer, p_epoch, p_partition, p_adds) WITH ORDINALITY
+            AS e(id, producer_id, epoch, partition_id, adds, ord)
+        LEFT JOIN transactions t ON t.producer_id = e.producer_id AND t.transactional_id = e.id
         LEFT JOIN transaction_partitions p ON p.producer_id = e.producer_id AND p.partition_id = e.partition_id
     ) AS s
     ORDER BY s.ord;

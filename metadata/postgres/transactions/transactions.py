@@ -58,7 +58,7 @@ MARKERS_HOST = "txn:"
 """Before the host of an agent: the address of its writer of markers."""
 EXPIRED_MAX = 10_000
 _NEXT_EPOCH = sa.text("nextval('transaction_epochs')")
-_ENTER = "SELECT * FROM enter_transactions_v1($1, $2, $3, $4, $5)"
+_ENTER = "SELECT * FROM enter_transactions_v1($1, $2, $3, $4, $5, $6)"
 _OF = TRANSACTIONS.c
 _PARTITIONS = statement(
     """SELECT producer_id, array_agg(partition_id ORDER BY partition_id) AS partition_ids,
@@ -177,8 +177,9 @@ class PostgresTransactions:
             connection = await self._entering.get()
             for attempt in range(ATTEMPTS):
                 try:
-                    arguments = [list(column) for column in zip(*entries, strict=True)]
-                    rows = await connection.fetch(_ENTER, *arguments, partitions_max)
+                    ids, *others = (list(column) for column in zip(*entries, strict=True))
+                    names = [str(each).encode() for each in ids]
+                    rows = await connection.fetch(_ENTER, names, *others, partitions_max)
                     return [Entered(row["error"], row["txn_seq"]) for row in rows]
                 except CONNECTION_ERRORS as error:
                     if sqlstate_of(error) in RETRIABLE_SQLSTATES and attempt + 1 < ATTEMPTS:

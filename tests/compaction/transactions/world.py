@@ -95,7 +95,7 @@ class TransactionalProducers(Producers):
     async def in_transaction(
         self, client: Client, partition_id: int, records: Sequence[NewRecord], codec: Codec = Codec.NONE
     ) -> bytes:
-        entry = Entry(client.producer_id, client.epoch, partition_id, True)
+        entry = Entry(client.name, client.producer_id, client.epoch, partition_id, True)
         (entered,) = await self._mine.metadata.transactions.enter([entry], partitions_max=100)
         assert not entered.error
         client.txn_seq = entered.txn_seq

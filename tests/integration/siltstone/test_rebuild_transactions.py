@@ -186,7 +186,7 @@ async def test_producers_from_before_the_loss_are_refused_and_a_new_one_goes_on(
     assert info.producer_id > ongoing.producer_id
     # when the zombie goes on
     (entered,) = await restored.transactions.enter(
-        [Entry(ongoing.producer_id, ongoing.epoch, lost.topic.partition_ids[0], adds=True)], partitions_max=10
+        [Entry("open", ongoing.producer_id, ongoing.epoch, lost.topic.partition_ids[0], adds=True)], partitions_max=10
     )
     assert entered.error == ErrorCode.INVALID_PRODUCER_ID_MAPPING
     owner = await restored.agents.register_agent(AgentAddress(host="new", port=1))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from metadata.transactions.contract import TransactionState
 from tests.fixtures.agents import Dial, RunningAgent, StartAgent
 from tests.fixtures.transaction_clients import TransactionalClient
@@ -15,7 +17,9 @@ from wire.records import NewRecord, build_batch
 SECOND_PROTOCOL_PRODUCE = 12
 
 
-async def produced(at: TransactionalClient, *producers: ProducerStamp | None, name: str | None) -> list[int]:
+async def produced(
+    at: TransactionalClient, *producers: ProducerStamp | None, name: str | None, version: int = SECOND_PROTOCOL_PRODUCE
+) -> list[int]:
     """The errors of one request with a record for each partition; None: of no producer."""
     record = NewRecord(int(time.time() * 1000), None, b"v")
     parts = [
@@ -29,7 +33,7 @@ async def produced(at: TransactionalClient, *producers: ProducerStamp | None, na
     ]
     data = [TopicProduceData(name="t", partition_data=parts)]
     request = ProduceRequest(transactional_id=name, acks=-1, timeout_ms=10_000, topic_data=data)
-    answer = await at.raw.call(request, ProduceResponse, SECOND_PROTOCOL_PRODUCE)
+    answer = await at.raw.call(request, ProduceResponse, version)
     return [each.error_code for each in answer.responses[0].partition_responses]
 
 
@@ -66,3 +70,22 @@ async def test_a_transactional_batch_in_a_request_without_an_id_is_refused(start
 
     assert errors == [ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, ErrorCode.NONE]
     assert await mine.end() == ErrorCode.INVALID_TXN_STATE
+
+
+@pytest.mark.parametrize("version", [11, SECOND_PROTOCOL_PRODUCE])
+async def test_nobody_writes_by_one_id_as_the_producer_of_another(
+    version: int, start_agent: StartAgent, dial: Dial
+) -> None:
+    running = await start_agent()
+    mine, other = await two_producers(running, dial)
+    # given a stranger in a transaction on the partition
+    assert await other.add(t=[0]) == {("t", 0): ErrorCode.NONE}
+
+    # when a request names an id of its writer, and its batch the stranger's producer
+    stolen = ProducerStamp(other.producer_id, other.epoch, 0)
+    errors = await produced(mine, stolen, stolen, name="mine", version=version)
+
+    assert errors == [ErrorCode.INVALID_PRODUCER_ID_MAPPING] * 2
+    infos = {each.transactional_id: each for each in await running.metadata.transactions.transactions()}
+    assert list(infos["other"].partitions.values()) == [None]
+    assert await produced(other, stolen, name="other", version=version) == [ErrorCode.NONE]

@@ -105,7 +105,7 @@ class History:
         for partition in self.chance.sample(self.partitions, self.chance.randint(1, 2)):
             if producer.version < 2 and not await self._added(producer, partition):
                 return None
-            entry = Entry(producer.producer_id, producer.epoch, partition, producer.version >= 2)
+            entry = Entry(producer.name, producer.producer_id, producer.epoch, partition, producer.version >= 2)
             transactions = self.fleet.metadata.transactions
             (entered,) = await transactions.enter([entry], partitions_max=PARTITIONS_MAX)
             await asyncio.sleep(0)

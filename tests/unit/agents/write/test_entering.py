@@ -43,7 +43,7 @@ def pending(partition_id: int, *, producer: tuple[int, int, int] | None = None, 
     if producer is not None:
         more = {"transactional": True, "producer": ProducerStamp(*producer)}
     records = memoryview(build_batch([NewRecord(NOW_MS, None, b"value")], **more))
-    return PendingBatch(partition_id, UUID(int=1), partition_id, records, read_header(records), False, version)
+    return PendingBatch(partition_id, UUID(int=1), partition_id, records, read_header(records), False, version, "t")
 
 
 def submission(*batches: PendingBatch) -> Submission:
@@ -64,7 +64,7 @@ async def test_a_producer_asks_once_for_each_partition_and_protocol() -> None:
     sealed = seal([submission(*mine, pending(1)), submission(*old)], now_ms=NOW_MS)
 
     assert sealed.entering is not None
-    assert sealed.entering.entries == (Entry(7, 3, 1, True), Entry(8, 0, 1, False), Entry(7, 3, 2, True))
+    assert sealed.entering.entries == (Entry("t", 7, 3, 1, True), Entry("t", 8, 0, 1, False), Entry("t", 7, 3, 2, True))
     assert [each.txn_seq for each in sealed.batches] == [NOT_ENTERED, NOT_ENTERED, NOT_TRANSACTIONAL, NOT_ENTERED, 0]
 
     judged = sealed.entering.judged(sealed.batches, [Entered(0, 5), Entered(INVALID, -1), Entered(FENCED, -1)])
