@@ -52,6 +52,8 @@ def _find(broker: Broker, version: int, key_type: int, key: str) -> Coordinator:
             return _none(key, refused.code, str(refused))
         if broker.features.transactions:
             return _at(key, broker.transactions.owner(key))
+        if not broker.features.transactions_asked:
+            return _none(key, broker.features.no_transactions, "the agent has not heard yet whether there are any")
         of_librdkafka = version == _LIBRDKAFKA_VERSION
         error = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED if of_librdkafka else ErrorCode.UNSUPPORTED_VERSION
         return _none(key, error, NO_TRANSACTIONS)

@@ -58,10 +58,10 @@ def filter_of(request: ListTransactionsRequest, *, now_ms: int) -> Callable[[Tra
 
 async def handle(broker: Broker, header: RequestHeader, request: ListTransactionsRequest) -> ListTransactionsResponse:
     unknown = [state for state in request.state_filters if state not in _STATES]
-    if not broker.features.transactions:
+    if not broker.features.transactions and broker.features.transactions_asked:
         return ListTransactionsResponse(unknown_state_filters=unknown)
     # With an outdated list of agents, ids would be missing from every answer, or stand in two.
-    if not broker.transactions.lease_runs:
+    if not (broker.transactions.lease_runs and broker.features.transactions):
         return ListTransactionsResponse(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE, unknown_state_filters=unknown)
     try:
         pattern = compiled(request.transactional_id_pattern) if request.transactional_id_pattern else None
@@ -114,7 +114,8 @@ async def describe(
         elif not name:
             errors[name] = ErrorCode.INVALID_REQUEST
         elif not broker.features.transactions:
-            errors[name] = ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
+            is_known = broker.features.transactions_asked
+            errors[name] = ErrorCode.TRANSACTIONAL_ID_NOT_FOUND if is_known else broker.features.no_transactions
         elif not broker.transactions.owns(name):
             errors[name] = ErrorCode.NOT_COORDINATOR
     asked = [name for name in request.transactional_ids if name not in errors]

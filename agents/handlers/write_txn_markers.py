@@ -49,7 +49,7 @@ async def handle(broker: Broker, header: RequestHeader, request: WriteTxnMarkers
     if not rights.holds_cluster(Operation.ALTER) and not rights.allows_cluster(Operation.CLUSTER_ACTION):
         return await _answer(broker, markers, [ErrorCode.CLUSTER_AUTHORIZATION_FAILED] * len(markers), looked=False)
     if not broker.features.transactions:
-        return await _answer(broker, markers, [ErrorCode.UNSUPPORTED_VERSION] * len(markers), looked=False)
+        return await _answer(broker, markers, [broker.features.no_transactions] * len(markers), looked=False)
     places = [
         (topic.name, number) for marker in markers for topic in marker.topics for number in topic.partition_indexes
     ]

@@ -14,7 +14,7 @@ def refusal(broker: Broker, transactional_id: str) -> ErrorCode | None:
     """Why a client may not work with its transactional id; None if it may."""
     if not broker.rights().allows(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, transactional_id):
         return ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-    return None if broker.features.transactions else ErrorCode.UNSUPPORTED_VERSION
+    return None if broker.features.transactions else broker.features.no_transactions
 
 
 def as_known(error: int, version: int, *, fenced_since: int = FENCED_KNOWN_SINCE) -> int:

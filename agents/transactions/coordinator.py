@@ -153,6 +153,7 @@ class TransactionCoordinator:
     async def _enable(self) -> bool:
         try:
             self._features.transactions = await self.metadata.enable()
+            self._features.transactions_asked = True
         except SiltstoneError as error:  # the store is away, or has not given us the right yet: all else goes on
             _log.warning("not known whether transactions may be used, asked again soon", error=str(error))
         if self.enabled:

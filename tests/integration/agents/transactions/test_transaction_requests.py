@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -278,6 +279,42 @@ async def test_until_they_may_be_used_nothing_is_begun(unready: Served) -> None:
             -1,
         )
     assert await unready.metadata.transactions.transactions() == []
+
+
+async def test_as_long_as_it_is_not_known_whether_they_may_be_used_clients_are_to_come_again(
+    start_agent: StartAgent, dial: Dial
+) -> None:
+    # given an agent whose question to the store was lost
+    inner = MemoryMetadata()
+    await inner.open()
+    answers = asyncio.Event()
+
+    async def lost_at_first() -> bool:
+        if not answers.is_set():
+            raise MetadataUnavailableError("away")
+        return await inner.transactions.enable()
+
+    metadata: Any = Wrapped(inner, enable=lost_at_first)
+    served = await serve(await start_agent(metadata=metadata), dial)
+    client, again = served.client(), E.COORDINATOR_NOT_AVAILABLE
+    assert (await client.init()).error_code == again
+    assert await client.add(t=[0]) == {("t", 0): again}
+    assert (await client.join("g"), await client.end()) == (again, again)
+    assert set(await aborted(served, client)) == {again}
+    assert ((await described(served, "tx")).error_code, (await listed(served)).error_code) == (again, again)
+    for version in (1, 2):
+        found = await served.raw.call(FindCoordinatorRequest(key="tx", key_type=1), FindCoordinatorResponse, version)
+        assert found.error_code == again
+
+    # when the store answers
+    answers.set()
+    async with asyncio.timeout(30):
+        while (await client.init()).error_code == again:
+            await asyncio.sleep(0.05)
+
+    assert await client.add(t=[0]) == {("t", 0): E.NONE}
+    assert await client.end() == E.NONE
+    await inner.close()
 
 
 # ---- features and coordinators
