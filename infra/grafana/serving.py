@@ -314,6 +314,7 @@ TRANSACTIONS = Row(
             METRICS,
             ("end", quantile(0.99, "siltstone_transaction_end_seconds")),
             ("enter", quantile(0.99, "siltstone_transactions_enter_seconds")),
+            empty_unless="a transaction has ended",
         ),
         panel(
             "Ids given up",

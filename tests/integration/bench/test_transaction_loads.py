@@ -53,7 +53,7 @@ async def test_small_transactions_are_timed_and_committed(
     )
     result = await asyncio.to_thread(run_small_transactions, job)
     # a turn that was due and found its client at work is left out
-    assert 0 < result.turns < result.all_turns <= 50
+    assert 0 < result.turns < result.all_turns <= 60
     assert await read(running, result.all_turns, isolation="read_committed") == result.all_turns
     committed = running.metric("transactions_ended_total", outcome="committed")
     assert committed == (result.all_turns if transactional else 0)
@@ -78,7 +78,7 @@ async def test_large_transactions_are_counted_whole(transaction_s: float, start_
         warmup_s=0.3,
     )
     result = await asyncio.to_thread(run_large_transactions, job)
-    assert result.mb_per_s is not None and 0 < result.mb_per_s * 1e6 * 0.5 <= result.committed * 100
+    assert result.mb_per_s is not None and 0 <= result.mb_per_s * 1e6 * 0.5 <= result.committed * 100
     assert (result.commits > 2) == bool(transaction_s)
     assert await read(running, result.committed, isolation="read_committed") >= result.committed
 

@@ -115,7 +115,10 @@ class System:
 
     async def _is_clean(self) -> bool:
         views = await self.metadata.operators.partition_views(self.topics[KEYED].topic_id)
-        return all(each.passes_needed == 1 and each.cleaned_through_offset == each.last_stable_offset for each in views)
+        return all(
+            each.requested_through_offset is None and each.cleaned_through_offset == each.last_stable_offset
+            for each in views
+        )
 
     async def _is_idle(self) -> bool:
         return not await self.metadata.operators.jobs(states=[JobState.READY, JobState.RUNNING])
