@@ -178,7 +178,7 @@ class PostgresTransactions:
             for attempt in range(ATTEMPTS):
                 try:
                     ids, *others = (list(column) for column in zip(*entries, strict=True))
-                    names = [str(each).encode() for each in ids]
+                    names = [str(each).encode("utf-8", "surrogatepass") for each in ids]
                     rows = await connection.fetch(_ENTER, names, *others, partitions_max)
                     return [Entered(row["error"], row["txn_seq"]) for row in rows]
                 except CONNECTION_ERRORS as error:
