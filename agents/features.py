@@ -1,4 +1,4 @@
-"""What clients may use only when every program of the cluster knows it, as ApiVersions tells it (KIP-584)."""
+"""The features that clients may use once every program of the cluster knows them, as ApiVersions tells (KIP-584)."""
 
 from __future__ import annotations
 

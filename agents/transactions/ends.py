@@ -1,4 +1,4 @@
-"""The ends of an agent's transactions, gathered into lists: one call to the metadata store at a time.
+"""An agent gathers the ends of its transactions into lists, and makes one call to the metadata store at a time.
 
 An end that comes after a quiet time goes at once. Those that come while a call is under way go together in the next
 one. Calls are bounded, because each is a commit, which locks the partitions of all its transactions: one each
@@ -9,7 +9,7 @@ A list never holds two ends of one id, because the second is judged by what the 
 Markers are written under an identity of their own, so that no end waits behind the PUT of a file. It is registered when
 the first transaction ends, and again after it was fenced. If the answer to a call is lost, the *same* call is repeated
 until it is answered, and the next list waits: the call may be on its way still, and under another key its ends would be
-judged anew. A crash leaves transactions ended whose clients were not told; they ask again and get the same answer.
+judged again. A crash leaves transactions ended whose clients were not told; they ask again and get the same answer.
 """
 
 from __future__ import annotations

@@ -39,7 +39,6 @@ from metadata.transactions.rules import (
     held,
     initialised,
     judge_producer,
-    of_possible_epochs,
     refused,
 )
 from runtime.clock import Clock
@@ -111,7 +110,6 @@ class MemoryTransactions:
         )
 
     async def enter(self, entries: Sequence[Entry], *, partitions_max: int) -> Sequence[Entered]:
-        entries = of_possible_epochs(entries)
         wanted: dict[tuple[str, int, int], set[int]] = defaultdict(set)
         for entry in entries:
             if entry.adds:

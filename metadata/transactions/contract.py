@@ -332,7 +332,7 @@ class TransactionMetadata(Protocol):
         ...
 
     async def ongoing(self) -> OngoingTransactions:
-        """Of all owners."""
+        """Counts the ongoing transactions, whoever coordinates them."""
         ...
 
     async def open_transactions(self, partition_ids: Sequence[int]) -> Sequence[tuple[OpenTransaction, int]]:

@@ -40,7 +40,7 @@ ANSWERS = (
         text="_LIBRDKAFKA_VERSION = 2",
         replacement="_LIBRDKAFKA_VERSION = 99",
         tests=(
-            "tests/integration/agents/transactions/test_transaction_requests.py::test_until_they_may_be_used_nothing_is_begun",
+            "tests/integration/agents/transactions/test_before_transactions.py::test_until_they_may_be_used_nothing_is_begun",
         ),
     ),
     Mutant(

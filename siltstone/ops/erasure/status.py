@@ -183,7 +183,7 @@ async def open_text(metadata: MetadataStore, topic: Topic, open_at: Mapping[int,
 
 
 def _each_once(holding: Sequence[HoldingTransaction]) -> Sequence[HoldingTransaction]:
-    """Of the partitions of a transaction, the first."""
+    """Each transaction once, by the first of its partitions."""
     return list({each.producer_id: each for each in reversed(holding)}.values())[::-1]
 
 

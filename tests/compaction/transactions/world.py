@@ -235,7 +235,7 @@ class TransactionWorld(World):
         self.count("aborted" if aborts else "committed")
 
     def listed(self, partition_id: int) -> set[Listed]:
-        """What the metadata list now."""
+        """The aborted transactions that the metadata list now."""
         return {
             (each.producer_id, each.first_offset, each.last_offset)
             for each in self.metadata.database.transactions.aborted

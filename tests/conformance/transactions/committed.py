@@ -1,4 +1,4 @@
-"""What a reader of committed records sees of a topic, gathered while it grows, and the kills that go on meanwhile."""
+"""A reader of committed records gathers a topic while it grows; meanwhile processes are killed."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class JavaProducer:
     def offsets(
         self, topic: str, offset: int, *, group: str = "", member: JavaConsumer | None = None, metadata: str = ""
     ) -> None:
-        """Of a group, or with the metadata of one of its members."""
+        """Send offsets of a group, or with the metadata of one of its members."""
         words = {"topic": topic, "offset": offset, "metadata": metadata}
         self._ask("offsets", **words, group=group, member=member.name if member else None)
 

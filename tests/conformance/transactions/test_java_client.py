@@ -1,5 +1,5 @@
-"""What the Java client shows of transactions: what readers see, who is fenced and how, and what a producer may go on
-with after an error. Kafka's own integration tests of transactions ask the same questions.
+"""The Java client in transactions: the records that readers see, the producers that are fenced, and how a producer goes
+on after an error. Kafka's own integration tests of transactions ask the same questions.
 """
 
 from __future__ import annotations

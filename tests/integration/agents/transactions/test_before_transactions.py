@@ -1,4 +1,4 @@
-"""What clients are told before transactions may be used, and before the agent knows whether they may."""
+"""Agents answer clients before transactions may be used, and before they know whether these may."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a Produce request may hold of transactions, next to the id that it names."""
+"""A Produce request may hold only batches of the transactional id that it names."""
 
 from __future__ import annotations
 
