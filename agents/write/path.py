@@ -443,14 +443,15 @@ class WritePath:
 
     def _keep(self, submission: Submission, answer: Sequence[BatchResult]) -> None:
         self.bytes -= submission.held_bytes
-        for batch, result in zip(submission.batches, answer, strict=True):
-            if result.duplicate:
-                self._duplicates.inc()
-            elif result.error:
-                self._refusals.inc()
-            else:
-                self._stored.inc()
-                self._metrics.produce_bytes_total.inc(len(batch.records))
+        # Summed first: a submission may have thousands of batches, and this is a turn of the event loop.
+        duplicates = sum(result.duplicate for result in answer)
+        refused = sum(bool(result.error) and not result.duplicate for result in answer)
+        pairs = zip(submission.batches, answer, strict=True)
+        stored_bytes = [len(batch.records) for batch, result in pairs if not result.error and not result.duplicate]
+        self._duplicates.inc(duplicates)
+        self._refusals.inc(refused)
+        self._stored.inc(len(stored_bytes))
+        self._metrics.produce_bytes_total.inc(sum(stored_bytes))
         # A client that gave up or went away has no promise left; its records are stored all the same.
         if not submission.promise.done():
             submission.promise.set_result(answer)

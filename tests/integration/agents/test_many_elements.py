@@ -3,12 +3,15 @@ request may have. None of them keeps the event loop from others for long, from i
 
 from __future__ import annotations
 
+import asyncio
 import gc
 from collections.abc import Iterator
 from functools import partial
 
 import pytest
 
+from metadata.contract.l0_commit import CommitL0, Committed
+from metadata.memory.agents import MemoryAgents
 from siltstone.processes.garbage import SELDOM
 from tests.fixtures.agents import Dial, StartAgent
 from tests.fixtures.loop_stalls import assert_holds_up_nobody, stalls_of_frame
@@ -50,6 +53,20 @@ def as_in_an_agent() -> Iterator[None]:
     gc.set_threshold(*SELDOM)
     yield
     gc.set_threshold(*before)
+
+
+@pytest.fixture(autouse=True)
+def store_answers_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit waits, as it does for Postgres: what comes before it and behind it are no turn of the loop together."""
+    commit_l0 = MemoryAgents.commit_l0
+
+    async def waited_for(agents: MemoryAgents, request: CommitL0) -> Committed:
+        await asyncio.sleep(0)
+        committed = await commit_l0(agents, request)
+        await asyncio.sleep(0)
+        return committed
+
+    monkeypatch.setattr(MemoryAgents, "commit_l0", waited_for)
 
 
 @pytest.mark.parametrize("case", QUICK, ids=str)
