@@ -33,9 +33,10 @@ from agents.write.seal import SealedL0, seal
 from agents.write.submission import Submission
 from agents.write.waits import RunningMean, Waits, WaitsReport
 from metadata.contract.agents import AgentMetadata
-from metadata.contract.errors import MetadataUnavailableError
+from metadata.contract.errors import MetadataUnavailableError, RightsMissingError
 from metadata.contract.files import L0File
 from metadata.contract.l0_commit import (
+    NOT_TRANSACTIONAL,
     BatchResult,
     CommitInDoubtError,
     CommitL0,
@@ -45,6 +46,7 @@ from metadata.contract.l0_commit import (
 )
 from metadata.contract.leases import WriterFencedError, WriterLease
 from metadata.transactions.contract import Entered, TransactionMetadata
+from runtime.errors import BugError
 from runtime.logging import LOG_CONTEXT, get_logger, log_context
 from runtime.runtime import Runtime
 from runtime.tracing import CURRENT_SPAN, Span
@@ -306,7 +308,9 @@ class WritePath:
     # ---- transactions
 
     async def _enter(self, key: str, entering: Entering) -> Sequence[Entered]:
-        """Asks until it is answered: the store that is away would not take the commit either."""
+        """Asks until it is answered: the store that is away would not take the commit either. If the store refuses to
+        say, none enters: the other batches of the file, and the files behind it, do not wait for a right to be granted.
+        """
         LOG_CONTEXT.set(about_file(key))
         started_ms = self._clock.monotonic_ms()
         backoff_ms = COMMIT_BACKOFF_MS
@@ -318,6 +322,9 @@ class WritePath:
                 await self._clock.sleep_ms(backoff_ms * (0.5 + self._ids.jitter() / 2))
                 backoff_ms = min(backoff_ms * 2, COMMIT_BACKOFF_MS_MAX)
                 continue
+            except (RightsMissingError, BugError) as error:
+                _log.error("transactions not entered, their batches are refused", error=str(error))
+                return [Entered(int(ErrorCode.UNKNOWN_SERVER_ERROR), NOT_TRANSACTIONAL)] * len(entering.entries)
             self._metrics.transactions.enter_seconds.observe((self._clock.monotonic_ms() - started_ms) / 1000)
             return entered
 

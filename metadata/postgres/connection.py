@@ -289,7 +289,7 @@ class Database:
                     return await work(connection)
             except CONNECTION_ERRORS as error:
                 if is_working or not _is_lost(error) or attempt + 1 == ATTEMPTS:
-                    raise _meaning(error) from error
+                    raise error_of(error) from error
         raise BugError("unreachable: the last attempt returns or raises")
 
     async def write(self, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
@@ -318,7 +318,7 @@ class Database:
                     raise MetadataInDoubtError(
                         f"the answer to a COMMIT was lost, so it may have happened: {_reason(error)}"
                     ) from error
-                raise _meaning(error) from error
+                raise error_of(error) from error
         raise MetadataUnavailableError(f"a transaction lost {ATTEMPTS} deadlocks or connections in a row")
 
     async def write_one(self, statement: sa.Executable) -> sa.Row[Any] | None:
@@ -337,7 +337,7 @@ class Database:
                 raise MetadataInDoubtError(
                     f"the answer to a statement was lost, so it may have happened: {_reason(error)}"
                 ) from error
-            raise _meaning(error) from error
+            raise error_of(error) from error
 
     @asynccontextmanager
     async def _pooled(self) -> AsyncGenerator[AsyncConnection]:
@@ -401,7 +401,7 @@ class Database:
         self.seen = now
 
 
-def _meaning(error: Exception) -> Exception:
+def error_of(error: Exception) -> Exception:
     """The error of ours for a driver's error. A missing right, or a statement that Postgres never takes, is no
     outage."""
     if sqlstate_of(error) == INSUFFICIENT_PRIVILEGE:

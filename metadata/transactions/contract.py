@@ -278,6 +278,7 @@ class TransactionMetadata(Protocol):
     async def enter(self, entries: Sequence[Entry], *, partitions_max: int) -> Sequence[Entered]:
         """Check the producers of the transactional batches of a file, and enter the partitions of those that add. One
         result per entry, in order. A call may be repeated: what it did under an epoch that has passed has no effect.
+        RightsMissingError or BugError: Postgres refuses it, and will refuse its repeat.
         """
         ...
 

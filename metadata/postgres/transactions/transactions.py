@@ -22,8 +22,8 @@ from metadata.postgres.connection import (
     RETRIABLE_SQLSTATES,
     Database,
     DedicatedConnection,
+    error_of,
     sqlstate_of,
-    unavailable,
 )
 from metadata.postgres.groups.groups import check_alive
 from metadata.postgres.rows import LONGS, now_ms, statement
@@ -186,7 +186,7 @@ class PostgresTransactions:
                         await self._database.back_off(attempt)
                         continue
                     self._entering.drop()
-                    raise unavailable(error) from error
+                    raise error_of(error) from error
                 except BaseException:
                     self._entering.drop()  # cancelled: the statement may still run
                     raise
