@@ -1,5 +1,6 @@
-"""Merges here and merges on Spark over topics with committed, aborted and open transactions: stock consumers of either
-isolation level see what a model of the written records says, before and after.
+"""Merges here and merges on Spark over topics with committed, aborted and open transactions. Stock consumers of either
+isolation level see what a model of the written records says, before and after, and no object holds what a dedupe
+removed.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from runtime.clock import SystemClock
 from runtime.runtime import Runtime
 from runtime.settings.table import Settings
 from storage.cluster import check_cluster
-from storage.objects import ObjectStore
+from storage.objects import ObjectNotFoundError, ObjectStore
 from storage.urls import open_store, parse_store_url
 from tests.fixtures.agents import Dial, RunningAgent, StartAgent
 from tests.fixtures.both_readers import COMMITTED, UNCOMMITTED, Read, aiokafka, librdkafka
-from tests.fixtures.compactors import StartCompactor
+from tests.fixtures.compactors import RunningCompactor, StartCompactor
 from tests.fixtures.random_transactions import Place, RandomTransactions
 from tests.fixtures.s3 import BucketUrl
 from tests.fixtures.spark_merges import SessionSubmitter
@@ -41,7 +42,9 @@ if TYPE_CHECKING:
 
 PLAIN, KEYED, PARTITIONS = "plain", "keyed", 2
 GRACE_MS = 2_000
-KEYS, ROUNDS = 12, 5
+KEYS, ROUNDS = 40, 5
+PASS_KEYS_MAX, DEEP_ROUNDS = 16, 60
+"""So many rounds write more keys to each partition than one pass takes."""
 NEVER = {"forced_dirty_wait_ms": 3_600_000, "forced_dirty_bytes_min": 1 << 40}
 """No pass but those that are asked for."""
 LEVEL_ONLY = {"l0_files_min": 1, "l1_runs_min": 1_000, "l2_runs_min": 1_000, "mostly_dead_fraction": 1.0, **NEVER}
@@ -84,10 +87,13 @@ class System:
 
     # ---- merges
 
+    async def compactor(self, **settings: Any) -> RunningCompactor:
+        return await self._start(store=self.store, metadata=self.metadata, gc_grace_ms=GRACE_MS, **settings)
+
     async def compacts(self, *, dedupes: bool, **settings: Any) -> list[MergeJob]:
         """Run a compactor until nothing is left to do. Returns the jobs that it did."""
         known = await self.metadata.operators.jobs(limit=10_000)
-        running = await self._start(store=self.store, metadata=self.metadata, **settings)
+        running = await self.compactor(**settings)
         await until(self._is_leveled, WAIT_S)
         if dedupes:
             await until(lambda: self._has_merged(len(known)), WAIT_S)
@@ -131,7 +137,7 @@ class System:
                 log.cleaned_through = log.last_stable_offset(log.end)
                 assert log.cleaned_through == marks[self.ids[place]].last_stable_offset
 
-    def on_spark(self, spark: SparkSession) -> Callable[[WriterLease], Engine]:
+    def on_spark(self, spark: SparkSession, *, keyed_unit_bytes: int) -> Callable[[WriterLease], Engine]:
         """Every merge but those of L0 files, in small units."""
 
         def engine(lease: WriterLease) -> Engine:
@@ -144,7 +150,7 @@ class System:
                 options=HeavyOptions(
                     bytes_min=0,
                     unit_bytes=4_000,
-                    keyed_unit_bytes=1 << 20,
+                    keyed_unit_bytes=keyed_unit_bytes,
                     memory=MergeMemory(keys_max=5),
                     poll_ms=100.0,
                 ),
@@ -188,6 +194,35 @@ class System:
             await until(sees_it, 20)
         assert last == expected, (read.__name__, topic, isolation)
 
+    # ---- the bucket
+
+    async def found(self, wanted: set[bytes]) -> set[bytes]:
+        """The values that some object holds."""
+        missing = set(wanted)
+        for key in [stat.key async for stat in self.store.list("")]:
+            with suppress(ObjectNotFoundError):  # the janitor may delete it meanwhile
+                body = await self.store.get(key)
+                missing -= {each for each in missing if each in body}
+        return wanted - missing
+
+    async def check_bucket(self) -> None:
+        """Once no transaction is open, nothing of an aborted one is left in a compacted topic."""
+        logs = [log for place, log in self.sent.histories.items() if place[0] == KEYED]
+        aborted = {value for log in logs for value in log.never_shown()}
+        gone = {value for log in logs for value in log.gone()}
+        assert len(aborted) > 5
+        assert aborted <= gone
+        left = {value for log in logs for value in values(log.uncommitted())}
+        assert await self.found(left) == left, "the search finds nothing"
+        janitor = await self.compactor(**MERGES)
+
+        async def is_gone() -> bool:
+            return not await self.found(gone)
+
+        await until(is_gone, 60)
+        await janitor.compactor.stop()
+        assert await self.found(left) == left
+
 
 def values(seen: list[Seen]) -> set[bytes]:
     return {each.value for each in seen if each.value is not None}
@@ -215,24 +250,36 @@ async def system(
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize("keyed_unit_bytes", [pytest.param(1 << 20, id="whole"), pytest.param(1, id="sliced")])
 async def test_readers_see_what_was_committed_whatever_spark_merges(
-    system: System, spark: SparkSession, dial: Dial
+    system: System, spark: SparkSession, dial: Dial, keyed_unit_bytes: int
 ) -> None:
     await system.begin(dial)
     await system.write()
-    settings = {**MERGES, "engine": system.on_spark(spark), "heavy_bytes_min": 0, "l2_runs_min": 1_000}
-    did(await system.compacts(dedupes=True, gc_grace_ms=GRACE_MS, **settings), on="session")
+    engine = system.on_spark(spark, keyed_unit_bytes=keyed_unit_bytes)
+    settings = {**MERGES, "engine": engine, "heavy_bytes_min": 0, "l2_runs_min": 1_000}
+    did(await system.compacts(dedupes=True, **settings), on="session")
     await system.note_cleaned()
     await system.check_readers()
 
 
 @pytest.mark.timeout(900)
-async def test_readers_see_what_was_committed_whatever_the_compactor_merges(system: System, dial: Dial) -> None:
+async def test_readers_see_what_was_committed_and_no_object_holds_what_a_deep_pass_removed(
+    system: System, dial: Dial
+) -> None:
     await system.begin(dial)
     await system.write()
-    did(await system.compacts(dedupes=True, gc_grace_ms=GRACE_MS, **MERGES), on="")
+    did(await system.compacts(dedupes=True, **MERGES), on="")
     await system.note_cleaned()
     await system.check_readers()
+    await asyncio.to_thread(system.sent.write, DEEP_ROUNDS)
+    await asyncio.to_thread(system.sent.end_quick)
+    await asyncio.to_thread(system.sent.slow.end, commits=False)
+    jobs = await system.compacts(dedupes=True, **MERGES, dedupe_keys_max=PASS_KEYS_MAX)
+    assert max(each.result.get("passes", 0) for each in jobs) > 1
+    await system.note_cleaned()
+    await system.check_readers()
+    await system.check_bucket()
 
 
 def did(jobs: list[MergeJob], *, on: str) -> None:
