@@ -29,6 +29,9 @@ from siltstone.kafka.client import connected
 from siltstone.terminal.output import json_option, print_json, print_table
 from siltstone.terminal.plain import say
 
+_PRODUCER_NEEDS = (
+    "What a producer needs: Write, Describe and Create on topics, Write and Describe on transactional ids."
+)
 _PATTERN_NAMES = {pattern: name for name, pattern in PATTERNS.items()}
 
 
@@ -78,7 +81,7 @@ def list_acls(words: AclWords, bootstrap: str, as_json: bool) -> None:
 
 @acls.command()
 @acl_options("literal", "prefixed")
-@click.option("--producer", is_flag=True, help="What a producer needs: Write, Describe and Create on topics.")
+@click.option("--producer", is_flag=True, help=_PRODUCER_NEEDS)
 @click.option("--consumer", is_flag=True, help="What a consumer needs: Read and Describe on topics, Read on groups.")
 @agent_options
 def create(words: AclWords, producer: bool, consumer: bool, bootstrap: str) -> None:
@@ -93,6 +96,8 @@ def create(words: AclWords, producer: bool, consumer: bool, bootstrap: str) -> N
           --topic orders --group billing
       siltstone acls create --allow-principal User:ann --producer \\
           --topic orders- --resource-pattern-type prefixed
+      siltstone acls create --allow-principal User:ann --producer \\
+          --topic orders --transactional-id orders-1
       siltstone acls create --deny-principal User:bob \\
           --deny-host 10.0.0.7 --operation All --topic '*'
     """

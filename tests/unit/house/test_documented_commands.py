@@ -77,6 +77,9 @@ NOT_RUN = {
         "reads the log of agents that the reader has; tests/unit/runtime/test_log_bursts.py counts such lines"
     ),
     ("docs/security.md", "openssl req"): "asks for a certificate by an authority of the reader's own",
+    ("docs/transactions.md", "echo 'a b a' | siltstone produce lines"): (
+        "needs the program above it; tests/conformance/transactions/test_streams.py runs that, and reads its counts"
+    ),
     ("docs/reading-topics.md", "pip install"): INSTALLS,
     ("docs/reading-topics.md", "psql -c"): SERVERS,
     ("docs/spark.md", "pip install"): INSTALLS,
