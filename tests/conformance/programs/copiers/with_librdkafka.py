@@ -1,11 +1,18 @@
-"""A copier of test_copiers.py with librdkafka: a member of a group, whose generation its offsets are committed with."""
+"""A copier of test_copiers.py with librdkafka: a member of a group, whose generation its offsets are committed with.
+
+It ends when a round takes longer than its calls may: send_offsets_to_transaction can wait without end (librdkafka's
+issues 5456 and 5511; docs/transactions.md).
+"""
 
 from __future__ import annotations
 
+import faulthandler
 import sys
 from collections.abc import Sequence
 
 from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
+
+ROUND_S = 90
 
 
 def copy(bootstrap: str, source: str, target: str, name: str, number: str) -> None:
@@ -31,6 +38,7 @@ def copy(bootstrap: str, source: str, target: str, name: str, number: str) -> No
     producer.init_transactions(60)
     number_of_round = 0
     while True:
+        faulthandler.dump_traceback_later(ROUND_S, exit=True)
         records = [each for each in consumer.consume(20, 0.5) if each.error() is None]
         if not records:
             continue
