@@ -12,9 +12,9 @@ from metadata.contract.files import FileInfo, L0File
 from metadata.contract.groups import GroupRecord, GroupSummary, OffsetPlace
 from metadata.contract.jobs import JobState, MergeJob
 from metadata.contract.leveled import LeveledExtent
-from metadata.contract.topics import Watermarks
+from metadata.contract.topics import Topic, Watermarks
 from metadata.rules.history import ServerHistory
-from metadata.transactions.contract import AbortedTransaction
+from metadata.transactions.contract import AbortedTransaction, TransactionInfo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +177,21 @@ class TransactionsView:
     """By partition and marker."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldView:
+    """What transactions hold back, at one instant, as `siltstone transactions` shows it."""
+
+    now_ms: int
+    infos: Sequence[TransactionInfo]
+    """Those that are ongoing, and the ids that were asked for, by id."""
+    entered: Sequence[EnteredPartition]
+    """All, by partition and producer id."""
+    watermarks: Sequence[Watermarks]
+    """Of the partitions that were entered, by partition id. A deleted partition has none."""
+    topics: Sequence[Topic]
+    """All, by name."""
+
+
 class OperatorMetadata(Protocol):
     """Every method may raise `MetadataUnavailableError`."""
 
@@ -221,6 +236,10 @@ class OperatorMetadata(Protocol):
     async def groups_view(self) -> GroupsView: ...
 
     async def transactions_view(self) -> TransactionsView: ...
+
+    async def held_view(self, transactional_ids: Sequence[str] = ()) -> HeldView:
+        """The ongoing transactions, and these ids whatever their state. Unknown ids are absent."""
+        ...
 
     async def pins(self) -> Sequence[tuple[int, str, int, int]]:
         """(pin id, holder, created ms, expires ms) of live pins."""

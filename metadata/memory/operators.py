@@ -21,6 +21,7 @@ from metadata.contract.operators import (
     GroupLags,
     GroupsView,
     HeldBytes,
+    HeldView,
     Observation,
     OngoingTransaction,
     StrayOffset,
@@ -32,6 +33,7 @@ from metadata.contract.topics import (
 )
 from metadata.memory.groups import summary_of
 from metadata.memory.tables import File, Job, MemoryDatabase
+from metadata.memory.transactions import info_of
 from metadata.memory.views import l0_file, partition_views_of, shown_to_readers, watermarks_of
 from metadata.rules.history import ServerHistory, history_moved
 from metadata.rules.jobs import holds
@@ -139,15 +141,34 @@ class MemoryOperators:
                 for id_, row in sorted(rows.by_id.items())
                 if row.is_ongoing
             ],
-            entered=[
-                EnteredPartition(*at, row.epoch, row.txn_seq, row.first_offset)
-                for at, row in sorted(rows.entered.items())
-            ],
+            entered=self._entered(),
             aborted=[
                 AbortedRow(each, None)
                 for each in sorted(rows.aborted, key=lambda each: (each.partition_id, each.last_offset))
             ],
         )
+
+    async def held_view(self, transactional_ids: Sequence[str] = ()) -> HeldView:
+        db, rows, entered = self.database, self.database.transactions, self._entered()
+        return HeldView(
+            now_ms=self._clock.wall_ms(),
+            infos=[
+                info_of(id_, row, {at: each.first_offset for at, each in rows.partitions_of(row.producer_id).items()})
+                for id_, row in sorted(rows.by_id.items())
+                if row.is_ongoing or id_ in transactional_ids
+            ],
+            entered=entered,
+            watermarks=[
+                watermarks_of(db, id_) for id_ in sorted({row.partition_id for row in entered}) if id_ in db.partitions
+            ],
+            topics=sorted(db.topics.values(), key=lambda topic: topic.name),
+        )
+
+    def _entered(self) -> Sequence[EnteredPartition]:
+        return [
+            EnteredPartition(*at, row.epoch, row.txn_seq, row.first_offset)
+            for at, row in sorted(self.database.transactions.entered.items())
+        ]
 
     async def groups_view(self) -> GroupsView:
         db = self.database

@@ -213,7 +213,7 @@ class MemoryTransactions:
             and row.started_ms + row.timeout_ms + overdue_ms <= now_ms
             and owner_id in (None, row.owner_id)
         ]
-        return [_info(id_, row, {}) for _, id_, row in sorted(due, key=lambda each: each[:2])[:limit]]
+        return [info_of(id_, row, {}) for _, id_, row in sorted(due, key=lambda each: each[:2])[:limit]]
 
     async def transactions(
         self, transactional_ids: Sequence[str] | None = None, *, owner_id: int | None = None
@@ -233,7 +233,7 @@ class MemoryTransactions:
 
     async def list_transactions(self, *, after: str | None, limit: int) -> Sequence[TransactionInfo]:
         rows = sorted(self._tables.by_id.items())
-        return [_info(id_, row, {}) for id_, row in rows if after is None or id_ > after][:limit]
+        return [info_of(id_, row, {}) for id_, row in rows if after is None or id_ > after][:limit]
 
     async def ongoing(self) -> OngoingTransactions:
         began = [row.started_ms for row in self._tables.by_id.values() if row.is_ongoing and row.started_ms is not None]
@@ -265,7 +265,7 @@ class MemoryTransactions:
 
     def _whole(self, transactional_id: str, row: Transaction) -> TransactionInfo:
         entered = self._tables.partitions_of(row.producer_id)
-        return _info(transactional_id, row, {at: each.first_offset for at, each in entered.items()})
+        return info_of(transactional_id, row, {at: each.first_offset for at, each in entered.items()})
 
     @property
     def _tables(self) -> TransactionTables:
@@ -417,7 +417,7 @@ def _answer(file: File) -> TransactionsEnded:
     )
 
 
-def _info(transactional_id: str, row: Transaction, partitions: Mapping[int, int | None]) -> TransactionInfo:
+def info_of(transactional_id: str, row: Transaction, partitions: Mapping[int, int | None]) -> TransactionInfo:
     return TransactionInfo(
         transactional_id=transactional_id,
         producer_id=row.producer_id,

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from metadata.configs.topic import as_int, resolve
@@ -25,6 +26,7 @@ from metadata.contract.operators import (
     EnteredPartition,
     GroupsView,
     HeldBytes,
+    HeldView,
     Observation,
     OngoingTransaction,
     StrayOffset,
@@ -36,6 +38,7 @@ from metadata.postgres.connection import Database
 from metadata.postgres.groups.groups import SUMMARY, record_of, summary_of
 from metadata.postgres.log.broker_configs import TOPICS_IN_FORCE
 from metadata.postgres.log.snapshot import WATERMARKS_QUERY, live_file_of, watermarks_of
+from metadata.postgres.log.topics import read_topics
 from metadata.postgres.merges.jobs import job_of
 from metadata.postgres.merges.known_extents import extent_rows
 from metadata.postgres.merges.sums import wrong_sums
@@ -60,6 +63,7 @@ from metadata.postgres.tables import (
     Utf8,
 )
 from metadata.postgres.transactions.tables import ABORTED_TRANSACTIONS, TRANSACTION_PARTITIONS, TRANSACTIONS
+from metadata.postgres.transactions.transactions import read_whole
 from metadata.rules.history import ServerHistory
 from metadata.rules.packed_index import iter_index
 from metadata.rules.refusals import not_compacted, unknown_topic_id
@@ -107,6 +111,7 @@ _ONGOING = (
     .where(TRANSACTIONS.c.state == TransactionState.ONGOING.value)
     .order_by(TRANSACTIONS.c.transactional_id)
 )
+_MARKS = statement(f"{WATERMARKS_QUERY} WHERE w.partition_id = ANY (:partition_ids) ORDER BY 1", partition_ids=INTS)
 
 # Only where a pass can change something: new records, an overflowed buffer, or tombstones that may go.
 _REQUEST = statement(
@@ -256,15 +261,11 @@ class PostgresOperators:
     async def transactions_view(self) -> TransactionsView:
         async def work(connection: AsyncConnection) -> TransactionsView:
             marks = (await connection.execute(sa.text(f"{WATERMARKS_QUERY} ORDER BY 1"))).mappings().all()
-            entered = sa.select(TRANSACTION_PARTITIONS).order_by(sa.text("partition_id, producer_id"))
             aborted = sa.select(ABORTED_TRANSACTIONS).order_by(sa.text("partition_id, last_offset"))
             return TransactionsView(
                 watermarks=[watermarks_of(row) for row in marks],
                 ongoing=[OngoingTransaction(*row) for row in await connection.execute(_ONGOING)],
-                entered=[
-                    EnteredPartition(row.partition_id, row.producer_id, row.epoch, row.txn_seq, row.first_offset)
-                    for row in await connection.execute(entered)
-                ],
+                entered=await _entered(connection),
                 aborted=[
                     AbortedRow(
                         AbortedTransaction(row.partition_id, row.producer_id, row.first_offset, row.last_offset),
@@ -272,6 +273,24 @@ class PostgresOperators:
                     )
                     for row in await connection.execute(aborted)
                 ],
+            )
+
+        return await self._database.read(work, repeatable=True)
+
+    async def held_view(self, transactional_ids: Sequence[str] = ()) -> HeldView:
+        named = TRANSACTIONS.c.transactional_id == sa.func.any(sa.literal(list(transactional_ids), ARRAY(Utf8)))
+        ongoing = TRANSACTIONS.c.state == TransactionState.ONGOING.value
+        wanted = sa.select(TRANSACTIONS).where(sa.or_(ongoing, named)).order_by(TRANSACTIONS.c.transactional_id)
+
+        async def work(connection: AsyncConnection) -> HeldView:
+            infos, entered = await read_whole(connection, wanted), await _entered(connection)
+            marks = await connection.execute(_MARKS, {"partition_ids": list({row.partition_id for row in entered})})
+            return HeldView(
+                now_ms=await now_ms(connection),
+                infos=infos,
+                entered=entered,
+                watermarks=[watermarks_of(row) for row in marks.mappings()],
+                topics=await read_topics(connection),
             )
 
         return await self._database.read(work, repeatable=True)
@@ -294,6 +313,14 @@ class PostgresOperators:
             await postgres_history.adopt_history(connection, present)
 
         await self._database.write(work)
+
+
+async def _entered(connection: AsyncConnection) -> Sequence[EnteredPartition]:
+    query = sa.select(TRANSACTION_PARTITIONS).order_by(sa.text("partition_id, producer_id"))
+    return [
+        EnteredPartition(row.partition_id, row.producer_id, row.epoch, row.txn_seq, row.first_offset)
+        for row in await connection.execute(query)
+    ]
 
 
 def _views_of(rows: PartitionRows, extents: Sequence[Any]) -> list[PartitionView]:

@@ -45,6 +45,49 @@ async def test_the_view_shows_what_was_entered_and_what_was_aborted(world: World
     assert await broken(world) == []
 
 
+async def test_what_is_held_back_is_shown_for_ongoing_transactions_and_for_named_ids(world: World) -> None:
+    coordinator, one, two = await two_partitions(world)
+    ended, idle, ongoing, _ = [await coordinator.producer(name) for name in ("ended", "idle", "ongoing", "other")]
+    await ended.write(two)
+    await ended.end()
+    await ongoing.write(two, count=2)
+    await ongoing.enter(one)
+
+    view = await world.service.operators.held_view(["nobody", "idle", "ended", "ongoing"])
+
+    assert view.infos == await world.service.transactions.transactions(["ended", "idle", "ongoing"])
+    assert [(each.transactional_id, dict(each.partitions)) for each in view.infos] == [
+        ("ended", {}),
+        ("idle", {}),
+        ("ongoing", {one: None, two: 2}),
+    ]
+    assert view.entered == (await world.service.operators.transactions_view()).entered
+    assert {each.partition_id for each in view.entered} == {one, two}
+    marks = await world.service.agents.watermarks([one, two])
+    assert view.watermarks == [marks[one], marks[two]]
+    assert (marks[two].last_stable_offset, marks[two].high_watermark) == (2, 4)
+    assert view.topics == await world.service.agents.list_topics()
+    started_ms = view.infos[2].started_ms
+    assert started_ms is not None and view.now_ms >= started_ms
+    unnamed = await world.service.operators.held_view()
+    assert [each.transactional_id for each in unnamed.infos] == ["ongoing"]
+    assert idle.producer_id not in {each.producer_id for each in unnamed.entered}
+
+
+async def test_a_deleted_partition_is_shown_as_entered_and_has_no_marks(world: World) -> None:
+    coordinator, kept, _ = await two_partitions(world)
+    topic = await new_topic(world.service, "gone")
+    producer = await coordinator.producer()
+    await producer.write(kept, *topic.partition_ids)
+    await world.service.agents.delete_topic(topic.topic_id)
+    await producer.enter(*topic.partition_ids)  # by an agent that has not heard of the deletion
+
+    view = await world.service.operators.held_view()
+
+    assert {*topic.partition_ids, kept} == {each.partition_id for each in view.entered} == {*view.infos[0].partitions}
+    assert [each.partition_id for each in view.watermarks] == [kept]
+
+
 async def test_a_partition_may_be_entered_just_after_its_deletion(world: World) -> None:
     coordinator, kept, _ = await two_partitions(world)
     topic = await new_topic(world.service, "gone")

@@ -291,15 +291,7 @@ class PostgresTransactions:
     async def _whole(self, query: sa.Select[Any]) -> Sequence[TransactionInfo]:
         """With their partitions."""
 
-        async def work(connection: AsyncConnection) -> Sequence[TransactionInfo]:
-            rows = (await connection.execute(query)).all()
-            found = await connection.execute(_PARTITIONS, {"producer_ids": [row.producer_id for row in rows]})
-            partitions = {
-                each.producer_id: dict(zip(each.partition_ids, each.first_offsets, strict=True)) for each in found
-            }
-            return [_info(row, partitions.get(row.producer_id, {})) for row in rows]
-
-        return await self._database.read(work, repeatable=True)
+        return await self._database.read(lambda connection: read_whole(connection, query), repeatable=True)
 
     async def open_transactions(self, partition_ids: Sequence[int]) -> Sequence[tuple[OpenTransaction, int]]:
         async def work(connection: AsyncConnection) -> Sequence[tuple[OpenTransaction, int]]:
@@ -318,6 +310,14 @@ class PostgresTransactions:
             return gone.rowcount
 
         return await self._database.write(work)
+
+
+async def read_whole(connection: AsyncConnection, query: sa.Select[Any]) -> Sequence[TransactionInfo]:
+    """The rows of `transactions` that the query asks for, with their partitions. Read within one snapshot."""
+    rows = (await connection.execute(query)).all()
+    found = await connection.execute(_PARTITIONS, {"producer_ids": [row.producer_id for row in rows]})
+    partitions = {each.producer_id: dict(zip(each.partition_ids, each.first_offsets, strict=True)) for each in found}
+    return [_info(row, partitions.get(row.producer_id, {})) for row in rows]
 
 
 async def _insert_new(connection: AsyncConnection, request: InitProducer, owner: WriterLease) -> int | None:
