@@ -12,10 +12,12 @@ import asyncio
 from collections.abc import Collection, Sequence
 
 from agents.broker import Broker
+from agents.request_context import client_principal
 from agents.topics.present import look_for
 from agents.yielding import LoopYielder
 from metadata.contract.errors import MetadataUnavailableError
 from metadata.transactions.contract import TransactionInfo, TransactionState
+from runtime.logging import get_logger
 from security.acls.values import Operation
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
@@ -27,6 +29,8 @@ from wire.messages.write_txn_markers import (
     WriteTxnMarkersRequest,
     WriteTxnMarkersResponse,
 )
+
+_log = get_logger(__name__)
 
 
 def judged(marker: WritableTxnMarker, seen: TransactionInfo | None, named: Collection[int]) -> ErrorCode:
@@ -83,8 +87,15 @@ async def _outcomes(
             to_abort[len(outcomes)] = seen
         outcomes.append(error)
     ended = await asyncio.gather(*(broker.transactions.abort(each) for each in to_abort.values()))
-    for at, each in zip(to_abort, ended, strict=True):
+    for (at, seen), each in zip(to_abort.items(), ended, strict=True):
         outcomes[at] = each.error
+        if not each.error:
+            _log.warning(
+                "transaction aborted by an operator",
+                transactional_id=seen.transactional_id,
+                producer_id=seen.producer_id,
+                principal=client_principal(),
+            )
     return outcomes
 
 

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from agents.features import Features
+from agents.request_context import client_principal
 from agents.transactions.ends import Ends, ProducerIds
 from agents.transactions.ownership import owner
 from metadata.contract.errors import MetadataUnavailableError
@@ -324,7 +325,16 @@ class TransactionCoordinator:
             fences=True,
             txn_seq=txn_seq,
         )
-        return await self._ends.end(end, coordinator_epoch=made.lease.epoch)
+        ended = await self._ends.end(end, coordinator_epoch=made.lease.epoch)
+        if not ended.error:
+            # An operator ends a transaction without partitions in this way too.
+            _log.info(
+                "transaction aborted, because a producer of its id began",
+                transactional_id=transactional_id,
+                producer_id=made.producer_id,
+                principal=client_principal(),
+            )
+        return ended
 
     async def _written(self, transactional_id: str, write: Callable[[TransactionLease], Awaitable[int]]) -> int:
         async def work() -> int:
