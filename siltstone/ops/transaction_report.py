@@ -8,19 +8,38 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from agents.transactions.ownership import owner
 from metadata.contract.leases import AgentInfo
-from metadata.contract.operators import EnteredPartition, TransactionsView
-from metadata.contract.topics import Topic, Watermarks
-from metadata.transactions.contract import TransactionInfo
-from runtime.text import age_text
+from metadata.contract.operators import EnteredPartition, HeldView
+from metadata.contract.topics import Watermarks
+from metadata.transactions.contract import TransactionInfo, TransactionState
+from runtime.text import age_text, plural
 
 HANGING_MS = 20 * 60_000
 """Of Kafka's tool: longer than any time-out that agents allow by default (transaction.max.timeout.ms, 15 minutes)."""
+LATE_MS = 30_000
+"""Past its time-out by this much a transaction hangs: any agent would have aborted it by now, not its coordinator
+alone."""
 LIST_COLUMNS = ("transactional id", "producer", "epoch", "state", "coordinator", "ongoing for")
 HELD_COLUMNS = ("partition", "first offset", "last stable", "high watermark", "held back", "by")
+HANGING_COLUMNS = (
+    *("transactional id", "producer", "epoch", "coordinator", "ongoing for", "time-out", "partitions", "groups"),
+    "held back",
+)
+
+
+class Holder(NamedTuple):
+    """The producer whose transaction is the oldest of a partition."""
+
+    producer_id: int
+    transactional_id: str | None
+    """None: no transaction of the producer is ongoing, which is a fault."""
+
+    @property
+    def name(self) -> str:
+        return f"producer {self.producer_id}" if self.transactional_id is None else self.transactional_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +53,8 @@ class HeldPartition:
     first_offset: int | None
     """None: the transaction has no record here, so it holds nothing back."""
     marks: Watermarks | None
+    holder: Holder | None = None
+    """None: no transaction has records here."""
 
     @property
     def name(self) -> str:
@@ -88,26 +109,46 @@ def shown(info: TransactionInfo, agents: Sequence[AgentInfo], now_ms: int) -> Sh
     return Shown(info=info, coordinator=coordinator, now_ms=now_ms)
 
 
-def held_partitions(
-    entered: Mapping[int, int | None], topics: Sequence[Topic], marks: Mapping[int, Watermarks]
-) -> Sequence[HeldPartition]:
-    """By topic and partition. `entered`: first offset by partition id."""
-    places = {id_: (topic.name, number) for topic in topics for number, id_ in enumerate(topic.partition_ids)}
-    found: list[HeldPartition] = []
-    for id_, first_offset in entered.items():
-        topic, number = places.get(id_, (None, -1))
-        found.append(
-            HeldPartition(
-                partition_id=id_, topic=topic, partition=number, first_offset=first_offset, marks=marks.get(id_)
+def hangs(each: Shown, *, longer_than_ms: int) -> bool:
+    """Its transaction has been ongoing for longer, or past its own time-out for LATE_MS: nobody ends it."""
+    return each.age_ms is not None and each.age_ms > min(longer_than_ms, each.info.timeout_ms + LATE_MS)
+
+
+class Held:
+    """What the partitions of a view hold back."""
+
+    def __init__(self, view: HeldView) -> None:
+        self._places = {
+            id_: (topic.name, number) for topic in view.topics for number, id_ in enumerate(topic.partition_ids)
+        }
+        self._marks = {each.partition_id: each for each in view.watermarks}
+        names = {each.producer_id: each.transactional_id for each in view.infos if _is_ongoing(each)}
+        self._holders: dict[int, Holder] = {}
+        by_offset = [(row.first_offset, row) for row in view.entered if row.first_offset is not None]
+        for _, row in sorted(by_offset, key=lambda each: each[0]):
+            self._holders.setdefault(row.partition_id, Holder(row.producer_id, names.get(row.producer_id)))
+
+    def partitions(self, entered: Mapping[int, int | None]) -> Sequence[HeldPartition]:
+        """By topic and partition. `entered`: first offset by partition id."""
+        found: list[HeldPartition] = []
+        for id_, first_offset in entered.items():
+            topic, number = self._places.get(id_, (None, -1))
+            found.append(
+                HeldPartition(
+                    partition_id=id_,
+                    topic=topic,
+                    partition=number,
+                    first_offset=first_offset,
+                    marks=self._marks.get(id_),
+                    holder=self._holders.get(id_),
+                )
             )
-        )
-    return sorted(found, key=lambda each: (each.topic or "", each.partition, each.partition_id))
+        return sorted(found, key=lambda each: (each.topic or "", each.partition, each.partition_id))
 
 
-def strays_of(view: TransactionsView, topics: Sequence[Topic]) -> Sequence[Strays]:
+def strays_of(view: HeldView, held: Held) -> Sequence[Strays]:
     """By producer id."""
-    ongoing = {each.producer_id for each in view.ongoing}
-    marks = {each.partition_id: each for each in view.watermarks}
+    ongoing = {each.producer_id for each in view.infos if _is_ongoing(each)}
     by_producer: dict[tuple[int, int], list[EnteredPartition]] = defaultdict(list)
     for row in view.entered:
         if row.producer_id not in ongoing:
@@ -116,10 +157,19 @@ def strays_of(view: TransactionsView, topics: Sequence[Topic]) -> Sequence[Stray
         Strays(
             producer_id=producer_id,
             producer_epoch=epoch,
-            held=held_partitions({row.partition_id: row.first_offset for row in rows}, topics, marks),
+            held=held.partitions({row.partition_id: row.first_offset for row in rows}),
         )
         for (producer_id, epoch), rows in sorted(by_producer.items())
     ]
+
+
+def _is_ongoing(info: TransactionInfo) -> bool:
+    return info.state is TransactionState.ONGOING
+
+
+def by_age(found: Sequence[Shown]) -> Sequence[Shown]:
+    """Ongoing transactions first, the oldest at the top; then by id."""
+    return sorted(found, key=lambda each: (each.age_ms is None, -(each.age_ms or 0), each.info.transactional_id))
 
 
 def list_cells(each: Shown) -> list[str]:
@@ -133,6 +183,23 @@ def list_cells(each: Shown) -> list[str]:
     ]
 
 
+def hanging_cells(each: Shown, held: Sequence[HeldPartition]) -> list[str]:
+    age_ms, timeout_ms = each.age_ms or 0, each.info.timeout_ms
+    offsets = sum(one.held_back for one in held if one.holds)
+    return [
+        each.info.transactional_id,
+        str(each.info.producer_id),
+        str(each.info.producer_epoch),
+        each.coordinator or "none",
+        age_text(age_ms),
+        age_text(timeout_ms) + (", over" if age_ms > timeout_ms else ""),
+        f"{len(held):,}",
+        f"{len(each.group_ids):,}",
+        # Members of a group wait for its offsets, although no reader of a partition waits.
+        f"{offsets:,}" if offsets or not each.group_ids else plural(len(each.group_ids), "group"),
+    ]
+
+
 def held_cells(each: HeldPartition) -> list[str]:
     return [
         each.name,
@@ -140,7 +207,7 @@ def held_cells(each: HeldPartition) -> list[str]:
         "-" if each.marks is None else f"{each.marks.last_stable_offset:,}",
         "-" if each.marks is None else f"{each.marks.high_watermark:,}",
         f"{each.held_back:,}",
-        "-" if not each.held_back else "this one" if each.holds else "an earlier one",
+        "-" if each.holder is None or not each.held_back else "this one" if each.holds else each.holder.name,
     ]
 
 
@@ -179,6 +246,7 @@ def held_json(each: HeldPartition) -> dict[str, Any]:
         "high_watermark": None if each.marks is None else each.marks.high_watermark,
         "held_back": each.held_back,
         "holds": each.holds,
+        "held_by": None if each.holder is None or not each.held_back else each.holder.transactional_id,
     }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from metadata.contract.operators import EnteredPartition, OngoingTransaction
 from metadata.rules.invariants.transactions import check_txn_1, check_txn_2, check_txn_3
 from metadata.transactions.contract import AbortedTransaction
@@ -72,6 +74,29 @@ async def test_what_is_held_back_is_shown_for_ongoing_transactions_and_for_named
     unnamed = await world.service.operators.held_view()
     assert [each.transactional_id for each in unnamed.infos] == ["ongoing"]
     assert idle.producer_id not in {each.producer_id for each in unnamed.entered}
+
+
+async def test_what_is_held_back_is_read_at_one_instant(world: World) -> None:
+    coordinator, one, two = await two_partitions(world)
+    producer = await coordinator.producer()
+
+    async def write() -> None:
+        for _ in range(60):
+            await producer.write(one, two)
+            await producer.end()
+            await asyncio.sleep(0)  # the memory store never waits
+
+    writing, views = asyncio.create_task(write()), 0
+    while not writing.done():
+        view = await world.service.operators.held_view()
+        await asyncio.sleep(0)
+        views += 1
+        open_ = {each.partition_id: each.first_offset for each in view.entered if each.first_offset is not None}
+        stable = {each.partition_id: each.last_stable_offset for each in view.watermarks}
+        assert {id_: stable[id_] for id_ in open_} == open_
+        assert {id_: at for each in view.infos for id_, at in each.partitions.items() if at is not None} == open_
+    await writing
+    assert views > 5
 
 
 async def test_a_deleted_partition_is_shown_as_entered_and_has_no_marks(world: World) -> None:

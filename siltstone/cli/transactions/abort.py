@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 
 import click
 
@@ -11,18 +12,17 @@ from runtime.errors import BadInputError
 from runtime.text import age_text, plural
 from siltstone.cli.groups.asking import confirm, tell
 from siltstone.cli.options.agent_options import agent_options
+from siltstone.cli.options.data_option import is_typed
 from siltstone.kafka.transactions import Described, abort, look
+from siltstone.ops.hint_options import option
 from siltstone.terminal.plain import say
 
 ONGOING = "Ongoing"
+PLACES_SHOWN_MAX = 20
 
 
 class NotOngoingError(BadInputError):
     pass
-
-
-class NoPartitionError(BadInputError):
-    """WriteTxnMarkers names a transaction by a partition of it."""
 
 
 @click.command("abort")
@@ -36,45 +36,59 @@ def abort_command(name: str, yes: bool, bootstrap: str) -> None:
     would have committed for groups are dropped. The producer hears with its next request that it is fenced. For most
     clients that is fatal: close the producer, and start a new one with the same id.
 
+    It takes `Alter` on the cluster. A transaction that is on no partition, but holds back the groups whose offsets it
+    commits, ends as if a new producer with ID began. That takes `Write` on the transactional id.
+
     \b
     Examples:
       siltstone transactions abort payments-1
       siltstone transactions abort payments-1 --yes --data ./siltstone-data
     """
 
-    clock = SystemClock()
-    found = asyncio.run(look(bootstrap, name, clock, told=tell))
-    _check(found)
-    what = plural(sum(map(len, found.topics.values())), "partition")
+    clock, places = SystemClock(), _places_options()
+    found = asyncio.run(look(bootstrap, name, clock, told=tell, places=places))
+    if found.state != ONGOING:
+        raise NotOngoingError(
+            f"transactional id {name!r} has no ongoing transaction, it is {found.state}; nothing was done",
+            remedy=f"`siltstone transactions list --state Ongoing{places}` shows those that can be aborted",
+        )
     age = age_text(clock.wall_ms() - found.started_ms)
-    say(f"the transaction of {name!r} has been ongoing for {age} on {what}: {_places(found)}", err=True)
     producer = f"producer {found.producer_id}, epoch {found.producer_epoch}"
-    confirm(yes, f"abort it and fence {producer}?")
-    asyncio.run(abort(found))
-    say(f"aborted the transaction of {name!r} on {what}; {producer}, is fenced")
+    what = f"the transaction of {name!r}"
+    if found.topics:
+        on = f" on {plural(sum(map(len, found.topics.values())), 'partition')}"
+        say(f"{what} has been ongoing for {age}{on}: {_places(found)}", err=True)
+        question = f"abort it and fence {producer}?"
+    else:
+        on = ""
+        say(
+            f"{what} has been ongoing for {age} and is on no partition. It may hold back groups whose offsets it"
+            " commits. Topics that you may not describe are not counted",
+            err=True,
+        )
+        question = f"abort it as a new producer with id {name!r} would, and fence {producer}?"
+    _ask(yes, question)
+    asyncio.run(abort(found, places=places))
+    say(f"aborted {what}{on}; {producer}, is fenced")
 
 
-PLACES_SHOWN_MAX = 20
+def _ask(yes: bool, question: str) -> None:
+    try:
+        confirm(yes, question)
+    except click.Abort:
+        # Click would print "Aborted!", which reads as if the transaction was.
+        say("nothing was done", err=True)
+        sys.exit(1)
+
+
+def _places_options() -> str:
+    """What the commands that read Postgres need, for hints: they do not take --bootstrap."""
+    if is_typed("bootstrap"):
+        return " --metadata URL"
+    return option("data", str(click.get_current_context().params["data"])) if is_typed("data") else ""
 
 
 def _places(found: Described) -> str:
     places = [f"{topic}-{number}" for topic, numbers in found.topics.items() for number in numbers]
     more = len(places) - PLACES_SHOWN_MAX
     return ", ".join(places[:PLACES_SHOWN_MAX]) + (f" and {more:,} more" if more > 0 else "")
-
-
-def _check(found: Described) -> None:
-    """Raises NotOngoingError, NoPartitionError."""
-    if found.state != ONGOING:
-        raise NotOngoingError(
-            f"transactional id {found.transactional_id!r} has no ongoing transaction, it is {found.state};"
-            " nothing was done",
-            remedy="`siltstone transactions list --state Ongoing` shows those that can be aborted",
-        )
-    if not found.topics:
-        raise NoPartitionError(
-            f"the transaction of {found.transactional_id!r} is on no partition that you may see, so it holds no readers"
-            " of them back; nothing was done",
-            remedy=f"agents abort it when its time-out of {age_text(found.timeout_ms)} is over, or at once when a"
-            " producer with the same transactional id starts",
-        )

@@ -17,16 +17,17 @@ from siltstone.cli.options.system_options import SystemOptions, opened_metadata,
 from siltstone.cli.options.usage import WrongUsageError, as_usage
 from siltstone.cli.transactions.abort import abort_command
 from siltstone.cli.transactions.hanging import find_hanging_command
-from siltstone.cli.transactions.reading import all_ids, named_ids
+from siltstone.cli.transactions.reading import all_ids, ids_on, named_ids
 from siltstone.kafka.offset_spec import parse_duration
 from siltstone.ops.transaction_report import (
     HELD_COLUMNS,
     LIST_COLUMNS,
+    Held,
     HeldPartition,
     Shown,
+    by_age,
     describe_json,
     held_cells,
-    held_partitions,
     list_cells,
     list_json,
     shown,
@@ -40,6 +41,8 @@ STATES = tuple(each.kafka_name for each in TransactionState)
 @click.group()
 def transactions() -> None:
     """List transactions, show what they hold back, find those that hang, abort one.
+
+    `abort` asks an agent (--data or --bootstrap), the others read Postgres (--data or --metadata).
 
     \b
     Examples:
@@ -94,31 +97,36 @@ def _read_pattern(_ctx: click.Context, _param: click.Parameter, value: str | Non
     callback=_read_pattern,
     help="Only ids that the pattern matches as a whole, for example 'payments-.*'.",
 )
+@click.option("--topic", metavar="NAME", help="Only ongoing transactions that are on a partition of this topic.")
 @system_options
 @json_option
 def list_transactions(
     states: Sequence[str],
     longer_than_ms: int | None,
     pattern: Pattern | None,
+    topic: str | None,
     given: SystemOptions,
     as_json: bool,
 ) -> None:
     """List transactional ids: producer, state, coordinator, and how long a transaction has been ongoing.
+
+    Those with an ongoing transaction come first, the oldest at the top.
 
     \b
     Examples:
       siltstone transactions list --data ./siltstone-data
       siltstone transactions list --state Ongoing --longer-than 5m
       siltstone transactions list --pattern 'payments-.*' --json
+      siltstone transactions list --topic payments
     """
 
     async def read(metadata_url: str) -> Sequence[Shown]:
         async with opened_metadata(metadata_url) as metadata:
+            infos = await (all_ids(metadata) if topic is None else ids_on(metadata, topic, hints=given.hints))
             agents, now_ms = await metadata.agents.live_agents(), await metadata.now_ms()
-            found = [shown(each, agents, now_ms) for each in await all_ids(metadata)]
         return [
             each
-            for each in found
+            for each in by_age([shown(each, agents, now_ms) for each in infos])
             if (not states or each.info.state.kafka_name in states)
             and (longer_than_ms is None or (each.age_ms is not None and each.age_ms > longer_than_ms))
             and (pattern is None or await pattern.matches(each.info.transactional_id))
@@ -142,19 +150,20 @@ def describe(names: Sequence[str], given: SystemOptions, as_json: bool) -> None:
     """Show all that is known of transactional IDs, and what their transactions hold back.
 
     Readers of committed records stop at the last stable offset of a partition: the first record of the oldest
-    transaction that is open there. "held back" counts the offsets from there to the high watermark, and "by" says
-    whether this transaction is the oldest.
+    transaction that is open there. "held back" counts the offsets from there to the high watermark, and "by" names
+    that transaction.
+
+    All is read at one instant. With --json it is an array, for one id too.
 
     \b
     Examples:
       siltstone transactions describe payments-1 --data ./siltstone-data
-      siltstone transactions describe payments-1 --json | jq .partitions
+      siltstone transactions describe payments-1 --json | jq '.[].partitions'
     """
     with resolved(given) as urls:
         described = asyncio.run(_describe(urls.metadata, list(dict.fromkeys(names)), given))
     if as_json:
-        answers = [describe_json(each, held) for each, held in described]
-        print_json(answers[0] if len(answers) == 1 else answers)
+        print_json([describe_json(each, held) for each, held in described])
         return
     for number, (each, held) in enumerate(described):
         if number:
@@ -166,11 +175,10 @@ async def _describe(
     metadata_url: str, names: Sequence[str], given: SystemOptions
 ) -> Sequence[tuple[Shown, Sequence[HeldPartition]]]:
     async with opened_metadata(metadata_url) as metadata:
-        infos = await named_ids(metadata, names, places=given.hints.places)
-        marks = await metadata.agents.watermarks(sorted({id_ for each in infos for id_ in each.partitions}))
-        topics, agents = await metadata.agents.list_topics(), await metadata.agents.live_agents()
-        now_ms = await metadata.now_ms()
-    return [(shown(each, agents, now_ms), held_partitions(each.partitions, topics, marks)) for each in infos]
+        view, infos = await named_ids(metadata, names, places=given.hints.places)
+        agents = await metadata.agents.live_agents()
+    held = Held(view)
+    return [(shown(each, agents, view.now_ms), held.partitions(each.partitions)) for each in infos]
 
 
 def _print(each: Shown, held: Sequence[HeldPartition]) -> None:

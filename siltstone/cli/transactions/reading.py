@@ -5,9 +5,12 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 
+from metadata.contract.operators import HeldView
 from metadata.contract.store import MetadataStore
 from metadata.transactions.contract import TransactionInfo
 from runtime.errors import BadInputError
+from siltstone.ops.compaction.compact_now import find_topic
+from siltstone.ops.hint_options import HintOptions
 
 PAGE_IDS = 10_000
 
@@ -28,12 +31,21 @@ async def all_ids(metadata: MetadataStore) -> Sequence[TransactionInfo]:
         after = page[-1].transactional_id
 
 
-async def named_ids(metadata: MetadataStore, names: Sequence[str], *, places: str) -> Sequence[TransactionInfo]:
-    """In the order of `names`, with their partitions. `places`: the options for a hint.
+async def ids_on(metadata: MetadataStore, topic: str, *, hints: HintOptions) -> Sequence[TransactionInfo]:
+    """Those whose ongoing transaction is on the topic, by id. Raises NoSuchTopicError."""
+    ids = {*(await find_topic(metadata, topic, hints=hints)).partition_ids}
+    return [each for each in (await metadata.operators.held_view()).infos if not ids.isdisjoint(each.partitions)]
+
+
+async def named_ids(
+    metadata: MetadataStore, names: Sequence[str], *, places: str
+) -> tuple[HeldView, Sequence[TransactionInfo]]:
+    """One instant, and the ids in the order of `names`. `places`: the options for a hint.
 
     Raises UnknownTransactionalIdError.
     """
-    found = {each.transactional_id: each for each in await metadata.transactions.transactions(list(names))}
+    view = await metadata.operators.held_view(names)
+    found = {each.transactional_id: each for each in view.infos}
     for name in names:
         if name not in found:
             there = [each.transactional_id for each in await all_ids(metadata)]
@@ -41,7 +53,7 @@ async def named_ids(metadata: MetadataStore, names: Sequence[str], *, places: st
                 f"there is no transactional id {name!r}: no producer used it, or not for so long that it expired",
                 remedy=nearest_id(name, there, places),
             )
-    return [found[name] for name in names]
+    return view, [found[name] for name in names]
 
 
 def nearest_id(name: str, names: Sequence[str], options: str) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 import pytest
 from click.testing import CliRunner, Result
 
+from agents.request_context import ANONYMOUS
 from metadata.transactions.contract import TransactionState
 from runtime.clock import SystemClock
 from security.acls.values import CLUSTER_NAME, Operation, ResourceType
@@ -15,7 +17,10 @@ from siltstone.cli.transactions import reading
 from siltstone.kafka.client import KafkaError
 from siltstone.kafka.transactions import abort, look
 from tests.fixtures.agents import Dial, RunningAgent, StartAgent
+from tests.fixtures.log_lines import LogLines
+from tests.fixtures.transaction_clients import TransactionalClient
 from tests.integration.agents.transactions.test_transaction_requests import Served, allow, serve
+from wire.error_codes import ErrorCode
 
 
 async def run(served: Served, *words: str, code: int) -> Result:
@@ -48,7 +53,10 @@ async def test_a_user_needs_to_see_the_id_its_topics_and_to_alter_the_cluster(
 
     assert "TRANSACTIONAL_ID_AUTHORIZATION_FAILED" in unseen.stderr
     assert "--operation Describe --transactional-id ID" in unseen.stderr
-    assert "is on no partition that you may see" in without_topics.stderr
+    assert "is on no partition. It may hold back groups" in without_topics.stderr
+    assert "Topics that you may not describe are not counted" in without_topics.stderr
+    assert "TRANSACTIONAL_ID_AUTHORIZATION_FAILED" in without_topics.stderr
+    assert "--operation Write --transactional-id ID" in without_topics.stderr
     assert "CLUSTER_AUTHORIZATION_FAILED" in refused.stderr and "--operation Alter --cluster" in refused.stderr
     assert state_before is TransactionState.ONGOING
     assert "aborted the transaction of 'tx' on 1 partition" in done.stdout
@@ -86,6 +94,91 @@ async def test_a_transaction_that_ended_meanwhile_is_told(agent: RunningAgent, d
     assert await served.state() is TransactionState.COMPLETE_COMMIT
 
 
+async def of_offsets(served: Served, name: str = "tx") -> TransactionalClient:
+    client = served.client(name)
+    await client.init()
+    assert await client.join("g") == 0
+    return client
+
+
+async def test_a_transaction_without_a_partition_ends_as_if_its_producer_began(
+    start_agent: StartAgent, dial: Dial, log_lines: LogLines
+) -> None:
+    served = await serve(await start_agent(acl_mode="on"), dial)
+    rights = [
+        allow(ResourceType.TRANSACTIONAL_ID, "tx", Operation.WRITE),
+        allow(ResourceType.GROUP, "g", Operation.READ),
+    ]
+    served.running.agent.authorizer.change(added=rights)
+    client = await of_offsets(served)
+
+    seen = await look(served.running.address, "tx", SystemClock())
+    await abort(seen)
+
+    assert (seen.state, seen.topics) == ("Ongoing", {})
+    (info,) = await served.metadata.transactions.transactions(["tx"])
+    assert (info.state, info.started_ms) == (TransactionState.EMPTY, None)
+    assert info.producer_id == client.producer_id and info.producer_epoch > client.epoch
+    assert await client.end() == ErrorCode.PRODUCER_FENCED
+    (line,) = log_lines.named("transaction aborted, because a producer of its id began")
+    expected = {"transactional_id": "tx", "producer_id": client.producer_id, "principal": ANONYMOUS, "level": "info"}
+    assert expected.items() <= line.items()
+    with pytest.raises(KafkaError, match="INVALID_TXN_STATE"):
+        await abort(seen)
+
+
+async def test_a_transaction_without_a_partition_that_another_one_replaced_is_not_aborted(
+    agent: RunningAgent, dial: Dial
+) -> None:
+    served = await serve(agent, dial)
+    await of_offsets(served)
+    seen = await look(agent.address, "tx", SystemClock())
+    successor = await of_offsets(served)
+
+    with pytest.raises(KafkaError, match="INVALID_TXN_STATE") as refused:
+        await abort(seen)
+
+    assert "nothing was done: look again" in refused.value.remedy
+    assert await served.state() is TransactionState.ONGOING
+    assert await successor.end(version=1) == 0
+
+
+async def test_a_transaction_with_a_deleted_topic_alone_is_on_no_partition_and_is_aborted(
+    agent: RunningAgent, dial: Dial
+) -> None:
+    served = await serve(agent, dial)
+    client = served.client()
+    await client.init()
+    gone = await served.metadata.agents.create_topic("gone", partitions=1, configs={})
+    assert await client.add(gone=[0]) == {("gone", 0): 0}
+    await served.metadata.agents.delete_topic(gone.topic_id)
+
+    done = await run(served, "tx", "--yes", code=0)
+
+    assert "is on no partition" in done.stderr and "that you may see" not in done.stderr
+    assert re.fullmatch(r"aborted the transaction of 'tx'; producer \d+, epoch 0, is fenced\n", done.stdout)
+    assert await served.state() is TransactionState.EMPTY
+
+
+async def test_an_abort_by_an_operator_is_logged_with_who_asked(
+    agent: RunningAgent, dial: Dial, log_lines: LogLines
+) -> None:
+    served = await serve(agent, dial)
+    client = served.client()
+    await client.init()
+    await served.records.write(client, served.partition_ids[0])
+    seen = await look(agent.address, "tx", SystemClock())
+    assert not log_lines.named("transaction aborted by an operator")
+
+    await abort(seen)
+    with pytest.raises(KafkaError):
+        await abort(seen)
+
+    (line,) = log_lines.named("transaction aborted by an operator")
+    expected = {"transactional_id": "tx", "producer_id": client.producer_id, "principal": ANONYMOUS, "level": "warning"}
+    assert expected.items() <= line.items()
+
+
 async def test_ids_are_read_page_by_page_and_a_missing_one_is_told(
     agent: RunningAgent, dial: Dial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,7 +189,7 @@ async def test_ids_are_read_page_by_page_and_a_missing_one_is_told(
     monkeypatch.setattr(reading, "PAGE_IDS", 2)
 
     everything = await reading.all_ids(served.metadata)
-    two = await reading.named_ids(served.metadata, ["payments-1", "a"], places="")
+    _, two = await reading.named_ids(served.metadata, ["payments-1", "a"], places="")
     with pytest.raises(reading.UnknownTransactionalIdError, match="'payment-1'") as near:
         await reading.named_ids(served.metadata, ["a", "payment-1"], places="")
     with pytest.raises(reading.UnknownTransactionalIdError) as far:

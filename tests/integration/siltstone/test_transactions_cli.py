@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import pty
 import re
+import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Generator, Iterator
@@ -82,7 +86,8 @@ def rows(run: Any, *words: str) -> dict[str, Any]:
 
 
 def described(run: Any, name: str) -> Any:
-    return json.loads(run("transactions", "describe", name, "--json").stdout)
+    (found,) = json.loads(run("transactions", "describe", name, "--json").stdout)
+    return found
 
 
 def committed_values(stack: Stack, topic: str) -> int:
@@ -125,7 +130,17 @@ def test_ids_are_listed_by_state_by_age_and_by_pattern(run: Any, stack: Stack, t
         assert rows(run, "--pattern", name) == {}, "a pattern matches whole ids"
         shown = run("transactions", "list", "--state", "Ongoing").stdout
         assert re.search(rf"^{name}-open +\d+ +0 +Ongoing +127\.0\.0\.1:\d+ +\d+s$", shown, re.MULTILINE), shown
+        # what is ongoing comes first, the oldest at the top; then the others by id
+        with ongoing(stack, f"{name}-a", topic, 1) as younger:
+            begun(stack, f"{name}-b")
+            order = [f"{name}-open", f"{name}-a", f"{name}-b", f"{name}-idle"]
+            assert list(rows(run, "--pattern", f"{name}-.*")) == order
+            assert list(rows(run, "--topic", topic)) == order[:2]
+            assert rows(run, "--topic", topic, "--pattern", ".*-b") == {}
+            younger.abort_transaction(TIMEOUT_S)
         producer.commit_transaction(TIMEOUT_S)
+    assert rows(run, "--topic", topic) == {}
+    assert f"remedy: did you mean '{topic}'?" in run("transactions", "list", "--topic", f"{topic}x", code=1).stderr
     assert rows(run, "--pattern", f"{name}-open")[f"{name}-open"]["state"] == "CompleteCommit"
     assert run("transactions", "list", "--pattern", "nobody").stdout == "no transactions\n"
 
@@ -155,7 +170,8 @@ def test_a_transaction_is_described_with_what_it_holds_back(run: Any, stack: Sta
             (1, 0, 0, 3, 3, True),
         ]
         shown = run("transactions", "describe", name, f"{name}-first").stdout
-        assert re.search(rf"{topic}-0 +2 +0 +4 +4 +an earlier one\n *{topic}-1 +0 +0 +3 +3 +this one", shown), shown
+        assert re.search(rf"{topic}-0 +2 +0 +4 +4 +{name}-first\n *{topic}-1 +0 +0 +3 +3 +this one", shown), shown
+        assert [each["held_by"] for each in found["partitions"]] == [f"{name}-first", name]
         assert f"group-{name}" in shown and re.search(r"time-out +1m00s, over in \d+s", shown), shown
         first.abort_transaction(TIMEOUT_S)
         second.commit_transaction(TIMEOUT_S)
@@ -168,8 +184,16 @@ def test_an_unknown_id_is_told_with_the_one_that_was_meant(run: Any, stack: Stac
     begun(stack, name)
     said = run("transactions", "describe", f"{name}x", code=1).stderr
     assert f"there is no transactional id '{name}x'" in said and f"remedy: did you mean {name!r}?" in said
-    unknown = run("transactions", "abort", f"{name}x", "--yes", code=1).stderr
-    assert "TRANSACTIONAL_ID_NOT_FOUND" in unknown and "`siltstone transactions list` shows the ids" in unknown
+    for words, options in (
+        ((), ""),
+        (("--data", str(stack.data)), f" --data {stack.data}"),
+        (("--bootstrap", stack.bootstrap), " --metadata URL"),
+    ):
+        unknown = run("transactions", "abort", f"{name}x", "--yes", *words, code=1).stderr
+        assert "TRANSACTIONAL_ID_NOT_FOUND" in unknown
+        assert f"`siltstone transactions list{options}` shows the ids" in unknown.replace("\n", " ")
+        idle = run("transactions", "abort", name, "--yes", *words, code=1).stderr.replace("\n", " ")
+        assert f"`siltstone transactions list --state Ongoing{options}` shows those" in idle
 
 
 def test_an_aborted_transaction_lets_readers_go_on_and_its_producer_is_fenced(
@@ -195,24 +219,54 @@ def test_an_aborted_transaction_lets_readers_go_on_and_its_producer_is_fenced(
     assert "remedy: `siltstone transactions list --state Ongoing`" in again
 
 
-def test_a_transaction_of_offsets_alone_is_left_to_its_timeout(run: Any, stack: Stack, topic: str, name: str) -> None:
+def test_no_is_an_answer_that_says_that_nothing_was_done(run: Any, stack: Stack, topic: str, name: str) -> None:
+    command = [sys.executable, "-m", "siltstone", "transactions", "abort", name, "--data", str(stack.data)]
+    with ongoing(stack, name, topic, 0) as producer:
+        ours, theirs = pty.openpty()
+        with subprocess.Popen(command, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            os.close(theirs)
+            os.write(ours, b"n\n")
+            stdout, stderr = process.communicate(timeout=TIMEOUT_S)
+        os.close(ours)
+        assert (process.returncode, b"nothing was done" in stderr) == (1, True), stderr
+        assert b"abort it and fence producer" in stdout + stderr and b"Aborted" not in stdout + stderr
+        assert described(run, name)["state"] == "Ongoing"
+        producer.commit_transaction(TIMEOUT_S)
+
+
+def test_a_transaction_of_offsets_alone_holds_its_group_until_it_is_aborted(
+    run: Any, stack: Stack, topic: str, name: str
+) -> None:
     producer = begun(stack, name)
     group = Consumer({"bootstrap.servers": stack.bootstrap, "group.id": f"group-{name}"})
     producer.send_offsets_to_transaction([TopicPartition(topic, 0, 1)], group.consumer_group_metadata(), TIMEOUT_S)
-    said = run("transactions", "abort", name, "--yes", code=1).stderr
-    assert "is on no partition that you may see" in said and "its time-out of 1m00s" in said
-    assert described(run, name)["state"] == "Ongoing"
-    producer.abort_transaction(TIMEOUT_S)
+    found = run("transactions", "find-hanging", "--longer-than", "0s", code=1)
+    assert re.search(rf"^{name} .* 0 +1 +1 group$", found.stdout, re.MULTILINE), found.stdout
+    hanging = json.loads(run("transactions", "find-hanging", "--longer-than", "0s", "--json", code=1).stdout)
+    assert [(each["transactional_id"], each["groups"]) for each in hanging["hanging"]] == [(name, [f"group-{name}"])]
+    done = run("transactions", "abort", name, "--yes")
+    assert "is on no partition" in done.stderr
+    assert re.fullmatch(rf"aborted the transaction of '{name}'; producer \d+, epoch 0, is fenced\n", done.stdout)
+    ended = described(run, name)
+    assert (ended["state"], ended["groups"], ended["age_ms"]) == ("Empty", [], None)
+    (left,) = group.committed([TopicPartition(topic, 0)], timeout=TIMEOUT_S)
+    assert left.error is None and left.offset < 0, left  # refused with UNSTABLE_OFFSET_COMMIT while it was ongoing
+    with pytest.raises(KafkaException, match=r"(?i)fenced|epoch"):
+        producer.commit_transaction(TIMEOUT_S)
     group.close()
 
 
 def test_what_hangs_is_found_and_so_is_what_no_transaction_holds(run: Any, stack: Stack, topic: str, name: str) -> None:
-    assert "no transaction has been ongoing for longer than 20m00s" in run("transactions", "find-hanging").stdout
+    none = run("transactions", "find-hanging").stdout.replace("\n", " ")
+    assert "no transaction has been ongoing for longer than 20m00s" in none and "none is ongoing at all" in none
     with ongoing(stack, name, topic, 0) as producer:
         found = run("transactions", "find-hanging", "--longer-than", "0ms", code=1)
         assert re.search(rf"^{name} .* 2$", found.stdout, re.MULTILINE), found.stdout
         assert f"`siltstone transactions abort ID --data {stack.data}`" in found.stdout.replace("\n", " ")
-        assert run("transactions", "find-hanging", "--longer-than", "1h", "--json").exit_code == 0
+        assert json.loads(run("transactions", "find-hanging", "--longer-than", "1h", "--json").stdout)["ongoing"] == 1
+        young = run("transactions", "find-hanging", "--data", str(stack.data)).stdout.replace("\n", " ")
+        assert re.search(rf"1 is ongoing, the oldest \('{name}'\) for \d+s: ", young), young
+        assert f"`siltstone transactions find-hanging --longer-than 0s --data {stack.data}` shows it" in young
         producer.commit_transaction(TIMEOUT_S)
     # given a row that no transaction ends
     url = json.loads((stack.data / "run.json").read_text())["metadata_url"]

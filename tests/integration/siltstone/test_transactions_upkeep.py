@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
@@ -124,6 +125,27 @@ async def test_fsck_finds_hanging_transactions_and_markers_that_are_not_in_the_l
         f"TXN-3: partition {one}: the aborted transaction of producer 4711 from 50 to 99 ends a search at 60, but one"
         " that ended later begins at 6",
     ]
+
+
+async def test_a_young_transaction_that_is_past_its_timeout_hangs(system: System) -> None:
+    async def find(*words: str, code: int) -> str:
+        words = ("transactions", "find-hanging", "--metadata", system.url, *words)
+        done = await asyncio.to_thread(CliRunner(env={"SILTSTONE_DATA": None}).invoke, main, words)
+        assert done.exit_code == code, done.output
+        return done.stdout
+
+    earlier = "UPDATE transactions SET started_ms = started_ms - {}, timeout_ms = 5000 WHERE transactional_id = 'late'"
+    young = (await find(code=0)).replace("\n", " ")
+    assert "1 is ongoing, the oldest ('late') for " in young and "none is past its time-out by 30s" in young
+    # when no agent runs that would abort it
+    await run_sql(system.url, earlier.format(36_000))
+    assert re.search(r"^late .* \S+ +\d+s +5s, over +1 +0 +2$", await find(code=1), re.MULTILINE)
+    (late,) = json.loads(await find("--json", code=1))["hanging"]
+    assert late["transactional_id"] == "late" and late["age_ms"] > late["timeout_ms"] + 30_000
+    # and with a long time-out it does not, unless somebody asks for it
+    await run_sql(system.url, "UPDATE transactions SET timeout_ms = 900000 WHERE transactional_id = 'late'")
+    assert json.loads(await find("--json", code=0)) == {"hanging": [], "without_transaction": [], "ongoing": 1}
+    assert "late" in await find("--longer-than", "0ms", code=1)
 
 
 async def test_a_record_is_told_with_its_transaction_and_a_marker_with_what_it_ended(system: System) -> None:
