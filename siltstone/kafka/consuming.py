@@ -43,10 +43,23 @@ class Reach:
 
     position: int
     until: int | None
+    wanted: int | None = None
+    """The end of the range that was asked for. `until` may lie before it, at the present end of the log."""
+    stable: int = 0
+    """The last stable offset that a reader of committed records was told of; to others the same as `end`."""
+    end: int = 0
+    """The high watermark at that time."""
 
     @property
     def done(self) -> bool:
         return self.until is not None and self.position >= self.until
+
+    @property
+    def held(self) -> int:
+        """How many offsets from `position` on are there, but not for this reader: a transaction holds them back."""
+        if self.stable >= self.end or self.position < self.stable:
+            return 0
+        return max(0, (self.end if self.wanted is None else min(self.end, self.wanted)) - self.position)
 
 
 async def partitions_of(client: KafkaClient, topic: str, wanted: Collection[int] | None) -> Sequence[TopicPartition]:
@@ -79,10 +92,11 @@ async def reaches(
     about the move. Raises KafkaError.
     """
     starts = await _offsets(client, dict.fromkeys(partitions, EARLIEST))
+    # The end before the last stable offset: one below it is then held back, and not written meanwhile.
     ends = await _offsets(client, dict.fromkeys(partitions, LATEST))
     stable = ends
     if isolation is Isolation.READ_COMMITTED:
-        stable = await _offsets(client, dict.fromkeys(partitions, LATEST), isolation)
+        stable = await stable_offsets(client, partitions)
     first = {**await _placed(client, span.first, starts, stable, isolation), **places}
     last = None if span.until is None else await _placed(client, span.until, starts, stable, isolation)
     found: dict[TopicPartition, Reach] = {}
@@ -91,11 +105,16 @@ async def reaches(
         if position != first[each] and (each in places or span.first.anchor is Anchor.OFFSET):
             there = f"has offsets {starts[each]} to {ends[each] - 1}" if ends[each] > starts[each] else "is empty"
             told(f"{each[0]} partition {each[1]} {there}: reading from offset {position}, not from {first[each]}")
-        until = None if last is None else last[each]
+        wanted = until = None if last is None else last[each]
         if to_end:
             until = stable[each] if until is None else min(until, stable[each])
-        found[each] = Reach(position, until)
+        found[each] = Reach(position, until, wanted, stable[each], ends[each])
     return found
+
+
+async def stable_offsets(client: KafkaClient, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+    """The last stable offsets: the ends for readers of committed records. Raises KafkaError."""
+    return await _offsets(client, dict.fromkeys(partitions, LATEST), Isolation.READ_COMMITTED)
 
 
 async def _placed(
@@ -155,6 +174,8 @@ async def read(
             elif fetched.error_code and not is_passing(fetched.error_code):
                 raise KafkaError(fetched.error_code, f"fetch from {fetched.topic}-{fetched.partition}")
             else:
+                if isolation is Isolation.READ_COMMITTED and fetched.last_stable_offset >= 0:
+                    reach.stable, reach.end = fetched.last_stable_offset, fetched.high_watermark
                 for records, following in batches_of(fetched, reach.position, with_aborted=with_aborted):
                     until = reach.until
                     reach.position = following

@@ -3,7 +3,7 @@ grow: a key that was written lately costs one small read, a key that is not ther
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 
 from siltstone.kafka.client import KafkaClient
@@ -20,18 +20,24 @@ _COMMITTED = Isolation.READ_COMMITTED
 _WHOLE_LOG = OffsetRange(Place(Anchor.START))
 
 
+async def committed_logs(
+    client: RetryingClient, places: Sequence[TopicPartition], *, told: Callable[[str], None]
+) -> Mapping[TopicPartition, Reach]:
+    """What there is for readers of committed records, from the log start on. Raises KafkaError."""
+
+    async def find(inner: KafkaClient) -> Mapping[TopicPartition, Reach]:
+        return await reaches(inner, places, _WHOLE_LOG, to_end=True, told=told, isolation=_COMMITTED)
+
+    return await client.run(find)
+
+
 async def newest_record(
-    client: RetryingClient, place: TopicPartition, key: bytes, *, told: Callable[[str], None]
+    client: RetryingClient, place: TopicPartition, reach: Reach, key: bytes, *, told: Callable[[str], None]
 ) -> OutputRecord | None:
-    """The committed record of the key with the highest offset in the partition.
+    """The committed record of the key with the highest offset in the partition, within `reach`, one of
+    `committed_logs`.
 
     Raises KafkaError, DamagedBatchError."""
-
-    async def find(inner: KafkaClient) -> Reach:
-        found = await reaches(inner, [place], _WHOLE_LOG, to_end=True, told=told, isolation=_COMMITTED)
-        return found[place]
-
-    reach = await client.run(find)
     start, end = reach.position, reach.until or reach.position
     window = FIRST_WINDOW
     while end > start:

@@ -48,6 +48,8 @@ class FetchedPartition:
     high_watermark: int
     log_start_offset: int
     records: memoryview
+    last_stable_offset: int = -1
+    """-1: the agent does not say."""
     aborted: Sequence[tuple[int, int]] = ()
     """(producer id, first offset) of the aborted transactions that may have records here; none unless only committed
     records were asked for."""
@@ -99,6 +101,7 @@ async def fetch_partitions(
             high_watermark=each.high_watermark,
             log_start_offset=each.log_start_offset,
             records=memoryview(b"") if each.records is None else cast("memoryview", each.records),
+            last_stable_offset=each.last_stable_offset,
             aborted=[(one.producer_id, one.first_offset) for one in each.aborted_transactions or ()],
         )
         for answered in answer.responses

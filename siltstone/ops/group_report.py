@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtime.errors import BadInputError
+from runtime.text import plural
 from siltstone.kafka.groups.admin import Committed, GroupDescription, Member
 from siltstone.kafka.records import TopicPartition
 
@@ -18,6 +19,8 @@ READ, UNREAD = "█", "░"
 class LogEnds:
     start: int
     end: int
+    stable: int
+    """The last stable offset: readers of committed records get nothing at or above it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +50,11 @@ class PartitionLag:
         return 1.0 if held <= 0 else min(1.0, max(0.0, (self.committed - self.log.start) / held))
 
     @property
+    def waits(self) -> bool:
+        """Whether the group has read all that readers of committed records get before a transaction ends."""
+        return self.log is not None and self.committed == self.log.stable < self.log.end
+
+    @property
     def note(self) -> str:
         """A remark beside the numbers; "" = none."""
         if self.log is None:
@@ -55,6 +63,9 @@ class PartitionLag:
             return ""
         if self.committed < self.log.start:
             return f"committed below the log start {self.log.start}: the records between are gone"
+        if self.waits:
+            held = self.log.end - self.committed
+            return f"waits for the end of an open transaction, which holds back {plural(held, 'offset')}"
         return (
             f"committed above the log's end by {self.committed - self.log.end}" if self.committed > self.log.end else ""
         )
@@ -170,6 +181,7 @@ def describe_json(group: GroupDescription, rows: Sequence[PartitionLag]) -> dict
                 "committed": each.committed,
                 "log_start": None if each.log is None else each.log.start,
                 "log_end": None if each.log is None else each.log.end,
+                "last_stable_offset": None if each.log is None else each.log.stable,
                 "lag": each.lag,
                 "member_id": None if each.member is None else each.member.member_id,
             }

@@ -13,7 +13,7 @@ from runtime.text import printable
 from siltstone.cli.options.usage import WrongUsageError
 from siltstone.kafka.client import EARLIEST, LATEST, KafkaClient, KafkaError, connected
 from siltstone.kafka.groups.admin import all_groups
-from siltstone.kafka.records import TopicPartition, offsets_at
+from siltstone.kafka.records import Isolation, TopicPartition, offsets_at
 from siltstone.ops.group_report import LogEnds
 from siltstone.ops.hint_options import HintOptions
 from siltstone.terminal.plain import say
@@ -49,13 +49,15 @@ async def log_ends(bootstrap: str, partitions: Collection[TopicPartition]) -> Ma
     async with connected(bootstrap) as client:
         starts = await offsets_at(client, dict.fromkeys(partitions, EARLIEST))
         ends = await offsets_at(client, dict.fromkeys(partitions, LATEST))
+        stable = await offsets_at(client, dict.fromkeys(partitions, LATEST), isolation=Isolation.READ_COMMITTED)
     found: dict[TopicPartition, LogEnds] = {}
     for each in partitions:
-        start, end = starts[each], ends[each]
-        if isinstance(start, int) and isinstance(end, int):
-            found[each] = LogEnds(start=start, end=end)
+        start, end, until = starts[each], ends[each], stable[each]
+        if isinstance(start, int) and isinstance(end, int) and isinstance(until, int):
+            # What was written and committed since the end was asked for is not held back.
+            found[each] = LogEnds(start=start, end=end, stable=min(until, end))
             continue
-        for error in (start, end):
+        for error in (start, end, until):
             # A deleted topic is no error here: its row is shown without log ends.
             if isinstance(error, KafkaError) and error.name != "UNKNOWN_TOPIC_OR_PARTITION":
                 raise error

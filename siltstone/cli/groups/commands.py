@@ -16,6 +16,7 @@ from siltstone.cli.groups.offsets import delete_offsets_command, reset_command
 from siltstone.cli.options.agent_options import agent_options, given_agents
 from siltstone.kafka.client import KafkaError, connected
 from siltstone.kafka.groups.admin import GroupClient, GroupDescription, all_groups
+from siltstone.kafka.held_back import FIND
 from siltstone.ops.group_report import (
     LAG_COLUMNS,
     PartitionLag,
@@ -85,14 +86,15 @@ def describe(names: Sequence[str], bootstrap: str, as_json: bool) -> None:
     """Show the state, members, committed offsets and lag of GROUPs.
 
     The lag is the number of offsets between the committed offset and the end of the log. On a compacted topic fewer
-    records than that are left to read.
+    records than that are left to read. Where a group waits for an open transaction, a line says so.
 
     \b
     Examples:
       siltstone groups describe billing
       siltstone groups describe billing --json | jq .total_lag
     """
-    described = asyncio.run(_describe(bootstrap, names, given_agents()))
+    hints = given_agents()
+    described = asyncio.run(_describe(bootstrap, names, hints))
     if as_json:
         answers = [describe_json(group, rows) for group, rows in described]
         print_json(answers[0] if len(answers) == 1 else answers)
@@ -100,7 +102,7 @@ def describe(names: Sequence[str], bootstrap: str, as_json: bool) -> None:
     for number, (group, rows) in enumerate(described):
         if number:
             say()
-        _print_group(group, rows)
+        _print_group(group, rows, hints)
 
 
 async def _describe(
@@ -124,7 +126,7 @@ async def _describe(
     return described
 
 
-def _print_group(group: GroupDescription, rows: Sequence[PartitionLag]) -> None:
+def _print_group(group: GroupDescription, rows: Sequence[PartitionLag], hints: HintOptions) -> None:
     print_pairs(
         {
             "group": group.group_id,
@@ -146,6 +148,8 @@ def _print_group(group: GroupDescription, rows: Sequence[PartitionLag]) -> None:
     for row in rows:
         if row.note:
             say(f"{row.topic} partition {row.partition}: {row.note}")
+    if any(row.waits for row in rows):
+        say(f"`{FIND}{hints.places}` shows the open transactions")
     idle = [each for each in group.members if each.assignment == {}]
     for member in idle:
         who = printable(f"{member.instance_id or member.member_id} ({member.client_id} {member.host})", keep="")

@@ -82,10 +82,10 @@ def running_bootstrap(data: Path | None, bootstrap: str) -> str | None:
 
 
 def given_agents() -> HintOptions:
-    """The `--data` or `--bootstrap` of the command line, for hints to repeat."""
+    """The `--data` or `--bootstrap` of the command line, for hints to repeat. Only `--data` names the metadata too."""
     given = click.get_current_context().params
-    typed = {name for name in ("data", "bootstrap") if is_typed(name)}
-    return HintOptions(agents="".join(option(name, str(given[name])) for name in sorted(typed)))
+    typed = {name: option(name, str(given[name])) for name in ("bootstrap", "data") if is_typed(name)}
+    return HintOptions(agents="".join(typed.values()), places=typed.get("data", ""))
 
 
 @asynccontextmanager

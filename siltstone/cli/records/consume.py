@@ -24,6 +24,7 @@ from siltstone.kafka.consuming import Reach, partitions_of, reaches, read
 from siltstone.kafka.groups.admin import GroupClient
 from siltstone.kafka.groups.consuming import GroupReader
 from siltstone.kafka.groups.member import GroupMember
+from siltstone.kafka.held_back import FIND, StandstillNotes
 from siltstone.kafka.offset_spec import Anchor, OffsetRange, parse_offsets, parse_partitions
 from siltstone.kafka.partitioner import partition_of_key
 from siltstone.kafka.record_format import VALUE_LINES, OutputRecord, json_record, parse_format, readable, render
@@ -106,7 +107,8 @@ def consume(
     --offset (start, end, +N, -N or @TIME) then counts only for partitions without a committed offset.
 
     Records of aborted transactions are left out, and a transaction that has not ended holds up the records behind its
-    first. --isolation-level read_uncommitted prints them all.
+    first: the command says where, at its end or when it has stood still for about 5 s. --isolation-level
+    read_uncommitted prints them all.
 
     \b
     Fields of --format:
@@ -186,14 +188,16 @@ async def _consume(
         return found
 
     clock, stopping = SystemClock(), asyncio.Event()
+    shows = f"`{FIND}{hints.places}` shows the transaction; --isolation-level read_uncommitted prints the records"
+    notes = StandstillNotes(clock, _tell, remedy=f"{shows} before it ends")
     async with RetryingClient(bootstrap, clock, told=_tell) as client:
         with stop_signals(stopping):
             if group is None:
                 places = await client.run(find)
-                batches = _alone(client, places, asked, num, is_narrowed=any(narrowed))
+                batches = _alone(client, places, asked, num, notes, is_narrowed=any(narrowed))
             else:
                 await client.run(find)  # report a missing topic before joining the group
-                batches = _in_group(client, bootstrap, group, asked, clock).read(num)
+                batches = _in_group(client, bootstrap, group, asked, clock, notes).read(num)
             return await unless(stopping, _print(batches, written)) or False
 
 
@@ -202,6 +206,7 @@ async def _alone(
     partitions: Sequence[TopicPartition],
     asked: _Asked,
     num: int | None,
+    notes: StandstillNotes,
     *,
     is_narrowed: bool,
 ) -> AsyncGenerator[Sequence[OutputRecord]]:
@@ -225,6 +230,9 @@ async def _alone(
                 left -= len(given)
                 if not left:
                     return
+            notes.look(found_reaches)
+    if notes.end(found_reaches):
+        return  # whether the key has a record is not known before the transaction ends
     if is_narrowed and not found:
         _tell(
             "no record with this key is in the partition that the key gives. A producer that is not Java's may have put"
@@ -232,7 +240,9 @@ async def _alone(
         )
 
 
-def _in_group(client: RetryingClient, bootstrap: str, name: str, asked: _Asked, clock: Clock) -> GroupReader:
+def _in_group(
+    client: RetryingClient, bootstrap: str, name: str, asked: _Asked, clock: Clock, notes: StandstillNotes
+) -> GroupReader:
     async def counts(topics: Collection[str]) -> Mapping[str, int]:
         return await client.run(partial(partition_counts, topics=topics))
 
@@ -246,6 +256,7 @@ def _in_group(client: RetryingClient, bootstrap: str, name: str, asked: _Asked, 
         to_end=not asked.follow,
         told=_tell,
         isolation=asked.isolation,
+        notes=notes,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import click
 
@@ -14,7 +15,8 @@ from siltstone.cli.options.agent_options import agent_options, given_agents, nam
 from siltstone.cli.options.completion import TOPIC
 from siltstone.kafka.client import KafkaClient
 from siltstone.kafka.consuming import partitions_of
-from siltstone.kafka.key_lookup import newest_record
+from siltstone.kafka.held_back import FIND, HeldBack, held_back, held_lines
+from siltstone.kafka.key_lookup import committed_logs, newest_record
 from siltstone.kafka.partitioner import partition_of_key
 from siltstone.kafka.record_format import OutputRecord, json_record, safe_text, shown_bytes
 from siltstone.kafka.records import TopicPartition
@@ -26,6 +28,14 @@ from siltstone.terminal.plain import say
 
 class NoSuchKeyError(BadInputError):
     """No record of the key is in the partitions that were read, or the newest one is a tombstone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    newest: OutputRecord | None
+    looked: Sequence[TopicPartition]
+    held: Sequence[HeldBack]
+    """Where an open transaction holds back what may be of the key too."""
 
 
 def read_key(_ctx: click.Context, _param: click.Parameter, value: str | None) -> bytes | None:
@@ -48,23 +58,38 @@ def get(topic: str, key: bytes, all_partitions: bool, as_json: bool, bootstrap: 
 
     The command reads the key's partition backwards from its end, so a key that was written lately is quick and one that
     is not there costs a read of the whole partition. With --all-partitions the record with the latest timestamp
-    counts. Only records of committed transactions count, and those of none. Exit code 1 if there is no record, or if
-    the newest one is a tombstone.
+    counts. Only records of committed transactions count, and those of none. A transaction that has not ended holds back
+    all records behind its first; if there are some, the command says so. Exit code 1 if there is no record, or if the
+    newest one is a tombstone.
 
     \b
     Examples:
       siltstone get users alice
       siltstone get users alice --json | jq .timestamp_ms
     """
-    found, looked = asyncio.run(_find(bootstrap, given_agents(), topic, key, all_partitions=all_partitions))
+    hints = given_agents()
+    asked = asyncio.run(_find(bootstrap, hints, topic, key, all_partitions=all_partitions))
+    found = asked.newest
+    shows = f"`{FIND}{hints.places}` shows the transaction"
     if found is None:
-        number = "any partition" if all_partitions else f"partition {looked[0][1]}"
+        number = "any partition" if all_partitions else f"partition {asked.looked[0][1]}"
+        if asked.held:
+            raise NoSuchKeyError(
+                f"no committed record with the key {shown_bytes(key)} is in {number} of {topic}, and not all of it can"
+                f" be read yet: {', '.join(held_lines(asked.held, 'committed records end at'))}",
+                remedy=f"{shows}; `siltstone consume {topic} --key KEY --until-end --isolation-level read_uncommitted`"
+                " prints the records of the key before it ends",
+            )
         raise NoSuchKeyError(
             f"no record with the key {shown_bytes(key)} is in {number} of {topic}",
             remedy="check the key; `siltstone consume` prints keys with --format '%k\\n'"
             if all_partitions
             else "a producer that is not Java's may have put it elsewhere: --all-partitions looks in all of them",
         )
+    if asked.held:
+        for line in held_lines(asked.held, "committed records end at"):
+            say(line, err=True)
+        say(f"newer records of the key may be among these; {shows}", err=True)
     if as_json:
         print_json(json_record(found))
     elif found.value is not None:
@@ -78,9 +103,7 @@ def get(topic: str, key: bytes, all_partitions: bool, as_json: bool, bootstrap: 
         )
 
 
-async def _find(
-    bootstrap: str, hints: HintOptions, topic: str, key: bytes, *, all_partitions: bool
-) -> tuple[OutputRecord | None, Sequence[TopicPartition]]:
+async def _find(bootstrap: str, hints: HintOptions, topic: str, key: bytes, *, all_partitions: bool) -> _Found:
     def told(line: str) -> None:
         say(line, err=True)
 
@@ -91,6 +114,11 @@ async def _find(
     async with RetryingClient(bootstrap, SystemClock(), told=told) as client:
         every = await client.run(places)
         looked = every if all_partitions else [every[partition_of_key(key, len(every))]]
-        found = [await newest_record(client, each, key, told=told) for each in looked]
+        logs = await committed_logs(client, looked, told=told)
+        found = [await newest_record(client, each, logs[each], key, told=told) for each in looked]
     there = [each for each in found if each is not None]
-    return max(there, key=lambda each: each.timestamp_ms, default=None), looked
+    return _Found(
+        newest=max(there, key=lambda each: each.timestamp_ms, default=None),
+        looked=looked,
+        held=held_back({place: replace(log, position=log.until or log.position) for place, log in logs.items()}),
+    )

@@ -19,6 +19,8 @@ from siltstone.cli.options.completion import TOPIC
 from siltstone.cli.options.system_options import SystemOptions, resolved, system_options
 from siltstone.cli.topics.explain import Explained, print_states, read_explained
 from siltstone.kafka.client import EARLIEST, LATEST, ConfigEntry, KafkaClient, KafkaError, connected
+from siltstone.kafka.consuming import stable_offsets
+from siltstone.kafka.held_back import FIND
 from siltstone.ops.compaction.compact_now import configs_in_force
 from siltstone.ops.compaction.evidence import is_compacted
 from siltstone.ops.compaction.report import brief_lines, states_json, troubles_json
@@ -37,6 +39,8 @@ class PartitionRow:
     """The agent that clients are sent to; None when no agent was asked."""
     log_start_offset: int
     high_watermark: int
+    last_stable_offset: int
+    """Readers of committed records get nothing at or above it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +66,8 @@ def describe_command(name: str, all_configs: bool, bootstrap: str, given: System
     With --data or --metadata, a compacted topic also shows the progress of compaction: the dirty ratio, the part that
     no pass has seen yet (the head), the last pass, and the partitions that are due.
 
+    While an open transaction holds records back, a column shows the last stable offset, where committed records end.
+
     \b
     Examples:
       siltstone topics describe orders
@@ -75,6 +81,7 @@ def describe_command(name: str, all_configs: bool, bootstrap: str, given: System
             explained = asyncio.run(read_explained(urls.metadata, name, given))
     else:
         described = asyncio.run(_ask(bootstrap, name, HintOptions(agents=option("bootstrap", bootstrap))))
+    places = given.hints.places
     if described is None:
         if explained is None:
             raise TypeError("neither an agent nor the metadata was asked")
@@ -83,7 +90,7 @@ def describe_command(name: str, all_configs: bool, bootstrap: str, given: System
     if as_json:
         _print_json(name, described, explained)
     else:
-        _print(name, described, explained, all_configs=all_configs)
+        _print(name, described, explained, all_configs=all_configs, places=places)
 
 
 async def _ask(bootstrap: str, name: str, hints: HintOptions) -> Described:
@@ -93,12 +100,18 @@ async def _ask(bootstrap: str, name: str, hints: HintOptions) -> Described:
         numbers = sorted(partition.partition_index for partition in topic.partitions)
         starts = await client.list_offsets(name, numbers, EARLIEST)
         ends = await client.list_offsets(name, numbers, LATEST)
+        stable = await stable_offsets(client, [(name, each) for each in numbers])
         leaders = {partition.partition_index: partition.leader_id for partition in topic.partitions}
         return Described(
             topic_id=str(topic.topic_id),
             partitions=[
                 PartitionRow(
-                    partition=each, agent=leaders[each], log_start_offset=starts[each], high_watermark=ends[each]
+                    partition=each,
+                    agent=leaders[each],
+                    log_start_offset=starts[each],
+                    high_watermark=ends[each],
+                    # What was committed since the end was asked for is not held back.
+                    last_stable_offset=min(stable[name, each], ends[each]),
                 )
                 for each in numbers
             ],
@@ -127,6 +140,7 @@ def _without_agent(explained: Explained) -> Described:
                 agent=None,
                 log_start_offset=each.view.log_start_offset,
                 high_watermark=each.view.high_watermark,
+                last_stable_offset=each.view.last_stable_offset,
             )
             for each in explained.states
         ],
@@ -170,7 +184,7 @@ def shown_value(config: str, value: str) -> str:
     return value
 
 
-def _print(name: str, described: Described, explained: Explained | None, *, all_configs: bool) -> None:
+def _print(name: str, described: Described, explained: Explained | None, *, all_configs: bool, places: str) -> None:
     """Print the most important part last, so that it stays on the screen."""
     print_pairs({"topic": name, "id": described.topic_id, "partitions": str(len(described.partitions))})
     say()
@@ -194,7 +208,18 @@ def _print(name: str, described: Described, explained: Explained | None, *, all_
         ]
         for each in described.partitions
     ]
+    held = [each for each in described.partitions if each.last_stable_offset < each.high_watermark]
+    if held:
+        columns.append("last stable offset")
+        for row, each in zip(cells, described.partitions, strict=True):
+            row.append(str(each.last_stable_offset))
     print_table(columns, cells, right=columns)
+    if held:
+        count = sum(each.high_watermark - each.last_stable_offset for each in held)
+        say(
+            f"{plural(count, 'offset')} of {plural(len(held), 'partition')}, from the last stable offset on, wait for"
+            f" the end of open transactions; `{FIND}{places}` shows them"
+        )
     if described.is_compacted:
         say()
         if explained is not None:

@@ -19,6 +19,7 @@ from siltstone.kafka.client import KafkaClient
 from siltstone.kafka.consuming import Reach, reaches, read
 from siltstone.kafka.groups.admin import Committed
 from siltstone.kafka.groups.member import HEARTBEAT_MS, GroupMember, as_text
+from siltstone.kafka.held_back import StandstillNotes
 from siltstone.kafka.offset_spec import OffsetRange, Place
 from siltstone.kafka.record_format import OutputRecord
 from siltstone.kafka.records import Isolation, TopicPartition
@@ -47,10 +48,12 @@ class GroupReader:
         to_end: bool,
         told: Callable[[str], None],
         isolation: Isolation = Isolation.READ_COMMITTED,
+        notes: StandstillNotes | None = None,
     ) -> None:
         self._client, self._member, self._clock = client, member, clock
         self._group = member.group
         self._first, self._to_end, self._told, self._isolation = first, to_end, told, isolation
+        self._notes = notes
         self._taken: dict[TopicPartition, int] = {}
         """Offsets to commit: one past the last record that the caller has taken."""
         self._committed_ms = self._looked_ms = 0.0
@@ -96,12 +99,16 @@ class GroupReader:
                 async for records in batches:
                     yield records
                     self._pass(found, passed)
+                    if self._notes is not None:
+                        self._notes.look(found)
                     if await self._must_join(beats):
                         break
                     await self._commit_if_due()
             # A member without partitions comes here at once: the group has more members than partitions.
             while not (self._to_end or await self._must_join(beats)):
                 await asyncio.wait({beats}, timeout=IDLE_MS / 1000)
+            if self._notes is not None and not self._is_over:
+                self._notes.end(found)
             # Commit before joining again: another member may get these partitions and start at the committed offsets.
             if self._is_over:
                 await self._commit()

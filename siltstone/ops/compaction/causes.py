@@ -103,7 +103,9 @@ class Cause(Enum):
     OPEN_TRANSACTION = (
         "has an open transaction from offset {view.last_stable_offset} on; no record at or above that offset is "
         "cleaned.",
-        "find its producer: it must commit or abort, or its transaction.timeout.ms ends the transaction",
+        "`siltstone transactions find-hanging --longer-than 0s{hints.places}` names it; its producer must commit or "
+        "abort, or its transaction.timeout.ms ends it. If the producer is gone, `siltstone transactions abort "
+        "ID{hints.agents}` ends it",
     )
     DUE = "is due: {state.due}. The planner takes it within seconds."
     BELOW_THE_DIRTY_RATIO = (

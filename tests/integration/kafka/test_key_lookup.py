@@ -7,7 +7,7 @@ import pytest
 from runtime.clock import SystemClock
 from siltstone.kafka.admin import delete_records_before
 from siltstone.kafka.client import KafkaClient
-from siltstone.kafka.key_lookup import newest_record
+from siltstone.kafka.key_lookup import committed_logs, newest_record
 from siltstone.kafka.retrying import RetryingClient
 from tests.fixtures.agents import RunningAgent
 from wire.records import NewRecord, build_batch
@@ -28,7 +28,8 @@ async def test_each_record_of_a_log_is_found_by_its_key_and_the_newest_of_severa
     told: list[str] = []
 
     async def newest(key: bytes) -> tuple[int, bytes | None] | None:
-        found = await newest_record(steady, ("t", 0), key, told=told.append)
+        logs = await committed_logs(steady, [("t", 0)], told=told.append)
+        found = await newest_record(steady, ("t", 0), logs["t", 0], key, told=told.append)
         return None if found is None else (found.offset, found.value)
 
     async with RetryingClient(agent.address, SystemClock()) as steady:

@@ -441,7 +441,7 @@ def test_where_nobody_compacts_it_is_done_in_this_process(tmp_path: Path) -> Non
     # then the metadata describes the topic, and commands that need an agent say so
     described = run("topics", "describe", "users", "--data", str(data), "--json")
     assert json.loads(described.stdout)["partitions"] == [
-        {"partition": 0, "agent": None, "log_start_offset": 0, "high_watermark": 10}
+        {"partition": 0, "agent": None, "log_start_offset": 0, "high_watermark": 10, "last_stable_offset": 10}
     ]
     assert "no agent runs on" in described.stderr and len(json.loads(described.stdout)["compaction"]) == 1
     assert f"no agent runs on {data}" in run("compaction", "watch", "users", "--data", str(data)).stderr

@@ -37,7 +37,7 @@ GROUP = GroupDescription(
     coordinator="127.0.0.1:9092",
     members=[MEMBER],
 )
-LOGS = {("orders", 0): LogEnds(start=10, end=100), ("orders", 1): LogEnds(start=0, end=0)}
+LOGS = {("orders", 0): LogEnds(start=10, end=100, stable=100), ("orders", 1): LogEnds(start=0, end=0, stable=0)}
 
 
 def committed(**offsets: int) -> dict[tuple[str, int], Committed]:
@@ -58,6 +58,25 @@ def committed(**offsets: int) -> dict[tuple[str, int], Committed]:
 def test_lag_is_counted_from_the_committed_offset_to_the_end(offset: int, lag: int, shown: str, note: str) -> None:
     [row] = lags(GROUP, committed(p0=offset), LOGS)[:1]
     assert (row.lag, bar(row.fraction), row.note) == (lag, shown, note)
+
+
+@pytest.mark.parametrize(
+    ("offset", "stable", "note"),
+    [
+        (60, 60, "waits for the end of an open transaction, which holds back 40 offsets"),
+        (99, 99, "waits for the end of an open transaction, which holds back 1 offset"),
+        (50, 60, ""),  # it has more to read first
+        (70, 60, ""),  # it reads uncommitted
+        (100, 100, ""),
+    ],
+)
+def test_a_group_that_has_read_all_that_is_committed_waits_for_a_transaction(
+    offset: int, stable: int, note: str
+) -> None:
+    logs = {("orders", 0): LogEnds(start=10, end=100, stable=stable)}
+    [row] = lags(replace(GROUP, members=()), committed(p0=offset), logs)
+    assert (row.note, row.waits) == (note, bool(note))
+    assert describe_json(GROUP, [row])["partitions"][0]["last_stable_offset"] == stable
 
 
 def test_what_is_assigned_or_committed_is_shown_and_what_is_not_known_is_said() -> None:
