@@ -450,15 +450,23 @@ class WritePath:
 
     def _keep(self, submission: Submission, answer: Sequence[BatchResult]) -> None:
         self.bytes -= submission.held_bytes
-        # Summed first: a submission may have thousands of batches, and this is a turn of the event loop.
-        duplicates = sum(result.duplicate for result in answer)
-        refused = sum(bool(result.error) and not result.duplicate for result in answer)
-        pairs = zip(submission.batches, answer, strict=True)
-        stored_bytes = [len(batch.records) for batch, result in pairs if not result.error and not result.duplicate]
-        self._duplicates.inc(duplicates)
-        self._refusals.inc(refused)
-        self._stored.inc(len(stored_bytes))
-        self._metrics.produce_bytes_total.inc(sum(stored_bytes))
+        duplicates = refused = stored = stored_bytes = 0
+        for batch, result in zip(submission.batches, answer, strict=True):
+            if result.duplicate:
+                duplicates += 1
+            elif result.error:
+                refused += 1
+            else:
+                stored += 1
+                stored_bytes += len(batch.records)
+        # Not for each batch: a submission may have thousands, and this is a turn of the event loop.
+        if duplicates:
+            self._duplicates.inc(duplicates)
+        if refused:
+            self._refusals.inc(refused)
+        if stored:
+            self._stored.inc(stored)
+            self._metrics.produce_bytes_total.inc(stored_bytes)
         # A client that gave up or went away has no promise left; its records are stored all the same.
         if not submission.promise.done():
             submission.promise.set_result(answer)

@@ -179,7 +179,7 @@ class TransactionsView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldView:
-    """What transactions hold back, at one instant, as `siltstone transactions` shows it."""
+    """Transactions and the offsets that they hold back, at one instant, for `siltstone transactions`."""
 
     now_ms: int
     infos: Sequence[TransactionInfo]

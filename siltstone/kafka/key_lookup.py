@@ -23,7 +23,7 @@ _WHOLE_LOG = OffsetRange(Place(Anchor.START))
 async def committed_logs(
     client: RetryingClient, places: Sequence[TopicPartition], *, told: Callable[[str], None]
 ) -> Mapping[TopicPartition, Reach]:
-    """What there is for readers of committed records, from the log start on. Raises KafkaError."""
+    """The whole of each log, as far as readers of committed records get it. Raises KafkaError."""
 
     async def find(inner: KafkaClient) -> Mapping[TopicPartition, Reach]:
         return await reaches(inner, places, _WHOLE_LOG, to_end=True, told=told, isolation=_COMMITTED)

@@ -1,4 +1,4 @@
-"""What `siltstone transactions` shows: ids, what their transactions hold back, and which of them hang. Pure.
+"""The answers of `siltstone transactions`: ids, offsets that their transactions hold back, and those that hang. Pure.
 
 The coordinator is the agent that the agents themselves choose for an id, not the one that took the id last.
 """
@@ -94,12 +94,12 @@ class Shown:
 
     @property
     def age_ms(self) -> int | None:
-        """Of the ongoing transaction."""
+        """The age of the ongoing transaction; None without one."""
         return None if self.info.started_ms is None else self.now_ms - self.info.started_ms
 
     @property
     def group_ids(self) -> Sequence[str]:
-        """Of the ongoing transaction; the row keeps those of one that has ended."""
+        """The groups whose offsets the ongoing transaction commits; the row keeps those of one that has ended."""
         return () if self.info.started_ms is None else self.info.group_ids
 
 
@@ -115,7 +115,7 @@ def hangs(each: Shown, *, longer_than_ms: int) -> bool:
 
 
 class Held:
-    """What the partitions of a view hold back."""
+    """The offsets that transactions hold back on the partitions of a view."""
 
     def __init__(self, view: HeldView) -> None:
         self._places = {

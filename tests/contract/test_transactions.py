@@ -144,13 +144,8 @@ async def test_an_ongoing_transaction_at_the_last_epoch_is_aborted_and_the_id_ro
 
 
 async def test_who_was_fenced_in_the_last_epoch_is_not_told_to_go_on_with_that_of_the_marker(world: World) -> None:
-    # given a transaction of the last epoch that timed out
     coordinator, one, _ = await two_partitions(world)
-    producer = await coordinator.producer()
-    await _jump(world, producer.producer_id, PRODUCER_EPOCH_MAX)
-    producer.epoch = PRODUCER_EPOCH_MAX
-    await producer.write(one)
-    await coordinator.end_all(coordinator.end_of(producer, commit=False, fences=True))
+    producer = await _timed_out_in_the_last_epoch(world, coordinator, one)
 
     # when its client aborts it too, by the second protocol
     ended = await coordinator.end_all(coordinator.end_of(producer, commit=False, client_version=2))
@@ -160,13 +155,8 @@ async def test_who_was_fenced_in_the_last_epoch_is_not_told_to_go_on_with_that_o
 
 
 async def test_nobody_goes_on_with_the_epoch_that_only_a_marker_may_have(world: World) -> None:
-    # given a transaction of the last epoch that timed out
     coordinator, one, two = await two_partitions(world)
-    producer = await coordinator.producer()
-    await _jump(world, producer.producer_id, PRODUCER_EPOCH_MAX)
-    producer.epoch = PRODUCER_EPOCH_MAX
-    await producer.write(one)
-    await coordinator.end_all(coordinator.end_of(producer, commit=False, fences=True))
+    producer = await _timed_out_in_the_last_epoch(world, coordinator, one)
     lease = await coordinator.service.groups.take_group("g", owner=coordinator.writer.lease, create=True)
     assert lease is not None
 
@@ -196,6 +186,16 @@ async def test_nobody_goes_on_with_the_epoch_that_only_a_marker_may_have(world: 
     assert entered == [Entered(FENCED, -1)] * 2
     assert (await producer.add(one), joined, held.error) == (FENCED, FENCED, FENCED)
     assert (await coordinator.info()).state is TransactionState.COMPLETE_ABORT
+
+
+async def _timed_out_in_the_last_epoch(world: World, coordinator: Coordinator, partition_id: int) -> Producer:
+    """A producer whose transaction of the last epoch was aborted, so that a marker has the epoch behind it."""
+    producer = await coordinator.producer()
+    await _jump(world, producer.producer_id, PRODUCER_EPOCH_MAX)
+    producer.epoch = PRODUCER_EPOCH_MAX
+    await producer.write(partition_id)
+    await coordinator.end_all(coordinator.end_of(producer, commit=False, fences=True))
+    return producer
 
 
 async def _jump(world: World, producer_id: int, epoch: int) -> None:

@@ -82,7 +82,7 @@ def _ask(yes: bool, question: str) -> None:
 
 
 def _places_options() -> str:
-    """What the commands that read Postgres need, for hints: they do not take --bootstrap."""
+    """The options by which a hint names commands that read Postgres. Those do not take --bootstrap."""
     if is_typed("bootstrap"):
         return " --metadata URL"
     return option("data", str(click.get_current_context().params["data"])) if is_typed("data") else ""

@@ -1,4 +1,4 @@
-"""What the commands of `siltstone transactions` read from the metadata."""
+"""The reads of the metadata that commands of `siltstone transactions` share."""
 
 from __future__ import annotations
 

@@ -20,13 +20,12 @@ from contextlib import contextmanager
 from typing import IO, Any
 
 import pytest
-from click.testing import CliRunner, Result
 from confluent_kafka import Consumer, TopicPartition
 
 from runtime.clock import SystemClock
-from siltstone.cli import main
 from siltstone.demo.stack import Stack, running_stack
 from siltstone.kafka.client import connected
+from tests.fixtures.commands import runner
 
 TIMEOUT_S = 60
 BASE_MS = 1_700_000_000_000
@@ -62,12 +61,7 @@ async def until_agents_agree(addresses: Sequence[str]) -> None:
 
 @pytest.fixture
 def run(stack: Stack) -> Any:
-    def run(*words: str, stdin: bytes = b"", code: int = 0) -> Result:
-        result = CliRunner(env={"SILTSTONE_BOOTSTRAP": stack.bootstrap}).invoke(main, words, input=stdin)
-        assert result.exit_code == code, result.output
-        return result
-
-    return run
+    return runner({"SILTSTONE_BOOTSTRAP": stack.bootstrap})
 
 
 @pytest.fixture

@@ -11,13 +11,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from runtime.clock import SystemClock
-from siltstone.cli import main
 from siltstone.demo.stack import Stack, running_stack
 from siltstone.kafka.partitioner import partition_of_key
+from tests.fixtures.commands import runner
 
 TIMEOUT_S = 60
 OPTIONS = ["--agents", "1", "--compactors", "0", "--set", "produce.linger.ms=5"]
@@ -34,12 +33,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 @pytest.fixture
 def run(stack: Stack) -> Any:
-    def run(*words: str, stdin: bytes = b"", code: int = 0) -> Result:
-        result = CliRunner(env={"COLUMNS": "200"}).invoke(main, [*words, "--data", str(stack.data)], input=stdin)
-        assert result.exit_code == code, result.output
-        return result
-
-    return run
+    return runner({"COLUMNS": "200"}, "--data", str(stack.data))
 
 
 @pytest.fixture

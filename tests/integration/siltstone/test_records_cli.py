@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
 from runtime.clock import SystemClock
-from siltstone.cli import main
 from siltstone.demo.stack import Stack, running_stack
 from siltstone.kafka.client import connected
 from siltstone.kafka.partitioner import partition_of_key
+from tests.fixtures.commands import runner
 from tests.fixtures.waiting import wait_until
 from wire.messages.delete_records import (
     DeleteRecordsPartition,
@@ -45,12 +44,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 @pytest.fixture
 def run(stack: Stack) -> Any:
-    def run(*words: str, stdin: bytes = b"", code: int = 0) -> Result:
-        result = CliRunner(env={"SILTSTONE_BOOTSTRAP": stack.bootstrap}).invoke(main, words, input=stdin)
-        assert result.exit_code == code, result.output
-        return result
-
-    return run
+    return runner({"SILTSTONE_BOOTSTRAP": stack.bootstrap})
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from click.shell_completion import ShellComplete
-from click.testing import CliRunner, Result
 
 from runtime.clock import SystemClock
 from siltstone.cli import main
 from siltstone.demo.stack import Stack, running_stack
+from tests.fixtures.commands import runner
 
 
 @pytest.fixture(scope="module")
@@ -28,12 +28,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 @pytest.fixture
 def run(stack: Stack) -> Any:
-    def run(*words: str, stdin: bytes = b"", code: int = 0) -> Result:
-        result = CliRunner(env={"SILTSTONE_BOOTSTRAP": stack.bootstrap}).invoke(main, words, input=stdin)
-        assert result.exit_code == code, result.output
-        return result
-
-    return run
+    return runner({"SILTSTONE_BOOTSTRAP": stack.bootstrap})
 
 
 @pytest.fixture

@@ -16,14 +16,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
 from metadata.postgres.driver import open_connection
 from runtime.clock import SystemClock
-from siltstone.cli import main
 from siltstone.demo.stack import Stack, running_stack
 from siltstone.kafka.transactions import look
+from tests.fixtures.commands import runner
 from tests.integration.siltstone.test_groups_cli import until_agents_agree
 
 TIMEOUT_S = 60
@@ -43,12 +42,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 @pytest.fixture
 def run(stack: Stack) -> Any:
-    def run(*words: str, code: int = 0) -> Result:
-        result = CliRunner(env={"SILTSTONE_DATA": str(stack.data)}).invoke(main, words)
-        assert result.exit_code == code, result.output
-        return result
-
-    return run
+    return runner({"SILTSTONE_DATA": str(stack.data)})
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What readers of committed records are told of the transactions that hold them up."""
+"""Commands tell their user where a transaction holds up readers of committed records."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Watched:
         self.notes = StandstillNotes(self.clock, self.told.append, remedy="wait")
 
     def look(self, after_ms: int, *reaches: Reach) -> list[str]:
-        """What is told of these partitions of t, this long after the last look, without the remedy."""
+        """Look at these partitions of t, so long after the last look. Returns the lines without their remedy."""
         self.clock.advance_ms(after_ms)
         self.told.clear()
         self.notes.look({("t", number): each for number, each in enumerate(reaches)})

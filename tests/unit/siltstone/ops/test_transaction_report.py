@@ -1,4 +1,4 @@
-"""What `siltstone transactions` says of values."""
+"""The answers of `siltstone transactions`, made of values."""
 
 from __future__ import annotations
 
