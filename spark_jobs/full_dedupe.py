@@ -14,7 +14,6 @@ and a partition that has its `PartitionKeys` is not read again.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
@@ -27,16 +26,16 @@ from numpy.typing import NDArray
 from compactor.heavy.failures import failure_told
 from compactor.heavy.key_scan import KeyBlock, keys_result, read_keys
 from compactor.heavy.manifest import ManifestMismatchError, check_result
-from compactor.heavy.rewrite_slice import partition_keys_key, survivors_key
-from compactor.heavy.slices import KeysFound, PartitionKeys, decode_keys, join_slices, slice_range, slice_units
+from compactor.heavy.plan.units import HeavyPlan, Unit
+from compactor.heavy.rewrite_slice import partition_keys_key, read_keys_of, survivors_key
+from compactor.heavy.slices import KeysFound, PartitionKeys, join_slices, slice_range, slice_units
 from compactor.heavy.stored import read_result, settle
 from compactor.heavy.survivors import SliceId, Survivors, SurvivorsWriter, put_survivors
-from compactor.heavy.units import HeavyPlan, Unit
 from runtime.clock import SystemClock
 from runtime.errors import BugError
 from runtime.logging import get_logger
 from spark_jobs.scan.arrow import pa
-from spark_jobs.stored_plan import cached_plan, plan_store
+from spark_jobs.stored_plan import OpenPlan
 from storage.objects import ObjectExistsError, ObjectNotFoundError, ObjectStore
 from wire.crc import crc32c
 
@@ -82,13 +81,13 @@ def run(spark: SparkSession, plan: HeavyPlan, plan_url: str) -> None:
     Raises PlanError, ManifestMismatchError and SurvivorsError for parts that do not fit together, the store's errors,
     and Spark's error for a task that failed too often.
     """
-    left = [id_ for id_ in plan.sliced if asyncio.run(_partition_keys(plan_url, plan, id_)) is None]
+    left = [id_ for id_ in plan.sliced if _partition_keys(plan_url, plan, id_) is None]
     if not left:
         return
     units = [units for id_ in left for units in slice_units(plan, id_)]
     written = {each.unit: each for each in _group(spark, plan, plan_url, units)}
     for partition_id in left:
-        keys = asyncio.run(_complete(plan_url, plan, partition_id, written))
+        keys = _complete(plan_url, plan, partition_id, written)
         _log.info("keys were grouped", job=plan.job_id, partition_id=partition_id, keys=keys.keys)
 
 
@@ -98,7 +97,7 @@ def _group(
     from pyspark.sql import functions as F
 
     reading = tuple(unit.number for unit, _ in units)
-    rows = sum(extent.record_count for unit, _ in units for extent in plan.extents_of(unit))
+    rows = sum(unit.records for unit, _ in units)
     session: Any = spark.newSession()  # a session of its own, for its own settings
     # Sized by rows, because Spark knows nothing about the output of a Python function.
     partitions = max(spark.sparkContext.defaultParallelism, -(-rows // ROWS_PER_PARTITION))
@@ -109,7 +108,7 @@ def _group(
     )
     # The count goes along, so that `join_slices` can prove that no row was lost on the way.
     latest = keys.groupBy(*KEY_COLUMNS).agg(F.max("offset").alias("offset"), F.count(F.lit(1)).alias("records"))
-    borders = [_Border(unit.partition_id or 0, slice_range(plan, unit)[0], unit.number) for _, unit in units]
+    borders = [_Border(unit.partition_id or 0, slice_range(unit)[0], unit.number) for _, unit in units]
     sorted_in_slices = (
         latest.select(_slice_of(sorted(borders)).alias("unit"), "offset", "records")
         # All rows of a slice in one task, which writes its one object; several slices may share a task.
@@ -146,22 +145,11 @@ def key_batches(plan_url: str, numbers: Sequence[int], batches: Iterator[RecordB
 
 
 def _keys_of_unit(plan_url: str, number: int) -> Iterator[RecordBatch]:
-    """The rows of one unit. Spark takes them from a plain iterator, so the event loop runs only between two batches."""
-    steps = _key_blocks(plan_url, number)
-
-    async def step() -> tuple[int, KeyBlock] | None:
-        return await anext(steps, None)
-
-    async def end() -> None:
-        await steps.aclose()
-
-    with asyncio.Runner() as runner:
-        try:
-            while (found := runner.run(step())) is not None:
-                yield _arrow(*found)
-        finally:
-            # Also when Spark stops reading early: the generator has a store open.
-            runner.run(end())
+    """The rows of one unit."""
+    opened = OpenPlan.at(plan_url)
+    plan = opened.with_unit(number)
+    for found in opened.iterate(lambda store: _key_blocks(store, plan, number)):
+        yield _arrow(*found)
 
 
 def _arrow(partition_id: int, block: KeyBlock) -> RecordBatch:
@@ -171,26 +159,24 @@ def _arrow(partition_id: int, block: KeyBlock) -> RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array(column) for column in columns], schema=_KEYS_SCHEMA)
 
 
-async def _key_blocks(plan_url: str, number: int) -> AsyncGenerator[tuple[int, KeyBlock]]:
+async def _key_blocks(store: ObjectStore, plan: HeavyPlan, number: int) -> AsyncGenerator[tuple[int, KeyBlock]]:
     """Yield (partition id, rows), and store the unit's manifest after the last of them, unless it exists."""
     clock = SystemClock()
-    async with plan_store(plan_url) as store:
-        plan = await cached_plan(store, plan_url)
-        unit = plan.unit(number)
-        async with failure_told(store, plan, number):
-            known = await _known(store, plan, unit)
-            began_ms = clock.monotonic_ms()
-            scan = read_keys(store, plan, unit, known)
-            assert unit.partition_id is not None
-            async with aclosing(scan.blocks()) as blocks:
-                async for block in blocks:
-                    yield unit.partition_id, block
-            if known is None:
-                seconds = round((clock.monotonic_ms() - began_ms) / 1000, 3)
-                counted = await settle(store, plan, keys_result(plan, unit, scan, seconds))
-                check_result(plan, unit, counted)
-                if KeysFound.from_json(counted.details) != scan.found:
-                    raise ManifestMismatchError(f"two tries at unit {number} of job {plan.job_id} read different keys")
+    unit = plan.unit(number)
+    async with failure_told(store, plan, number):
+        known = await _known(store, plan, unit)
+        began_ms = clock.monotonic_ms()
+        scan = read_keys(store, plan, unit, known)
+        assert unit.partition_id is not None
+        async with aclosing(scan.blocks()) as blocks:
+            async for block in blocks:
+                yield unit.partition_id, block
+        if known is None:
+            seconds = round((clock.monotonic_ms() - began_ms) / 1000, 3)
+            counted = await settle(store, plan, keys_result(plan, unit, scan, seconds))
+            check_result(plan, unit, counted)
+            if KeysFound.from_json(counted.details) != scan.found:
+                raise ManifestMismatchError(f"two tries at unit {number} of job {plan.job_id} read different keys")
 
 
 async def _known(store: ObjectStore, plan: HeavyPlan, unit: Unit) -> KeysFound | None:
@@ -210,11 +196,11 @@ def written_batches(plan_url: str, batches: Iterator[RecordBatch]) -> Iterator[R
     done: list[Written] = []
     open_number: int | None = None
     writer: SurvivorsWriter | None = None
-    plan = asyncio.run(_stored_plan(plan_url))
+    plan = OpenPlan.at(plan_url).head
 
     def end() -> None:
         if open_number is not None and writer is not None:
-            done.append(asyncio.run(_put(plan_url, plan, open_number, writer)))
+            done.append(_put(plan_url, plan, open_number, writer))
 
     for batch in batches:
         units, offsets, records = (_int64(column) for column in batch.columns)
@@ -238,16 +224,15 @@ def _int64(column: Any) -> NDArray[np.int64]:
 def _slice_id(plan: HeavyPlan, unit: Unit) -> SliceId:
     if unit.partition_id is None:
         raise BugError(f"unit {unit.number} does not belong to a slice")
-    return SliceId(plan.fingerprint, unit.partition_id, *slice_range(plan, unit))
+    return SliceId(plan.fingerprint, unit.partition_id, *slice_range(unit))
 
 
 def _writer(plan: HeavyPlan, unit: Unit) -> SurvivorsWriter:
     return SurvivorsWriter(_slice_id(plan, unit))
 
 
-async def _put(plan_url: str, plan: HeavyPlan, number: int, writer: SurvivorsWriter) -> Written:
-    async with plan_store(plan_url) as store:
-        put = await _put_in(store, plan, plan.unit(number), writer)
+def _put(plan_url: str, plan: HeavyPlan, number: int, writer: SurvivorsWriter) -> Written:
+    put = OpenPlan.at(plan_url).call(lambda store: _put_in(store, plan, plan.unit(number), writer))
     return Written(number, put.count, put.records)
 
 
@@ -258,48 +243,42 @@ async def _put_in(store: ObjectStore, plan: HeavyPlan, unit: Unit, writer: Survi
 # ---- the end of a partition
 
 
-async def _complete(plan_url: str, plan: HeavyPlan, partition_id: int, written: dict[int, Written]) -> PartitionKeys:
+def _complete(plan_url: str, plan: HeavyPlan, partition_id: int, written: dict[int, Written]) -> PartitionKeys:
     """Write the survivors of slices without any, then the `PartitionKeys`."""
+    return OpenPlan.at(plan_url).call(lambda store: _complete_in(store, plan, partition_id, written))
+
+
+async def _complete_in(
+    store: ObjectStore, plan: HeavyPlan, partition_id: int, written: dict[int, Written]
+) -> PartitionKeys:
     found: list[KeysFound] = []
     survivors: list[tuple[int, int]] = []
-    async with plan_store(plan_url) as store:
-        for reading, writing in slice_units(plan, partition_id):
-            known = await _known(store, plan, reading)
-            if known is None:
-                raise ManifestMismatchError(f"unit {reading.number} of job {plan.job_id} ended and left no manifest")
-            found.append(known)
-            each = written.get(writing.number)
-            # No row fell into this slice, so no task wrote it; an empty object says that nothing survives in it.
-            if each is None:
-                put = await _put_in(store, plan, writing, _writer(plan, writing))
-                each = Written(writing.number, put.count, put.records)
-            survivors.append((each.offsets, each.records))
-        keys = join_slices(plan, partition_id, found, survivors)
-        stored = keys.encode()
-        try:
-            await store.put_if_absent(partition_keys_key(plan, partition_id), stored, crc32c=crc32c(stored))
-        except ObjectExistsError:
-            theirs = await _partition_keys_in(store, plan, partition_id)
-            if theirs != keys:
-                raise ManifestMismatchError(
-                    f"two drivers grouped the keys of partition {partition_id} differently"
-                ) from None
+    for reading, writing in slice_units(plan, partition_id):
+        known = await _known(store, plan, reading)
+        if known is None:
+            raise ManifestMismatchError(f"unit {reading.number} of job {plan.job_id} ended and left no manifest")
+        found.append(known)
+        each = written.get(writing.number)
+        # No row fell into this slice, so no task wrote it; an empty object says that nothing survives in it.
+        if each is None:
+            put = await _put_in(store, plan, writing, _writer(plan, writing))
+            each = Written(writing.number, put.count, put.records)
+        survivors.append((each.offsets, each.records))
+    keys = join_slices(plan, partition_id, found, survivors)
+    stored = keys.encode()
+    try:
+        await store.put_if_absent(partition_keys_key(plan, partition_id), stored, crc32c=crc32c(stored))
+    except ObjectExistsError:
+        theirs = await read_keys_of(store, plan, partition_id)
+        if theirs != keys:
+            raise ManifestMismatchError(
+                f"two drivers grouped the keys of partition {partition_id} differently"
+            ) from None
     return keys
 
 
-async def _partition_keys(plan_url: str, plan: HeavyPlan, partition_id: int) -> PartitionKeys | None:
-    async with plan_store(plan_url) as store:
-        return await _partition_keys_in(store, plan, partition_id)
-
-
-async def _partition_keys_in(store: ObjectStore, plan: HeavyPlan, partition_id: int) -> PartitionKeys | None:
+def _partition_keys(plan_url: str, plan: HeavyPlan, partition_id: int) -> PartitionKeys | None:
     try:
-        stored = await store.get(partition_keys_key(plan, partition_id))
+        return OpenPlan.at(plan_url).call(lambda store: read_keys_of(store, plan, partition_id))
     except ObjectNotFoundError:
         return None
-    return decode_keys(stored, plan=plan, partition_id=partition_id)
-
-
-async def _stored_plan(plan_url: str) -> HeavyPlan:
-    async with plan_store(plan_url) as store:
-        return await cached_plan(store, plan_url)

@@ -1,8 +1,9 @@
 """The driver of a heavy merge: `spark-submit spark_jobs/heavy_merge.py --plan URL`.
 
-Spark carries only numbers. Each task gets the URL of the plan and the number of one unit. It reads the plan, merges the
-unit (`compactor/heavy/run_unit.py`) and itself writes the outputs and then the manifest into the object store; no
-record passes through the JVM. Partitions that are cut into slices go through `spark_jobs/full_dedupe.py` first.
+Spark carries only numbers. Each task gets the URL of the plan and the number of one unit. It reads the head of the plan
+and the inputs of its unit, merges the unit (`compactor/heavy/run_unit.py`) and itself writes the outputs and then the
+manifest into the object store; no record passes through the JVM. The driver reads the head alone. Partitions that are
+cut into slices go through `spark_jobs/full_dedupe.py` first.
 
 The driver commits nothing; the compactor does. A driver or a task that dies leaves manifests, which the next driver
 finds, and outputs that no manifest names. Units may be tried again, twice at once, or by two drivers: the first
@@ -16,7 +17,6 @@ when one failed, 2 for a plan that cannot be run, 143 after SIGTERM or out of ti
 from __future__ import annotations
 
 import argparse
-import asyncio
 import functools
 import json
 import re
@@ -32,14 +32,12 @@ if __name__ == "__main__" and sys.path and sys.path[0] == str(Path(__file__).res
     del sys.path[0]  # a script's own directory, whose modules would hide others of the same name
 
 from compactor.heavy.failures import UnitFailedError
+from compactor.heavy.plan.units import HeavyPlan, UnitKind
 from compactor.heavy.run_unit import run_unit
-from compactor.heavy.stored import load_plan
-from compactor.heavy.units import HeavyPlan, UnitKind
 from compactor.merging.allocator import keep_freed_memory
 from runtime.errors import BadInputError, SiltstoneError
 from runtime.runtime import Runtime
-from spark_jobs.stored_plan import cached_plan, plan_store
-from storage.urls import split_object_url
+from spark_jobs.stored_plan import OpenPlan
 
 if TYPE_CHECKING:
     from pyspark import Accumulator, SparkContext
@@ -78,27 +76,27 @@ class StoppedError(SiltstoneError):
 def run_in_task(plan_url: str, told: Accumulator[list[Finished]], numbers: Iterable[int]) -> Iterator[Finished]:
     """Run the units of one partition of the RDD, which holds one."""
     for number in numbers:
-        finished = asyncio.run(_unit(plan_url, number))
+        finished = _unit(plan_url, number)
         # By the accumulator as well as the result: results come only at the end of the job, and people and failures
         # should not wait for it.
         told.add([finished])
         yield finished
 
 
-async def _unit(plan_url: str, number: int) -> Finished:
+def _unit(plan_url: str, number: int) -> Finished:
     """Run one unit. Raises only errors that another try, perhaps elsewhere, may heal."""
     _prepare_process()
-    async with plan_store(plan_url) as store:
-        try:
-            plan = await cached_plan(store, plan_url)
-            result = await run_unit(store, plan, number, runtime=Runtime())
-        except SiltstoneError as error:
-            if error.retriable:
-                raise
-            # Returned, not raised: Spark would try a raised error four times, and this one is final.
-            return Finished(number, error=f"unit {number}: {error}")
-        input_bytes, output_bytes = plan.unit(number).input_bytes, sum(file.size_bytes for file in result.outputs)
-        return Finished(number, result.kind.value, round(result.seconds, 3), input_bytes, output_bytes)
+    try:
+        opened = OpenPlan.at(plan_url)
+        plan = opened.with_unit(number)
+        result = opened.call(lambda store: run_unit(store, plan, number, runtime=Runtime()))
+    except SiltstoneError as error:
+        if error.retriable:
+            raise
+        # Returned, not raised: Spark would try a raised error four times, and this one is final.
+        return Finished(number, error=f"unit {number}: {error}")
+    input_bytes, output_bytes = plan.unit(number).input_bytes, sum(file.size_bytes for file in result.outputs)
+    return Finished(number, result.kind.value, round(result.seconds, 3), input_bytes, output_bytes)
 
 
 @functools.cache
@@ -116,7 +114,11 @@ def say(finished: Finished) -> None:
 
 
 class Driver:
-    """Runs the units of one plan on a session."""
+    """Runs the units of one plan on a session.
+
+    `plan`: its head is enough. All Spark jobs have the plan's tag, by which Spark's page and `cancel` find them, and a
+    description for people.
+    """
 
     def __init__(
         self,
@@ -128,6 +130,7 @@ class Driver:
         tell: Callable[[Finished], None] = say,
     ) -> None:
         self._spark, self._plan, self._plan_url, self._stop, self._tell = spark, plan, plan_url, stop, tell
+        self._tag = f"siltstone-{plan.job_id}-{plan.fingerprint[:8]}"
 
     def run(self) -> None:
         """Run until every unit has its manifest. Raises UnitFailedError, StoppedError, and Spark's errors."""
@@ -135,7 +138,12 @@ class Driver:
             from spark_jobs import full_dedupe
 
             # Before the other units, because REWRITE units need the grouped keys of their whole partition.
-            self._beside(lambda: full_dedupe.run(self._spark, self._plan, self._plan_url), lambda: None)
+            slices = len(self._plan.units_of(UnitKind.KEYS))
+            self._beside(
+                lambda: full_dedupe.run(self._spark, self._plan, self._plan_url),
+                lambda: None,
+                f"reading the keys of {slices} slices of merge {self._plan.job_id}",
+            )
         units = [unit for unit in self._plan.units if unit.kind is not UnitKind.KEYS]
         # the longest first, so that it does not run alone at the end
         self._units([unit.number for unit in sorted(units, key=lambda unit: -unit.input_bytes)])
@@ -160,14 +168,22 @@ class Driver:
             if failed:
                 raise UnitFailedError(failed)
 
-        self._beside(lambda: context.parallelize(numbers, len(numbers)).mapPartitions(task).collect(), tell)
+        self._beside(
+            lambda: context.parallelize(numbers, len(numbers)).mapPartitions(task).collect(),
+            tell,
+            f"writing {len(numbers)} units of merge {self._plan.job_id}",
+        )
 
-    def _beside(self, work: Callable[[], object], tell: Callable[[], None]) -> None:
+    def _beside(self, work: Callable[[], object], tell: Callable[[], None], description: str) -> None:
         """Run a Spark job in a thread and watch beside it: signals reach only the main thread."""
         problem: list[BaseException] = []
 
         def job() -> None:
+            context: SparkContext = self._spark.sparkContext
             try:
+                # In this thread, because Spark keeps both by thread.
+                context.addJobTag(self._tag)
+                context.setJobDescription(f"siltstone: {description}")
                 work()
             # Kept for the main thread; in this one nobody would see it.
             except BaseException as error:
@@ -192,7 +208,7 @@ class Driver:
 
     def _cancel(self) -> None:
         context: SparkContext = self._spark.sparkContext
-        context.cancelAllJobs()
+        context.cancelJobsWithTag(self._tag)
 
 
 def _list_param() -> Any:
@@ -251,11 +267,7 @@ def heed_sigterm(stop: threading.Event) -> None:
 
 
 def _run(plan_url: str, master: str, memory: str, stop: threading.Event) -> int:
-    async def plan_of() -> HeavyPlan:
-        async with plan_store(plan_url) as store:
-            return await load_plan(store, split_object_url(plan_url)[1])
-
-    plan = asyncio.run(plan_of())  # before the JVM, which takes seconds: most mistakes show here
+    plan = OpenPlan.at(plan_url).head  # before the JVM, which takes seconds: most mistakes show here
     from spark_jobs.session import end_session, local_session, session_for
 
     name = f"siltstone merge {plan.job_id}"

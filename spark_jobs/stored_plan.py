@@ -1,37 +1,57 @@
-"""The plan of a heavy merge, in a task or a driver: its store, and the plan itself, read once in each process."""
+"""The plan of a heavy merge, in a task or a driver.
+
+A process opens one store for a plan and keeps it, with the head of the plan that it read last: making an S3 client
+takes some tenths of a second, and a worker runs many units. The inputs of a unit are read for each task.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+import os
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from typing import TypeVar
 
-from compactor.heavy.stored import load_plan
-from compactor.heavy.units import HeavyPlan
-from runtime.clock import SystemClock
-from runtime.ids import SystemIds
+from compactor.heavy.plan.units import HeavyPlan
+from compactor.heavy.stored import StoredPlan
+from spark_jobs.scan.blocking import BlockingStore
 from storage.objects import ObjectStore
-from storage.urls import open_store, split_object_url
-from storage.wrappers.retrying import Retrying
+from storage.urls import split_object_url
 
-_plans: dict[str, HeavyPlan] = {}
-"""The plan that this process read last, by its URL. A worker runs many tasks of one plan, and plans never change."""
-
-
-@asynccontextmanager
-async def plan_store(plan_url: str) -> AsyncGenerator[ObjectStore]:
-    """The object store that holds the plan, with retries, open while the block runs."""
-    store = Retrying(open_store(split_object_url(plan_url)[0]), SystemClock(), SystemIds())
-    await store.open()
-    try:
-        yield store
-    finally:
-        await store.close()
+T = TypeVar("T")
+_kept: dict[tuple[int, str], OpenPlan] = {}
+"""The plan that this process read last, by process id and URL: a forked child has no threads of its parent."""
 
 
-async def cached_plan(store: ObjectStore, plan_url: str) -> HeavyPlan:
-    """The plan at this URL, read from `store` unless it is the one that this process read last."""
-    if plan_url not in _plans:
-        plan = await load_plan(store, split_object_url(plan_url)[1])
-        _plans.clear()  # plans are large: only one is kept
-        _plans[plan_url] = plan
-    return _plans[plan_url]
+class OpenPlan:
+    """A stored plan and its store, for code without an event loop."""
+
+    def __init__(self, store: BlockingStore, stored: StoredPlan) -> None:
+        self._store, self._stored = store, stored
+
+    @staticmethod
+    def at(plan_url: str) -> OpenPlan:
+        """This process's one. Raises BadKeyError, PlanError, StoreMisconfiguredError, and the store's errors."""
+        place = (os.getpid(), plan_url)
+        if place not in _kept:
+            url, key = split_object_url(plan_url)
+            store = BlockingStore.at(url)
+            opened = OpenPlan(store, store.call(lambda inner: StoredPlan.opened(inner, key)))
+            _kept.clear()
+            _kept[place] = opened
+        return _kept[place]
+
+    @property
+    def head(self) -> HeavyPlan:
+        """The plan without inputs."""
+        return self._stored.head
+
+    def with_unit(self, number: int) -> HeavyPlan:
+        """The plan with the inputs of one unit. Raises PlanError and the store's errors."""
+        return self.call(lambda _: self._stored.with_unit(number))
+
+    def call(self, work: Callable[[ObjectStore], Awaitable[T]]) -> T:
+        """Run work with the store. Raises its errors."""
+        return self._store.call(work)
+
+    def iterate(self, make: Callable[[ObjectStore], AsyncGenerator[T]]) -> Iterator[T]:
+        """The items of an asynchronous generator, each made when it is asked for. Ending early closes it."""
+        return self._store.iterate(make)

@@ -29,9 +29,10 @@ from bench.measures.price import MERGE_PRICE_COLUMNS, MERGE_PRICE_NOTE
 from bench.measures.usage import children
 from bench.registry import Size
 from bench.table import Cell, Column, Table
-from compactor.heavy.cut import UnitSizes, cut
+from compactor.heavy.plan.codec import sealed
+from compactor.heavy.plan.cut import UnitSizes, cut
+from compactor.heavy.plan.units import HeavyPlan
 from compactor.heavy.stored import store_plan
-from compactor.heavy.units import HeavyPlan
 from compactor.merging.execute import MergeEngine
 from compactor.planning.spec import MIB, MergeSpec
 from metadata.contract.jobs import ClaimedJob
@@ -183,7 +184,7 @@ async def _plan(store: LocalStore, claimed: ClaimedJob, unit_bytes: int) -> Heav
         sizes=UnitSizes(unit_bytes=unit_bytes, keyed_unit_bytes=1024 * MIB),
     )
     # Tasks obey the end of a plan's time.
-    return replace(plan, commit_by_ms=max(plan.commit_by_ms, SystemClock().wall_ms() + 3_600_000))
+    return sealed(replace(plan, commit_by_ms=max(plan.commit_by_ms, SystemClock().wall_ms() + 3_600_000)))
 
 
 async def _on_spark(store: LocalStore, folder: Path, spark: SparkSession, claimed: ClaimedJob, unit_bytes: int) -> None:

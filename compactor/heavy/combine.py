@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from compactor.cleaning.unreadable import PARTITIONS_TOLD_MAX
 from compactor.heavy.manifest import ManifestMismatchError, UnitResult, check_result
-from compactor.heavy.units import HeavyPlan, UnitKind
+from compactor.heavy.plan.units import HeavyPlan, Unit, UnitKind
 from compactor.merging.kway_merge import holds_live
 from compactor.merging.ranges import joined_ranges
 from metadata.contract.jobs import CleanedPartition, CommitMerge, OutputFile
@@ -30,13 +30,13 @@ def combine(plan: HeavyPlan, results: Mapping[int, UnitResult], *, epoch: int) -
     if missing:
         raise ManifestMismatchError(f"unit {missing[0]} of job {plan.job_id} has no result ({len(missing)} in all)")
     outputs: list[OutputFile] = []
-    cleaned: list[CleanedPartition] = []
+    cleaned: list[tuple[Unit, CleanedPartition]] = []
     ranges: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
     for unit in plan.units:
         result = results[unit.number]
         check_result(plan, unit, result)
         outputs += result.outputs
-        cleaned += result.cleaned
+        cleaned += ((unit, each) for each in result.cleaned)
         for partition_id, covered in result.covered.items():
             ranges[partition_id] += covered
     if len({each.key for each in outputs}) != len(outputs):
@@ -53,10 +53,12 @@ def combine(plan: HeavyPlan, results: Mapping[int, UnitResult], *, epoch: int) -
     )
 
 
-def join_cleaned(plan: HeavyPlan, reported: Iterable[CleanedPartition]) -> Sequence[CleanedPartition]:
+def join_cleaned(plan: HeavyPlan, reported: Iterable[tuple[Unit, CleanedPartition]]) -> Sequence[CleanedPartition]:
     """One entry per deduped partition, from those of all its slices. Raises ManifestMismatchError."""
     cleaned: dict[int, CleanedPartition] = {}
-    for each in reported:
+    left: defaultdict[int, set[int]] = defaultdict(set)
+    """The markers of aborted transactions of which a slice leaves something."""
+    for unit, each in reported:
         known = cleaned.setdefault(each.partition_id, each)
         # Every slice reports the whole partition, so all of them must say the same.
         if replace(known, aborted_gone=each.aborted_gone) != each:
@@ -64,17 +66,15 @@ def join_cleaned(plan: HeavyPlan, reported: Iterable[CleanedPartition]) -> Seque
                 f"two slices of partition {each.partition_id} disagree about how far it is cleaned"
             )
         # A transaction may lie in several slices, and it is gone when none of them leaves anything of it.
-        gone = set(known.aborted_gone) & set(each.aborted_gone)
-        cleaned[each.partition_id] = replace(known, aborted_gone=tuple(gone))
-    return tuple(_without_parts(plan, each) for _, each in sorted(cleaned.items()))
+        listed = plan.stretch_of(unit).specs[each.partition_id].aborted
+        left[each.partition_id] |= {marker for _, _, marker in listed} - set(each.aborted_gone)
+    return tuple(replace(each, aborted_gone=_gone(plan, id_, left[id_])) for id_, each in sorted(cleaned.items()))
 
 
-def _without_parts(plan: HeavyPlan, cleaned: CleanedPartition) -> CleanedPartition:
-    """Leaves out aborted transactions of which the inputs of the plan hold only a part: a slice cannot know that."""
-    inputs, gone = plan.inputs_of(cleaned.partition_id), set(cleaned.aborted_gone)
-    listed = plan.spec.partitions[cleaned.partition_id].aborted
-    whole = tuple(marker for _, first, marker in listed if marker in gone and holds_live(inputs, first, marker))
-    return replace(cleaned, aborted_gone=whole)
+def _gone(plan: HeavyPlan, partition_id: int, left: Container[int]) -> Sequence[int]:
+    """Leaves out also transactions of which the inputs of the plan hold only a part: a slice cannot know that."""
+    inputs, listed = plan.inputs_of(partition_id), plan.partition_specs[partition_id].aborted
+    return tuple(marker for _, first, marker in listed if marker not in left and holds_live(inputs, first, marker))
 
 
 def _summary(plan: HeavyPlan, results: Mapping[int, UnitResult]) -> Mapping[str, Any]:

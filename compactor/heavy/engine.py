@@ -24,15 +24,15 @@ import re
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, ParamSpec, TypeVar
 
 from compactor.heavy.combine import combine
-from compactor.heavy.cut import UnitSizes, cut, may_go_on
 from compactor.heavy.failures import failure_of_all, stored_failures, stored_unread, unread_of_all
 from compactor.heavy.manifest import ManifestMismatchError, UnitResult, check_result, decode_result
+from compactor.heavy.plan.cut import UnitSizes, cut, may_go_on
+from compactor.heavy.plan.units import HeavyPlan
 from compactor.heavy.stored import store_plan, stored_plans
 from compactor.heavy.submitter import Phase, Submission, SubmissionState, Submitter, SubmitUnavailableError
-from compactor.heavy.units import HeavyPlan
 from compactor.merging.execute import Progress, Watch, ignore_progress, never_stop
 from compactor.planning.spec import GIB, RUN_HERE, MergeSpec
 from compactor.worker import Engine
@@ -47,6 +47,8 @@ from storage.objects import ObjectNotFoundError, ObjectStore
 from storage.urls import ObjectStoreUrl, object_url
 
 _log = get_logger(__name__)
+P = ParamSpec("P")
+T = TypeVar("T")
 
 POLL_MS = 1_000.0
 POLL_MS_PER_UNIT = 1.0
@@ -57,6 +59,8 @@ TRIES_KNOWN_MAX = 16
 """Drivers of one plan, including those that failed before this claim."""
 END_WAIT_MS, CANCEL_WAIT_MS = 15_000, 30_000
 READS_AT_ONCE = 8
+EXTENTS_ON_LOOP_MAX = 1_000
+"""Plans of up to so many extents are made on the event loop, in some tens of ms."""
 DETAIL_CHARS_MAX = 1_500
 WORDS_CHARS_MAX = 200
 """Characters of a driver's last line that the step of a merge shows."""
@@ -165,7 +169,7 @@ class HeavyEngine:
             watch=Watch(progress, keep_going),
         )
         results = await run.all_results()
-        commit = combine(plan, results, epoch=claimed.job.epoch)
+        commit = await _off_loop(len(plan.extents), combine, plan, results, epoch=claimed.job.epoch)
         return replace(commit, summary={**commit.summary, "engine": name})
 
     async def _plan(self, claimed: ClaimedJob) -> _StoredPlan:
@@ -177,12 +181,23 @@ class HeavyEngine:
                 _log.info("a heavy merge goes on", job=job_id, plan=plan.fingerprint, units=len(plan.units))
                 break
         else:
-            plan = cut(claimed, spec, cluster_id=self._cluster_id, lease=self._lease, sizes=self._options)
+            plan = await _off_loop(len(claimed.extents), self._cut, claimed, spec)
             if not plan.units:
                 return _StoredPlan(plan, "")
             _log.info("a heavy merge is planned", job=job_id, plan=plan.fingerprint, units=len(plan.units))
         key = await store_plan(self._store, plan)
         return _StoredPlan(plan, key if self._store_url is None else object_url(self._store_url, key))
+
+    def _cut(self, claimed: ClaimedJob, spec: MergeSpec) -> HeavyPlan:
+        return cut(claimed, spec, cluster_id=self._cluster_id, lease=self._lease, sizes=self._options)
+
+
+async def _off_loop(extents: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Runs work over so many extents. That over many takes a thread: the leases of a compactor are kept alive on the
+    event loop, which must not stand still for seconds."""
+    if extents <= EXTENTS_ON_LOOP_MAX:
+        return work(*args, **kwargs)
+    return await asyncio.to_thread(work, *args, **kwargs)
 
 
 class _HeavyRun:
@@ -207,6 +222,7 @@ class _HeavyRun:
         self._keep_going = watch.keep_going
         self._results: dict[int, UnitResult] = {}
         self._bytes_done = 0
+        self._bytes_planned = sum(unit.input_bytes for unit in self._plan.units)
         self._said_last = ""
         """The last line of the driver before this one, which failed."""
         self._words = ""
@@ -322,7 +338,7 @@ class _HeavyRun:
         return f"{len(self._results)} of {len(self._plan.units)} units of job {self._plan.job_id} are done"
 
     def _tell(self, state: SubmissionState) -> None:
-        bytes_planned = sum(unit.input_bytes for unit in self._plan.units)
+        bytes_planned = self._bytes_planned
         # A driver that makes progress needs no attention: show its last line only if it has ended or done nothing.
         is_news = state.phase.is_over or len(self._results) == self._done_before
         if state.phase is not self._phase and (span := CURRENT_SPAN.get()) is not None:

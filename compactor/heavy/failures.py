@@ -22,7 +22,8 @@ from typing import Any, cast
 import zstandard
 
 from compactor.heavy.manifest import ManifestMismatchError
-from compactor.heavy.units import HeavyPlan, PlanError, decompress, load_json
+from compactor.heavy.plan.frames import FramesError, decompress, load_json
+from compactor.heavy.plan.units import HeavyPlan
 from compactor.merging.kway_merge import InputUnavailableError, MergeInputError
 from runtime.errors import SiltstoneError
 from runtime.logging import get_logger
@@ -91,11 +92,11 @@ def decode_failure(stored: bytes, plan: HeavyPlan, unit: int) -> UnitFailure:
             file_ids=tuple(int(each) for each in fields["file_ids"]),
         )
         known = fields["version"] == FAILURE_VERSION
-    except (PlanError, KeyError, TypeError, ValueError) as error:
+    except (FramesError, KeyError, TypeError, ValueError) as error:
         raise ManifestMismatchError(f"the failure note of unit {unit} cannot be read: {error!r}") from error
     if not known or (failure.plan, failure.unit) != (plan.fingerprint, unit):
         raise ManifestMismatchError(f"the failure note of unit {unit} is of another plan, unit or release")
-    if not set(failure.file_ids) <= {each.file_id for each in plan.extents}:
+    if not plan.file_ids.issuperset(failure.file_ids):
         raise ManifestMismatchError(f"unit {unit} blames files that are no inputs of job {plan.job_id}")
     return failure
 

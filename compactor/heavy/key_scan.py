@@ -31,11 +31,11 @@ from compactor.cleaning.bounds import CleanBounds
 from compactor.cleaning.partition_cleaner import PartitionCleaner, ScanPass
 from compactor.cleaning.unreadable import UnreadableBatches
 from compactor.heavy.manifest import ManifestMismatchError, UnitResult
+from compactor.heavy.plan.units import HeavyPlan, Unit, UnitKind
 from compactor.heavy.slices import KeysFound, cut_reason
-from compactor.heavy.units import HeavyPlan, Unit, UnitKind
 from compactor.merging.cursors import WINDOW_BYTES, Cursors
 from compactor.merging.execute import check_formats
-from compactor.merging.kway_merge import InputExtent, MergeInputs, order_inputs
+from compactor.merging.kway_merge import InputExtent, MergeInputs
 from compactor.merging.windows import BatchWindow, Flags, KernelCaller, LateCorruptionError, windows
 from compactor.planning.spec import MIB, PartitionSpec
 from runtime.errors import BadInputError
@@ -294,11 +294,11 @@ def read_keys(
     """
     if unit.kind is not UnitKind.KEYS or unit.partition_id is None:
         raise BadInputError(f"unit {unit.number} of job {plan.job_id} is a {unit.kind} unit, not a KEYS unit")
-    merge = order_inputs(plan.claimed(unit), plan.unit_spec(unit))
+    merge = plan.unit_inputs(unit)
     return KeyScan(
         store,
         merge,
-        plan.spec.partitions[unit.partition_id],
+        plan.stretch_of(unit).specs[unit.partition_id],
         kernels=KernelCaller(in_thread=in_thread),
         cursor_bytes=plan.memory.cursor_bytes,
         known=known,

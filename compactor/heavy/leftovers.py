@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from compactor.deletion.orphans import ATTEMPT_OUTLIVES_JOB_MS, HARD_BOUND_MS
-from compactor.heavy.stored import plan_keys, read_plan
-from compactor.heavy.units import PlanError
+from compactor.heavy.plan.units import PlanError
+from compactor.heavy.stored import plan_keys, read_plan_head
 from metadata.contract.jobs import JobState, MergeJob
 from metadata.contract.store import MetadataStore
 from runtime.logging import get_logger
@@ -43,7 +43,7 @@ async def plan_makers(store: ObjectStore, metadata: MetadataStore) -> PlanMakers
         if not lives[job_id]:
             continue
         try:
-            plan = await read_plan(store, key)
+            plan = await read_plan_head(store, key)
         except PlanError as error:
             _log.warning("a plan of a live job cannot be read", key=key, error=str(error))
             unreadable.append(key)

@@ -13,6 +13,7 @@ the new scan skips them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -22,9 +23,11 @@ from compactor.cleaning.bounds import CleanBounds, ScanResult
 from compactor.cleaning.kernels import pick_rows
 from compactor.cleaning.partition_cleaner import PartitionCleaner, ScanPass
 from compactor.heavy.manifest import ManifestMismatchError
+from compactor.heavy.plan.frames import FramesError
+from compactor.heavy.plan.units import HeavyPlan, PlanError, Unit, UnitKind
 from compactor.heavy.slices import PartitionKeys, SliceFacts, decode_keys, slice_range
+from compactor.heavy.stored import Frames
 from compactor.heavy.survivors import SliceId, SurvivorLookup, Survivors
-from compactor.heavy.units import HeavyPlan, PlanError, Unit, UnitKind
 from compactor.merging.cursors import Cursors
 from compactor.merging.kway_merge import MergeInputError, PartitionInputs
 from compactor.merging.outputs import PartitionOutput
@@ -42,7 +45,7 @@ _OFFSET_MAX = 2**63 - 1
 
 def partition_keys_key(plan: HeavyPlan, partition_id: int) -> str:
     """The key of a partition's `PartitionKeys` object, which is written after all survivors."""
-    return job_key(plan.job_id, plan.fingerprint, f"keys/p{partition_id}.json.zst")
+    return job_key(plan.job_id, plan.fingerprint, f"keys/p{partition_id}")
 
 
 def survivors_key(plan: HeavyPlan, unit: Unit) -> str:
@@ -156,7 +159,7 @@ class SliceRewrite(PartitionDedupe):
         totals.partition_keys_max = max(totals.partition_keys_max, keys.keys)
         totals.passes = max(totals.passes, 2)
         # Counted by the first slice alone; the summaries of all slices are added up.
-        totals.deduped_partitions += facts is keys.slices[0]
+        totals.deduped_partitions += 0 in keys.slices
         self._add_unreadable(cleaner.unreadable)
         self._add_stats(cleaner.stats)
         scanned = replace(cleaner.scanned, keys=keys.keys)
@@ -186,14 +189,12 @@ async def open_slice(store: ObjectStore, plan: HeavyPlan, unit: Unit) -> SliceSu
     """
     if unit.kind is not UnitKind.REWRITE or unit.partition_id is None:
         raise PlanError(f"unit {unit.number} of job {plan.job_id} is a {unit.kind} unit, not a REWRITE unit")
-    base_offset, last_offset = slice_range(plan, unit)
     try:
-        stored = await store.get(partition_keys_key(plan, unit.partition_id))
-        keys = decode_keys(stored, plan=plan, partition_id=unit.partition_id)
-        facts = keys.slice_of(base_offset, last_offset)
+        keys = await read_keys_of(store, plan, unit.partition_id, slices=[unit.slice_number])
+        facts = keys.slice_of(unit)
         survivors = Survivors(
             await store.get(survivors_key(plan, unit)),
-            SliceId(plan.fingerprint, unit.partition_id, base_offset, last_offset),
+            SliceId(plan.fingerprint, unit.partition_id, *slice_range(unit)),
         )
     except ObjectNotFoundError as error:
         raise PlanError(
@@ -204,3 +205,20 @@ async def open_slice(store: ObjectStore, plan: HeavyPlan, unit: Unit) -> SliceSu
             f"unit {unit.number} has {survivors.count} survivors, but {facts.survivors} were counted"
         )
     return SliceSurvivors(keys, facts, survivors)
+
+
+async def read_keys_of(
+    store: ObjectStore, plan: HeavyPlan, partition_id: int, *, slices: Sequence[int] | None = None
+) -> PartitionKeys:
+    """The stored `PartitionKeys`, with these slices or all.
+
+    Raises ObjectNotFoundError before they are written, ManifestMismatchError, and the errors of the store.
+    """
+    key = partition_keys_key(plan, partition_id)
+    try:
+        frames = await Frames.read(store, key)
+        numbers = range(len(frames.directory.frames)) if slices is None else slices
+        bodies = await frames.bodies(numbers)
+    except (FramesError, IndexError) as error:
+        raise ManifestMismatchError(f"{key!r} does not hold the keys of a partition: {error}") from error
+    return decode_keys(frames.head, bodies, frames.directory, plan=plan, partition_id=partition_id)

@@ -17,9 +17,9 @@ from dataclasses import replace
 
 from compactor.heavy.failures import failure_told
 from compactor.heavy.manifest import UnitResult, check_result
+from compactor.heavy.plan.units import HeavyPlan, PlanError, Unit, UnitKind
 from compactor.heavy.rewrite_slice import open_slice
 from compactor.heavy.stored import check_stands, read_result, settle, store_time_ms
-from compactor.heavy.units import HeavyPlan, PlanError, Unit, UnitKind
 from compactor.merging.execute import MergeEngine
 from runtime.runtime import Runtime
 from storage.objects import ObjectStore

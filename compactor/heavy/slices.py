@@ -13,19 +13,18 @@ the counts of survivors, and refuses totals that differ: a record that was not c
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, cast
-
-import zstandard
 
 from compactor.cleaning.unreadable import REASON_CHARS_MAX, UnreadableBatches
 from compactor.heavy.manifest import ManifestMismatchError
-from compactor.heavy.units import HeavyPlan, PlanError, Unit, UnitKind, decompress, load_json
+from compactor.heavy.plan.frames import Directory, FramesError, dump_json, encode_frames, load_json
+from compactor.heavy.plan.units import HeavyPlan, PlanError, Unit, UnitKind
 
-KEYS_VERSION = 1
-KEYS_BYTES_MAX = 1 << 30
+KEYS_VERSION = 2
+"""2: an object of frames, of which a REWRITE unit reads one."""
 _PLANNED_AGAIN = "nothing to do: the job is planned again when its time is over"
 
 
@@ -114,7 +113,7 @@ class SliceFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionKeys:
-    """All slices of one partition."""
+    """A partition, with all of its slices or some. Stored as an object of frames: the head, and one frame a slice."""
 
     plan: str
     """Fingerprint of the plan."""
@@ -124,44 +123,53 @@ class PartitionKeys:
     judged_through_offset: int
     """Tombstones and markers below it may be judged: at most `whole_through_offset`, and below every flagged extent and
     unreadable batch."""
-    slices: tuple[SliceFacts, ...]
-    """By offset."""
+    keys: int
+    """The number of distinct keys."""
+    slices: Mapping[int, SliceFacts]
+    """By number."""
 
-    @property
-    def keys(self) -> int:
-        """The number of distinct keys."""
-        return sum(each.survivors for each in self.slices)
-
-    def slice_of(self, base_offset: int, last_offset: int) -> SliceFacts:
+    def slice_of(self, unit: Unit) -> SliceFacts:
         """Raises ManifestMismatchError for a slice that is not among them."""
-        for each in self.slices:
-            if (each.base_offset, each.last_offset) == (base_offset, last_offset):
-                return each
-        raise ManifestMismatchError(
-            f"the keys of partition {self.partition_id} do not list the slice from {base_offset} to {last_offset}"
-        )
+        facts = self.slices.get(unit.slice_number)
+        if facts is None or (facts.base_offset, facts.last_offset) != (unit.base_offset, unit.last_offset):
+            raise ManifestMismatchError(
+                f"the keys of partition {self.partition_id} do not list slice {unit.slice_number} from"
+                f" {unit.base_offset} to {unit.last_offset}"
+            )
+        return facts
 
     def encode(self) -> bytes:
-        fields = {
+        """The stored object; needs all slices."""
+        head = {
             "version": KEYS_VERSION,
             "plan": self.plan,
             "partition_id": self.partition_id,
             "whole_through_offset": self.whole_through_offset,
             "judged_through_offset": self.judged_through_offset,
-            "slices": [
-                [each.base_offset, each.last_offset, each.found.to_json(), each.survivors, list(each.open_before)]
-                for each in self.slices
-            ],
+            "keys": self.keys,
         }
-        return zstandard.ZstdCompressor(level=3).compress(
-            json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
+        slices = [self.slices[number] for number in range(len(self.slices))]
+        rows = (
+            [each.base_offset, each.last_offset, each.found.to_json(), each.survivors, list(each.open_before)]
+            for each in slices
         )
+        return encode_frames(dump_json(head), (dump_json(row) for row in rows))
 
 
-def decode_keys(stored: bytes, *, plan: HeavyPlan, partition_id: int) -> PartitionKeys:
-    """Raises ManifestMismatchError unless `PartitionKeys.encode` wrote the object for this plan and partition."""
+def decode_keys(
+    head: bytes | memoryview,
+    frames: Mapping[int, bytes | memoryview],
+    directory: Directory,
+    *,
+    plan: HeavyPlan,
+    partition_id: int,
+) -> PartitionKeys:
+    """From the stored bytes of the head and of some frames.
+
+    Raises ManifestMismatchError unless `PartitionKeys.encode` wrote them for this plan and partition.
+    """
     try:
-        loaded = load_json(decompress(stored, KEYS_BYTES_MAX))
+        loaded = load_json(directory.head.body(head))
         fields = cast("dict[str, Any]", loaded) if isinstance(loaded, dict) else {}
         if fields.get("version") != KEYS_VERSION:
             raise ManifestMismatchError(
@@ -173,20 +181,15 @@ def decode_keys(stored: bytes, *, plan: HeavyPlan, partition_id: int) -> Partiti
             partition_id=_int(fields["partition_id"]),
             whole_through_offset=_int(fields["whole_through_offset"]),
             judged_through_offset=_int(fields["judged_through_offset"]),
-            slices=tuple(
-                SliceFacts(
-                    base_offset=_int(base),
-                    last_offset=_int(last),
-                    found=KeysFound.from_json(found),
-                    survivors=_count(survivors),
-                    open_before=tuple(_int(each) for each in open_before),
-                )
-                for base, last, found, survivors, open_before in fields["slices"]
-            ),
+            keys=_count(fields["keys"]),
+            slices={
+                number: _slice_facts(load_json(directory.frames[number].body(stored)))
+                for number, stored in frames.items()
+            },
         )
-    except PlanError as error:
+    except FramesError as error:
         raise ManifestMismatchError(f"the keys of a partition cannot be read: {error.message}") from error
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, IndexError, TypeError, ValueError) as error:
         raise ManifestMismatchError(f"the keys of a partition cannot be read: {error!r}") from error
     if (keys.plan, keys.partition_id) != (plan.fingerprint, partition_id):
         raise ManifestMismatchError(
@@ -196,23 +199,33 @@ def decode_keys(stored: bytes, *, plan: HeavyPlan, partition_id: int) -> Partiti
     return keys
 
 
+def _slice_facts(stored: Any) -> SliceFacts:
+    base, last, found, survivors, open_before = stored
+    return SliceFacts(
+        base_offset=_int(base),
+        last_offset=_int(last),
+        found=KeysFound.from_json(found),
+        survivors=_count(survivors),
+        open_before=tuple(_int(each) for each in open_before),
+    )
+
+
 def slice_units(plan: HeavyPlan, partition_id: int) -> Sequence[tuple[Unit, Unit]]:
     """(KEYS unit, REWRITE unit) of each slice, by offset. Raises PlanError unless both kinds take the same slices."""
     reading = plan.units_of(UnitKind.KEYS, partition_id)
     writing = plan.units_of(UnitKind.REWRITE, partition_id)
-    stretches = [[(unit.first, unit.end) for unit in units] for units in (reading, writing)]
-    held = [number for number, extent in enumerate(plan.extents) if extent.partition_id == partition_id]
-    taken = [number for first, end in stretches[0] for number in range(first, end)]
-    if stretches[0] != stretches[1] or taken != held:
+    places = [[(unit.stretch, unit.slice_number) for unit in units] for units in (reading, writing)]
+    in_order = all(before.last_offset < after.base_offset for before, after in pairwise(reading))
+    if places[0] != places[1] or [number for _, number in places[0]] != list(range(len(reading))) or not in_order:
         raise PlanError(
             f"the slices of partition {partition_id} in the plan of job {plan.job_id} do not cover it exactly once"
         )
     return list(zip(reading, writing, strict=True))
 
 
-def slice_range(plan: HeavyPlan, unit: Unit) -> tuple[int, int]:
+def slice_range(unit: Unit) -> tuple[int, int]:
     """The first and last offset that the unit's extents cover."""
-    return plan.extents[unit.first].base_offset, plan.extents[unit.end - 1].last_offset
+    return unit.base_offset, unit.last_offset
 
 
 def join_slices(
@@ -228,18 +241,17 @@ def join_slices(
             f"partition {partition_id} has {entered} records with keys, but its survivors were chosen from {stood_for}",
             remedy=_PLANNED_AGAIN,
         )
-    whole_through = plan.whole_through(partition_id)
+    whole_through = plan.whole_through[partition_id]
     judged_through = whole_through
     slices: list[SliceFacts] = []
     open_producers: set[int] = set()
     for (unit, _), each, (offsets, _) in zip(slice_units(plan, partition_id), found, survivors, strict=True):
         if offsets > each.entered:
             raise ManifestMismatchError(f"unit {unit.number} has {offsets} survivors of {each.entered} records")
-        base_offset, last_offset = slice_range(plan, unit)
         slices.append(
             SliceFacts(
-                base_offset=base_offset,
-                last_offset=last_offset,
+                base_offset=unit.base_offset,
+                last_offset=unit.last_offset,
                 found=each,
                 survivors=offsets,
                 open_before=tuple(sorted(open_producers)),
@@ -256,7 +268,8 @@ def join_slices(
         partition_id=partition_id,
         whole_through_offset=whole_through,
         judged_through_offset=judged_through,
-        slices=tuple(slices),
+        keys=sum(each.survivors for each in slices),
+        slices=dict(enumerate(slices)),
     )
 
 

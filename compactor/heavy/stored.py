@@ -6,11 +6,22 @@ written once. A crash before the manifest leaves outputs that nothing names.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from compactor.heavy.manifest import UnitResult, decode_result
-from compactor.heavy.units import HeavyPlan, PlanError, decode_plan
+from compactor.heavy.plan.codec import check_beginning, decode_head, decode_stretch
+from compactor.heavy.plan.frames import (
+    FIRST_READ_BYTES,
+    Directory,
+    FramesError,
+    directory_bytes,
+    piece,
+    read_directory,
+)
+from compactor.heavy.plan.units import HeavyPlan, PlanError
 from runtime.clock import Clock
 from runtime.errors import UnavailableError
 from runtime.logging import get_logger
@@ -21,6 +32,7 @@ from wire.crc import crc32c
 
 _log = get_logger(__name__)
 
+DECODED_AT_ONCE_BYTES = 64 << 10
 LATE_SLACK_MS = 60_000
 """Allowed lead of a task's clock over the metadata store's. A clock further ahead ends its plans a little early."""
 
@@ -54,6 +66,134 @@ async def check_stands(store: ObjectStore, plan: HeavyPlan, clock: Clock) -> Non
         raise PlanOverError(f"the plan of job {plan.job_id} is gone: the job is over") from error
 
 
+class Frames:
+    """A stored object of frames, of which only those that are asked for are read."""
+
+    def __init__(self, store: ObjectStore, key: str, directory: Directory, head: bytes, beginning: bytes) -> None:
+        self._store = store
+        self.key = key
+        self.directory = directory
+        self.head = head
+        """Its bytes as they are stored."""
+        self._beginning = beginning if len(beginning) < FIRST_READ_BYTES else b""
+        """The whole object, if the first read had it."""
+
+    @staticmethod
+    async def read(store: ObjectStore, key: str, *, check: Callable[[bytes], None] | None = None) -> Frames:
+        """Read the directory and the head. `check`: looks at the object's beginning first, and may raise.
+
+        Raises ObjectNotFoundError, FramesError, and the errors of the store.
+        """
+        beginning = await store.get_range(key, 0, FIRST_READ_BYTES)
+        if check is not None:
+            check(beginning)
+        beginning = await _reaching(store, key, beginning, directory_bytes(beginning))
+        directory = read_directory(beginning)
+        beginning = await _reaching(store, key, beginning, directory.head.position + directory.head.length)
+        return Frames(store, key, directory, bytes(piece(beginning, directory.head)), beginning)
+
+    async def bodies(self, numbers: Sequence[int]) -> Mapping[int, bytes]:
+        """The bytes of these frames as they are stored. Frames that lie one after another take one request.
+
+        Raises IndexError for a frame that is not there, ObjectNotFoundError and the errors of the store.
+        """
+        found: dict[int, bytes] = {}
+        for numbers_of_run in _runs(sorted(numbers)):
+            frames = [self.directory.frames[number] for number in numbers_of_run]
+            start, end = frames[0].position, frames[-1].position + frames[-1].length
+            if self._beginning:
+                stored, start = self._beginning, 0
+            else:
+                stored = await self._store.get_range(self.key, start, end - start)
+            found |= {
+                number: bytes(piece(stored, frame, start=start))
+                for number, frame in zip(numbers_of_run, frames, strict=True)
+            }
+        return found
+
+
+async def _reaching(store: ObjectStore, key: str, beginning: bytes, end: int) -> bytes:
+    """The beginning of the object up to `end` at least, unless it ends before."""
+    return beginning if len(beginning) >= end else await store.get_range(key, 0, end)
+
+
+def _runs(numbers: Sequence[int]) -> Iterator[Sequence[int]]:
+    start = 0
+    for at in range(1, len(numbers) + 1):
+        if at == len(numbers) or numbers[at] != numbers[at - 1] + 1:
+            yield numbers[start:at]
+            start = at
+
+
+class StoredPlan:
+    """A plan in the object store: its head, and the inputs of units as they are asked for."""
+
+    def __init__(self, frames: Frames, head: HeavyPlan) -> None:
+        self._frames = frames
+        self.head = head
+        """The plan without stretches."""
+
+    @staticmethod
+    async def opened(store: ObjectStore, key: str) -> StoredPlan:
+        """Raises PlanError for a plan that is gone, of another cluster than the store's, or of another version;
+        BadKeyError for a key of something else."""
+        if parse_job_key(key).name != PLAN_NAME:
+            raise BadKeyError(f"{key!r} is not the key of a plan")
+        try:
+            cluster = decode_cluster_file(await store.get(CLUSTER_KEY))
+        except ObjectNotFoundError as error:
+            raise PlanError(
+                f"the object store has no {CLUSTER_KEY}", remedy="give the task the compactor's object store"
+            ) from error
+        return await _opened(store, key, cluster.cluster_id)
+
+    async def with_unit(self, number: int) -> HeavyPlan:
+        """The plan with the inputs of one unit. Raises PlanError and the errors of the store."""
+        return await self._with([self.head.unit(number).stretch])
+
+    async def whole(self) -> HeavyPlan:
+        """The plan with all inputs. Raises PlanError and the errors of the store."""
+        return await self._with(range(len(self._frames.directory.frames)))
+
+    async def _with(self, numbers: Sequence[int]) -> HeavyPlan:
+        directory = self._frames.directory
+        try:
+            bodies = await self._frames.bodies(numbers)
+        except ObjectNotFoundError as error:
+            raise _no_plan(self._frames.key) from error
+
+        def decoded() -> HeavyPlan:
+            stretches = {number: decode_stretch(body, self.head, directory, number) for number, body in bodies.items()}
+            return replace(self.head, stretches=stretches)
+
+        # The whole of a large plan takes a second or two, in which an event loop must not stand still.
+        is_small = sum(map(len, bodies.values())) <= DECODED_AT_ONCE_BYTES
+        return decoded() if is_small else await asyncio.to_thread(decoded)
+
+
+async def _opened(store: ObjectStore, key: str, cluster_id: str | None) -> StoredPlan:
+    named = parse_job_key(key)
+    try:
+        frames = await Frames.read(store, key, check=check_beginning)
+    except ObjectNotFoundError as error:
+        raise _no_plan(key) from error
+    except FramesError as error:
+        raise PlanError(f"{key!r} is not a plan: {error.message}") from error
+    if frames.directory.fingerprint != named.fingerprint:
+        raise PlanError(f"the plan has the fingerprint {frames.directory.fingerprint}, but its key is {key!r}")
+    head = decode_head(frames.head, frames.directory, cluster_id=cluster_id)
+    if head.job_id != named.job_id:
+        raise PlanError(f"the plan at {key!r} is of another job, {head.job_id}")
+    return StoredPlan(frames, head)
+
+
+def _no_plan(key: str) -> PlanError:
+    return PlanError(
+        f"there is no plan {key!r}",
+        remedy="nothing to do if its job has ended: the janitor deletes the plans of ended jobs",
+    )
+
+
 def plan_key(plan: HeavyPlan) -> str:
     return job_key(plan.job_id, plan.fingerprint, PLAN_NAME)
 
@@ -61,40 +201,21 @@ def plan_key(plan: HeavyPlan) -> str:
 async def store_plan(store: ObjectStore, plan: HeavyPlan) -> str:
     """Writes the plan and returns its key. A plan that is already there is the same, because the key contains the
     fingerprint."""
-    key, body = plan_key(plan), plan.encode()
-    with suppress(ObjectExistsError):
-        await store.put_if_absent(key, body, crc32c=crc32c(body))
+    key = plan_key(plan)
+    if plan.body:
+        with suppress(ObjectExistsError):
+            await store.put_if_absent(key, plan.body, crc32c=crc32c(plan.body))
     return key
 
 
-async def load_plan(store: ObjectStore, key: str) -> HeavyPlan:
-    """The plan, for a task. Raises PlanError for a plan that is gone, of another cluster than the store's, or of
-    another version; BadKeyError for a key of something else."""
-    if parse_job_key(key).name != PLAN_NAME:
-        raise BadKeyError(f"{key!r} is not the key of a plan")
-    try:
-        cluster = decode_cluster_file(await store.get(CLUSTER_KEY))
-    except ObjectNotFoundError as error:
-        raise PlanError(
-            f"the object store has no {CLUSTER_KEY}", remedy="give the task the compactor's object store"
-        ) from error
-    return await read_plan(store, key, cluster.cluster_id)
-
-
 async def read_plan(store: ObjectStore, key: str, cluster_id: str | None = None) -> HeavyPlan:
-    """Raises PlanError."""
-    named = parse_job_key(key)
-    try:
-        stored = await store.get(key)
-    except ObjectNotFoundError as error:
-        raise PlanError(
-            f"there is no plan {key!r}",
-            remedy="nothing to do if its job has ended: the janitor deletes the plans of ended jobs",
-        ) from error
-    plan = decode_plan(stored, cluster_id=cluster_id, fingerprint=named.fingerprint)
-    if plan.job_id != named.job_id:
-        raise PlanError(f"the plan at {key!r} is of another job, {plan.job_id}")
-    return plan
+    """A whole plan. Raises PlanError."""
+    return await (await _opened(store, key, cluster_id)).whole()
+
+
+async def read_plan_head(store: ObjectStore, key: str) -> HeavyPlan:
+    """A plan without its inputs. Raises PlanError."""
+    return (await _opened(store, key, None)).head
 
 
 async def stored_plans(store: ObjectStore, job_id: int, *, cluster_id: str) -> Sequence[HeavyPlan]:

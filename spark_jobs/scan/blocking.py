@@ -11,7 +11,7 @@ import asyncio
 import atexit
 import os
 import threading
-from collections.abc import Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -21,7 +21,7 @@ from runtime.errors import UnavailableError
 from runtime.ids import SystemIds
 from storage.objects import ObjectNotFoundError, ObjectStore, SupportsOpen
 from storage.second_store import look
-from storage.urls import open_store
+from storage.urls import ObjectStoreUrl, open_store
 from storage.wrappers.retrying import Retrying
 
 T = TypeVar("T")
@@ -110,12 +110,12 @@ class BlockingStore:
                 raise
 
     @classmethod
-    def opened(cls, url: str) -> BlockingStore:
+    def opened(cls, url: str | ObjectStoreUrl) -> BlockingStore:
         """Open the store at a URL. Raises the store's errors."""
         return cls(Retrying(open_store(url, must_exist=True), SystemClock(), SystemIds()), owns=True)
 
     @classmethod
-    def at(cls, url: str) -> BlockingStore:
+    def at(cls, url: str | ObjectStoreUrl) -> BlockingStore:
         """This process's one store at `url`; it is closed when the process ends."""
         with _lock:
             # With the process id: a forked child inherits the table, but not the threads behind its stores.
@@ -127,6 +127,19 @@ class BlockingStore:
     def get_range(self, key: str, start: int, length: int) -> Future[bytes | None]:
         """The bytes: fewer when the object ends before, None when there is no object. Fails with ObjectStoreError."""
         return self._thread.submit(_range_of(self._store, key, start, length))
+
+    def call(self, work: Callable[[ObjectStore], Awaitable[T]]) -> T:
+        """Run work with the store, on the loop that the store belongs to. Raises its errors."""
+        return self._thread.call(_awaited(work, self._store))
+
+    def iterate(self, make: Callable[[ObjectStore], AsyncGenerator[T]]) -> Iterator[T]:
+        """The items of an asynchronous generator, each made when it is asked for. Ending early closes it."""
+        items = make(self._store)
+        try:
+            while (step := self._thread.call(_next(items))) is not None:
+                yield step[0]
+        finally:
+            self._thread.call(items.aclose())
 
     def check_second(self, cluster_id: str) -> None:
         """Raises ClusterMismatchError when the L0 files lie in another second store than this one's, or in one at all
@@ -149,7 +162,7 @@ class BlockingStore:
 
 
 _lock = threading.Lock()
-_shared: dict[tuple[int, str], BlockingStore] = {}
+_shared: dict[tuple[int, str | ObjectStoreUrl], BlockingStore] = {}
 
 
 def _forget_lock() -> None:
@@ -178,6 +191,17 @@ async def _range_of(store: ObjectStore, key: str, start: int, length: int) -> by
         return await store.get_range(key, start, length)
     except ObjectNotFoundError:
         return None
+
+
+async def _awaited(work: Callable[[ObjectStore], Awaitable[T]], store: ObjectStore) -> T:
+    return await work(store)
+
+
+async def _next(items: AsyncGenerator[T]) -> tuple[T] | None:
+    """The next item, in a tuple because it may be None itself; None at the end."""
+    async for item in items:
+        return (item,)
+    return None
 
 
 async def _open(store: ObjectStore) -> None:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from compactor.cleaning import payloads as clean_payloads
 from compactor.heavy import key_scan
 from compactor.heavy.combine import join_cleaned
+from compactor.heavy.plan.units import UnitKind
 from compactor.merging import cursors, windows
 from runtime.clock import ManualClock
 from storage.memory import MemoryStore
@@ -26,6 +27,7 @@ from tests.fixtures.sliced_partitions import (
     damage,
     engine_of,
     group_keys,
+    in_one,
     left_by,
     plan_of,
     random_extents,
@@ -91,14 +93,24 @@ async def check(seed: int) -> None:
     plan = plan_of(extents, partition.bounds, cuts, log_start_offset=log_start, cursor_bytes=r.choice((2_000, 1 << 22)))
     with small_windows(r):
         # when the embedded engine dedupes it, and when its slices are deduped
-        whole = await engine_of(store, plan).run(plan.claimed())
+        whole = await engine_of(store, plan).run(in_one(plan))
         keys = await group_keys(store, plan)
         slices = await rewrite(store, plan)
     # then both leave the same batches and report the same about them
     expected, left = await left_by(store, [whole]), await left_by(store, slices)
     assert left.data == expected.data
     assert (left.ranges, left.flagged) == (expected.ranges, expected.flagged)
-    assert join_cleaned(plan, [one for each in slices for one in each.cleaned]) == whole.cleaned
+    assert (
+        join_cleaned(
+            plan,
+            [
+                (unit, one)
+                for unit, each in zip(plan.units_of(UnitKind.REWRITE), slices, strict=True)
+                for one in each.cleaned
+            ],
+        )
+        == whole.cleaned
+    )
     for name in SUMMED:
         assert sum(each.summary[name] for each in slices) == whole.summary[name], name
     assert keys.keys == whole.summary["partition_keys_max"]

@@ -21,13 +21,14 @@ from numpy.typing import NDArray
 from bench.loads.merge_inputs import LEASE, NOW_MS, PARTITION_ID, MergeInputFiles, numbered_keys, stamped_batches
 from compactor.cleaning.bounds import DEDUPE_KEYS_MAX
 from compactor.heavy.combine import combine
-from compactor.heavy.cut import UnitSizes, cut
 from compactor.heavy.manifest import ManifestMismatchError
+from compactor.heavy.plan.codec import sealed
+from compactor.heavy.plan.cut import UnitSizes, cut
+from compactor.heavy.plan.units import HeavyPlan, UnitKind
 from compactor.heavy.rewrite_slice import partition_keys_key, survivors_key
 from compactor.heavy.run_unit import run_unit
 from compactor.heavy.stored import plan_key, read_result, settle, store_plan
 from compactor.heavy.survivors import SurvivorsError
-from compactor.heavy.units import HeavyPlan, UnitKind
 from compactor.planning.options import MergeMemory
 from compactor.planning.spec import MIB, MergeSpec
 from metadata.contract.jobs import CommitMerge
@@ -81,9 +82,8 @@ async def planned(
         lease=LEASE,
         sizes=UnitSizes(unit_bytes=slice_bytes, keyed_unit_bytes=slice_bytes, memory=MergeMemory(keys_max=keys_max)),
     )
-    plan = replace(
-        plan, commit_by_ms=max(plan.commit_by_ms, SystemClock().wall_ms() + 4 * 3_600_000)
-    )  # drivers obey this limit
+    # drivers obey this limit
+    plan = sealed(replace(plan, commit_by_ms=max(plan.commit_by_ms, SystemClock().wall_ms() + 4 * 3_600_000)))
     assert plan.sliced == [PARTITION_ID]
     await store_plan(inputs.store, plan)
     return plan, object_url(parse_store_url(folder.as_uri()), plan_key(plan))
@@ -232,18 +232,18 @@ async def test_a_scan_that_is_done_again_must_find_what_the_manifest_of_its_unit
 ) -> None:
     # given a unit whose keys were read, and changed bytes in its slice
     inputs, _ = await some_partition(store)
-    plan, url = await planned(inputs, tmp_path, slice_bytes=inputs.bytes // 3, keys_max=500)
+    plan, _ = await planned(inputs, tmp_path, slice_bytes=inputs.bytes // 3, keys_max=500)
     unit = plan.units_of(UnitKind.KEYS)[0]
-    rows = [len(block.offsets) async for _, block in full_dedupe._key_blocks(url, unit.number)]
+    rows = [len(block.offsets) async for _, block in full_dedupe._key_blocks(store, plan, unit.number)]
     assert sum(rows) > 0
-    extent = plan.extents[unit.first]
+    extent = plan.extents_of(unit)[0]
     body = bytearray(await store.get(extent.key))
     body[extent.position + 100] ^= 1
     await store.delete_many([extent.key])
     await put(store, extent.key, bytes(body))
     # when its keys are read again, then it is not taken for the same slice
     with pytest.raises(ManifestMismatchError, match="read again and is not as it was"):
-        _ = [block async for block in full_dedupe._key_blocks(url, unit.number)]
+        _ = [block async for block in full_dedupe._key_blocks(store, plan, unit.number)]
 
 
 async def test_two_tries_at_once_at_a_slice_that_read_it_otherwise_do_not_both_count(
@@ -251,14 +251,14 @@ async def test_two_tries_at_once_at_a_slice_that_read_it_otherwise_do_not_both_c
 ) -> None:
     # given an attempt at a unit that gave its rows and has not written its manifest yet
     inputs, _ = await some_partition(store)
-    plan, url = await planned(inputs, tmp_path, slice_bytes=inputs.bytes // 3, keys_max=500)
+    plan, _ = await planned(inputs, tmp_path, slice_bytes=inputs.bytes // 3, keys_max=500)
     unit, other = plan.units_of(UnitKind.KEYS)[:2]
-    _ = [block async for block in full_dedupe._key_blocks(url, other.number)]
+    _ = [block async for block in full_dedupe._key_blocks(store, plan, other.number)]
     read = await read_result(store, plan, other.number)
     assert read is not None
     # when another attempt, at the same time, first reports a different result for it
     with pytest.raises(ManifestMismatchError, match=f"two tries at unit {unit.number} .* read different keys"):
-        async for _ in full_dedupe._key_blocks(url, unit.number):
+        async for _ in full_dedupe._key_blocks(store, plan, unit.number):
             found = {**read.details, "rows": read.details["rows"] + 1}
             await settle(store, plan, replace(read, unit=unit.number, details=found))
 

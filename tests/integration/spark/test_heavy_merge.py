@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from compactor.heavy.stored import load_plan
+from compactor.heavy.stored import StoredPlan
 from compactor.merging.kway_merge import MergeInputError
 from metadata.contract.topics import Topic
 from runtime.settings.table import Settings
@@ -98,7 +98,7 @@ async def test_spark_merges_as_the_compactor_does_one_unit_a_task(
     told = [json.loads(line) for line in capfd.readouterr().out.splitlines() if line.startswith("{")]
     (key, *_) = await system.manifests()
     said = parse_job_key(key)
-    plan = await load_plan(system.store, f"jobs/{said.job_id}/{said.fingerprint}/plan.json.zst")
+    plan = (await StoredPlan.opened(system.store, f"jobs/{said.job_id}/{said.fingerprint}/plan.json.zst")).head
     assert sorted(each["unit"] for each in told) == list(range(len(plan.units)))
     assert len(plan.units) > 4
     assert sum(each["input_bytes"] for each in told) == plan.input_bytes

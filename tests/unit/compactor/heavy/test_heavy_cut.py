@@ -14,9 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compactor.heavy.combine import combine
-from compactor.heavy.cut import UnitSizes, cut, may_go_on
 from compactor.heavy.manifest import ManifestMismatchError, UnitResult, check_result, decode_result
-from compactor.heavy.units import HeavyPlan, PlanError, UnitKind, decode_plan
+from compactor.heavy.plan.codec import decode_head, decode_plan, decode_stretch, plan_directory
+from compactor.heavy.plan.cut import UnitSizes, cut, may_go_on
+from compactor.heavy.plan.frames import encode_frames, piece
+from compactor.heavy.plan.units import HeavyPlan, PlanError, UnitKind
 from compactor.planning.options import MergeMemory
 from compactor.planning.spec import GIB, SPARK_LIMIT_MS_MAX, MergeKind, MergeSpec, PartitionSpec
 from metadata.contract.jobs import (
@@ -128,10 +130,10 @@ def test_every_extent_is_in_one_merge_unit_or_in_one_that_reads_its_keys_and_one
 ) -> None:
     claimed = claimed_job(sizes)
     plan = plan_of(claimed)
-    units = Counter((place, unit.kind) for unit in plan.units for place in range(unit.first, unit.end))
+    units = Counter((extent.extent_id, unit.kind) for unit in plan.units for extent in plan.extents_of(unit))
     assert set(units.values()) <= {1}
-    for place, extent in enumerate(plan.extents):
-        kinds = {kind for kind in UnitKind if units[place, kind]}
+    for extent in plan.extents:
+        kinds = {kind for kind in UnitKind if units[extent.extent_id, kind]}
         is_sliced = extent.partition_id in plan.sliced
         assert kinds == ({UnitKind.KEYS, UnitKind.REWRITE} if is_sliced else {UnitKind.MERGE})
     assert sorted(plan.extents) == sorted(claimed.extents)
@@ -154,10 +156,11 @@ def test_deduped_partitions_stay_whole_or_are_sliced_and_units_are_as_large_as_t
             is_sliced = sum(lengths) > 300 and len(lengths) > 1
             assert (partition_id in plan.sliced) == is_sliced
             assert is_sliced or len(holders) == 1
-            passes = plan.spec.partitions[partition_id].passes
+            passes = plan.partition_specs[partition_id].passes
             assert is_sliced or passes == (1 if 10 * len(lengths) <= KEYS_MAX else 2)
         for unit in holders:
-            count = unit.end - unit.first
+            count = len(plan.extents_of(unit))
+            assert unit.records == 10 * count
             ids = {each.partition_id for each in plan.extents_of(unit)}
             assert unit.input_bytes == sum(each.length for each in plan.extents_of(unit))
             # larger only if it is one extent, or one partition that must stay whole
@@ -168,19 +171,18 @@ def test_deduped_partitions_stay_whole_or_are_sliced_and_units_are_as_large_as_t
 @given(PARTITIONS)
 def test_a_plan_is_read_as_it_was_stored(sizes: list[tuple[bool, list[int]]]) -> None:
     plan = plan_of(claimed_job(sizes))
-    again = decode_plan(plan.encode(), cluster_id="c1", fingerprint=plan.fingerprint)
-    assert again == plan
-    assert again.fingerprint == plan.fingerprint
+    again = decode_plan(plan.body, cluster_id="c1", fingerprint=plan.fingerprint)
+    assert again == replace(plan, body=b"")
 
 
 def test_neighbours_would_have_fitted_into_no_fewer_units() -> None:
     plan = plan_of(claimed_job([(False, [30, 30, 30, 30]), (False, [10]), (True, [40, 40]), (False, [90, 20])]))
-    assert [(unit.first, unit.end, unit.input_bytes) for unit in plan.units] == [
-        (0, 3, 90),
-        (3, 5, 40),
-        (5, 7, 80),
-        (7, 8, 90),
-        (8, 9, 20),
+    assert [(len(plan.extents_of(unit)), unit.input_bytes) for unit in plan.units] == [
+        (3, 90),
+        (2, 40),
+        (2, 80),
+        (1, 90),
+        (1, 20),
     ]
 
 
@@ -205,7 +207,11 @@ def test_no_plan_may_be_committed_after_the_janitor_stops_sparing_its_files() ->
 
 
 def stored(plan: HeavyPlan, **changes: Any) -> bytes:
-    return zstandard.ZstdCompressor().compress(json.dumps({**plan.to_json(), **changes}).encode())
+    """The stored plan with other fields in its head, or in its only stretch."""
+    directory = plan_directory(plan.body)
+    bodies = [json.loads(frame.body(piece(plan.body, frame))) for frame in (directory.head, *directory.frames)]
+    changed = [{**body, **{name: value for name, value in changes.items() if name in body}} for body in bodies]
+    return encode_frames(*(json.dumps(each).encode() for each in changed[:1]), [json.dumps(changed[1]).encode()])
 
 
 @pytest.mark.parametrize(
@@ -214,19 +220,51 @@ def stored(plan: HeavyPlan, **changes: Any) -> bytes:
         ({"version": 1}, "version 1"),
         ({"file_format": 9}, "file format 9"),
         ({"cluster_id": "c2"}, "cluster 'c2'"),
-        ({"epoch": 2}, "fingerprint"),
-        ({"units": [["merge", 0, 99, 1, None, 0]]}, "extents 0 to 99"),
-        ({"units": [["other", 0, 1, 1, None, 0]]}, "cannot be read"),
+        ({"units": [["merge"], [99], [1], [1], [None], [0], [0], [0]]}, "a stretch that is not one of 1"),
+        ({"units": [["other"], [0], [1], [1], [None], [0], [0], [0]]}, "cannot be read"),
+        ({"units": [["merge"], [0], [True], [1], [None], [0], [0], [0]]}, "type bool"),
+        ({"units": [["merge"], [0], [2**63], [1], [None], [0], [0], [0]]}, "64 bits"),
+        ({"units": [["merge"], [0, 0], [1], [1], [None], [0], [0], [0]]}, "different lengths"),
         ({"partitions": []}, "partition 1"),
         ({"extents": [[1, 2]]}, "cannot be read"),
+        ({"files": [[], [], [], []]}, "cannot be read"),
         ({"keys_max": "many"}, "cannot be read"),
         ({"spec": {"version": 99}}, "version 99"),
     ],
 )
 def test_a_plan_that_is_not_for_us_is_refused_and_says_why(changes: dict[str, Any], said: str) -> None:
     plan = plan_of(claimed_job([(False, [10, 20])]))
+    assert decode_plan(stored(plan), cluster_id="c1").units == plan.units
     with pytest.raises(PlanError, match=said):
-        decode_plan(stored(plan, **changes), cluster_id="c1", fingerprint=plan.fingerprint)
+        decode_plan(stored(plan, **changes), cluster_id="c1")
+
+
+def test_a_plan_of_another_key_or_with_other_bytes_is_refused() -> None:
+    plan = plan_of(claimed_job([(False, [10, 20]), (True, [400, 500])]))
+    other = plan_of(claimed_job([(False, [10, 21]), (True, [400, 500])]))
+    with pytest.raises(PlanError, match="fingerprint"):
+        decode_plan(other.body, cluster_id="c1", fingerprint=plan.fingerprint)
+    for at in range(0, len(plan.body), 7):
+        damaged = bytearray(plan.body)
+        damaged[at] ^= 1
+        with pytest.raises(PlanError):
+            decode_plan(bytes(damaged), cluster_id="c1", fingerprint=plan.fingerprint)
+
+
+def test_a_task_reads_the_head_and_the_inputs_of_its_unit_alone() -> None:
+    plan = plan_of(claimed_job(MIXED))
+    directory = plan_directory(plan.body)
+    head = decode_head(piece(plan.body, directory.head), directory)
+    assert (head.units, head.fingerprint, head.stretches) == (plan.units, plan.fingerprint, {})
+    for unit in head.units:
+        stretch = decode_stretch(piece(plan.body, directory.frames[unit.stretch]), head, directory, unit.stretch)
+        assert stretch == plan.stretch_of(unit)
+
+
+def test_a_plan_of_the_release_before_is_refused_in_words() -> None:
+    old = zstandard.ZstdCompressor().compress(json.dumps({"version": 3, "units": []}).encode())
+    with pytest.raises(PlanError, match="older release"):
+        decode_plan(old)
 
 
 @pytest.mark.parametrize("body", [b"", b"not zstd", zstandard.ZstdCompressor().compress(b"[1]")])
@@ -285,7 +323,7 @@ def result_of(plan: HeavyPlan, number: int) -> UnitResult:
                 created_ms=NOW_MS,
             ),
             level=2,
-            file_class=FileClass.COMPACTED if partition_id in plan.spec.partitions else FileClass.PLAIN,
+            file_class=FileClass.COMPACTED if partition_id in plan.partition_specs else FileClass.PLAIN,
             size_bytes=1_000_000,
             crc32c=1,
             config_version=1,
@@ -316,7 +354,7 @@ def result_of(plan: HeavyPlan, number: int) -> UnitResult:
     cleaned = [
         CleanedPartition(partition_id=id_, cleaned_through_offset=9, passes_needed=1)
         for id_ in covered
-        if id_ in plan.spec.partitions
+        if id_ in plan.partition_specs
     ]
     return UnitResult(
         plan=plan.fingerprint,
@@ -347,7 +385,7 @@ def test_all_results_together_cover_the_inputs_of_the_plan(sizes: list[tuple[boo
         (each.partition_id, offset) for each in plan.extents for offset in range(each.base_offset, each.last_offset + 1)
     }
     assert (commit.job_id, commit.epoch, commit.commit_by_ms) == (77, 3, plan.commit_by_ms)
-    assert [each.partition_id for each in commit.cleaned] == sorted(plan.spec.partitions)
+    assert [each.partition_id for each in commit.cleaned] == sorted(plan.partition_specs)
 
 
 def test_numbers_of_units_are_added_up_and_what_only_reads_keys_counts_its_requests_alone() -> None:

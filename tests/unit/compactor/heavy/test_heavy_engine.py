@@ -14,9 +14,10 @@ import zstandard
 
 from compactor.heavy.engine import UnitsMissingError
 from compactor.heavy.manifest import ManifestMismatchError, decode_result
+from compactor.heavy.plan.codec import sealed
+from compactor.heavy.plan.units import HeavyPlan, PlanError, Unit
 from compactor.heavy.run_unit import run_unit
-from compactor.heavy.stored import load_plan, store_plan, store_time_ms, stored_plans
-from compactor.heavy.units import HeavyPlan, PlanError, Unit
+from compactor.heavy.stored import StoredPlan, store_plan, store_time_ms, stored_plans
 from compactor.merging.execute import Progress
 from compactor.worker import StoppedError
 from metadata.contract.jobs import JobLostError, JobState
@@ -319,17 +320,19 @@ async def test_a_manifest_that_disagrees_ends_the_merge_and_nothing_is_committed
 
 async def test_a_task_refuses_a_plan_of_another_cluster_or_one_that_is_gone(system: HeavySystem) -> None:
     plan, key = await planned(system)
-    assert await load_plan(system.store, key) == plan
+    stored = await StoredPlan.opened(system.store, key)
+    assert await stored.whole() == plan
+    assert await stored.with_unit(2) == replace(plan, stretches={plan.units[2].stretch: plan.stretch_of(plan.units[2])})
     elsewhere = MemoryStore(system.clock)
     with pytest.raises(PlanError, match=r"cluster\.json"):
-        await load_plan(elsewhere, key)
+        await StoredPlan.opened(elsewhere, key)
     body = encode_cluster_file(ClusterFile(cluster_id="other"))
     await elsewhere.put_if_absent(CLUSTER_KEY, body, crc32c=crc32c(body))
     with pytest.raises(PlanError, match="there is no plan"):
-        await load_plan(elsewhere, key)
-    await store_plan(elsewhere, plan)
+        await StoredPlan.opened(elsewhere, key)
+    await store_plan(elsewhere, sealed(plan))
     with pytest.raises(PlanError, match="cluster other's"):
-        await load_plan(elsewhere, key)
+        await StoredPlan.opened(elsewhere, key)
     with pytest.raises(PlanError, match="none is number 99"):
         await run_unit(system.store, plan, 99, runtime=system.runtime, in_thread=False)
 

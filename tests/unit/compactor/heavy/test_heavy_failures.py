@@ -17,8 +17,8 @@ from compactor.heavy.failures import (
     stored_failures,
 )
 from compactor.heavy.manifest import ManifestMismatchError
+from compactor.heavy.plan.units import HeavyPlan
 from compactor.heavy.stored import stored_plans
-from compactor.heavy.units import HeavyPlan
 from compactor.merging.execute import Progress
 from compactor.merging.kway_merge import MergeInputError
 from compactor.worker import Worker, WorkerMemory

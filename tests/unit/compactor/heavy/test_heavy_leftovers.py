@@ -16,10 +16,12 @@ from compactor.deletion.orphans import is_copy
 from compactor.heavy.engine import UnitsMissingError
 from compactor.heavy.leftovers import plan_makers
 from compactor.heavy.manifest import ManifestMismatchError, UnitResult, decode_result
+from compactor.heavy.plan.codec import decode_plan, sealed
+from compactor.heavy.plan.frames import load_json
+from compactor.heavy.plan.units import HeavyPlan, PlanError
 from compactor.heavy.run_unit import run_unit
 from compactor.heavy.stored import LATE_SLACK_MS, PlanOverError, plan_key, store_plan, stored_plans
 from compactor.heavy.submitter import Phase, SubmissionState
-from compactor.heavy.units import HeavyPlan, PlanError, decode_plan, load_json
 from compactor.merging.memory_gate import MemoryGate
 from compactor.worker import Worker, WorkerMemory
 from metadata.contract.files import FileState
@@ -351,7 +353,7 @@ async def test_an_output_that_is_not_the_object_of_its_manifest_is_not_committed
 async def test_a_maker_of_two_plans_counts_as_at_work_since_the_first(system: HeavySystem) -> None:
     plan = await planned(system)
     for later_ms in (5_000, 9_000):
-        await store_plan(system.store, replace(plan, claimed_ms=plan.claimed_ms + later_ms))
+        await store_plan(system.store, sealed(replace(plan, claimed_ms=plan.claimed_ms + later_ms)))
     system.clock.advance_ms(20_000)
     makers = await plan_makers(system.store, system.metadata)
     assert makers.at_work == {plan.lease.writer_id: system.clock.wall_ms() - plan.claimed_ms}

@@ -8,9 +8,9 @@ import pytest
 
 from compactor.heavy.engine import UnitsMissingError
 from compactor.heavy.failures import UnitFailedError, failure_told, stored_failures, stored_unread
+from compactor.heavy.plan.units import HeavyPlan
 from compactor.heavy.run_unit import run_unit
 from compactor.heavy.stored import stored_plans
-from compactor.heavy.units import HeavyPlan
 from compactor.merging.kway_merge import InputUnavailableError, MergeInputError
 from compactor.worker import Worker, WorkerMemory
 from metadata.contract.jobs import JobState

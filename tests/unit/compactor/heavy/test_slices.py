@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,9 @@ from numpy.typing import NDArray
 from compactor.cleaning.bounds import CleanBounds
 from compactor.heavy.key_scan import keys_result, read_keys
 from compactor.heavy.manifest import ManifestMismatchError
-from compactor.heavy.rewrite_slice import open_slice, survivors_key
-from compactor.heavy.slices import KeysFound, decode_keys, join_slices
+from compactor.heavy.plan.units import HeavyPlan, PlanError, UnitKind
+from compactor.heavy.rewrite_slice import open_slice, read_keys_of, survivors_key
+from compactor.heavy.slices import KeysFound, join_slices
 from compactor.heavy.survivors import (
     BLOCK_OFFSETS,
     SliceId,
@@ -24,7 +26,6 @@ from compactor.heavy.survivors import (
     SurvivorsWriter,
     put_survivors,
 )
-from compactor.heavy.units import HeavyPlan, PlanError, UnitKind
 from compactor.merging.kway_merge import MergeInputError
 from runtime.clock import ManualClock
 from storage.memory import MemoryStore
@@ -166,10 +167,12 @@ async def test_slices_leave_the_last_of_each_key() -> None:
     store, plan = await three_slices()
     keys = await group_keys(store, plan)
     commits = await rewrite(store, plan)
-    assert (keys.keys, [each.survivors for each in keys.slices]) == (5, [0, 0, 5])
+    assert (keys.keys, [each.survivors for each in keys.slices.values()]) == (5, [0, 0, 5])
     assert [each.summary["records_out"] for each in commits] == [0, 0, 5]
     assert (await left_by(store, commits)).ranges == [(0, 23)]
-    assert decode_keys(keys.encode(), plan=plan, partition_id=PARTITION_ID) == keys
+    assert await read_keys_of(store, plan, PARTITION_ID) == keys
+    only = await read_keys_of(store, plan, PARTITION_ID, slices=[1])
+    assert only == replace(keys, slices={1: keys.slices[1]})
 
 
 async def test_a_rewrite_before_the_keys_are_grouped_is_refused() -> None:
@@ -236,7 +239,7 @@ async def test_producers_stay_open_until_their_marker_however_many_slices_lie_be
     closed = KeysFound(batches=2, rows=8, records=8, dead_at_once=0, opened=(4,), closed=(1,))
     last = KeysFound(batches=2, rows=8, records=8, dead_at_once=0)
     keys = join_slices(plan, PARTITION_ID, [opened, closed, last], [(0, 0), (0, 0), (5, 24)])
-    assert [each.open_before for each in keys.slices] == [(), (1, 2, 3), (2, 3, 4)]
+    assert [each.open_before for each in keys.slices.values()] == [(), (1, 2, 3), (2, 3, 4)]
 
 
 async def test_survivors_that_are_no_records_of_the_slice_end_the_unit() -> None:

@@ -1,0 +1,318 @@
+"""The stored form of a plan: an object of frames (`compactor/heavy/plan/frames.py`). Pure.
+
+The head has the facts of the job and of all units, in columns; each further frame has one stretch, the inputs of a
+unit. The key of the object contains the *fingerprint*, so the work of a task for one plan can never count for another
+plan. A plan of 100,000 extents takes some MB, of which a task reads the head and one frame.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+from compactor.heavy.plan.frames import (
+    Directory,
+    FramesError,
+    dump_json,
+    encode_frames,
+    fingerprint_of,
+    load_json,
+    piece,
+    read_directory,
+)
+from compactor.heavy.plan.units import HeavyPlan, PlanError, Stretch, Unit, UnitKind
+from compactor.planning.options import MergeMemory
+from compactor.planning.spec import MergeSpec, SpecError
+from metadata.contract.jobs import InputPartition
+from metadata.contract.leases import WriterLease
+from metadata.contract.leveled import LeveledExtent
+from storage.format.file_format import FORMAT_VERSION
+
+PLAN_VERSION = 4
+"""2: tasks that read it drop markers of listed aborted transactions. 4: frames, of which a task reads one."""
+_NEWER = "run the release of Siltstone that made the plan, on the compactor and on the cluster alike"
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+
+
+def sealed(plan: HeavyPlan) -> HeavyPlan:
+    """The plan, which has all its stretches, with its stored form and fingerprint."""
+    frames = (dump_json(_stretch_json(plan, plan.stretches[number])) for number in range(len(plan.stretches)))
+    body = encode_frames(dump_json(_head_json(plan)), frames)
+    return replace(plan, body=body, fingerprint=fingerprint_of(body))
+
+
+def decode_plan(stored: bytes, *, cluster_id: str | None = None, fingerprint: str | None = None) -> HeavyPlan:
+    """The whole plan in a stored object. `cluster_id`: the reader's cluster; `fingerprint`: that of the object's key.
+
+    Raises PlanError for an object that is no plan, or a plan of another cluster, version, file format or key.
+    """
+    directory = plan_directory(stored, fingerprint=fingerprint)
+    plan = decode_head(piece(stored, directory.head), directory, cluster_id=cluster_id)
+    stretches = {
+        number: decode_stretch(piece(stored, frame), plan, directory, number)
+        for number, frame in enumerate(directory.frames)
+    }
+    return replace(plan, stretches=stretches)
+
+
+def plan_directory(beginning: bytes, *, fingerprint: str | None = None) -> Directory:
+    """`beginning`: the object, or its first bytes up to the end of the directory. Raises PlanError."""
+    check_beginning(beginning)
+    try:
+        directory = read_directory(beginning)
+    except FramesError as error:
+        raise PlanError(f"the object is not a plan: {error.message}") from error
+    if fingerprint is not None and directory.fingerprint != fingerprint:
+        raise PlanError(f"the plan has the fingerprint {directory.fingerprint}, but its key has {fingerprint}")
+    return directory
+
+
+def check_beginning(beginning: bytes) -> None:
+    """`beginning`: the first bytes of the object. Raises PlanError for a plan of version 3 or lower."""
+    if beginning.startswith(_ZSTD_MAGIC):
+        raise PlanError(f"an older release wrote the plan; this release reads version {PLAN_VERSION}", remedy=_NEWER)
+
+
+def decode_head(stored: bytes | memoryview, directory: Directory, *, cluster_id: str | None = None) -> HeavyPlan:
+    """The plan without stretches. `stored`: the bytes of the head. Raises PlanError."""
+    fields = _loaded(lambda: directory.head.body(stored))
+    for name, known in (("version", PLAN_VERSION), ("file_format", FORMAT_VERSION)):
+        if fields.get(name) != known:
+            label = name.replace("_", " ")
+            raise PlanError(f"the plan has {label} {fields.get(name)!r}; this release reads {known}", remedy=_NEWER)
+    if cluster_id is not None and fields.get("cluster_id") != cluster_id:
+        raise PlanError(
+            f"the plan is of cluster {fields.get('cluster_id')!r}, but the object store is cluster {cluster_id}'s",
+            remedy="run the plan against the object store of its own cluster",
+        )
+    try:
+        return HeavyPlan(
+            cluster_id=_str(fields["cluster_id"]),
+            job_id=_int(fields["job_id"]),
+            epoch=_int(fields["epoch"]),
+            lease=WriterLease(writer_id=_int(fields["writer"][0]), epoch=_int(fields["writer"][1])),
+            claimed_ms=_int(fields["claimed_ms"]),
+            commit_by_ms=_int(fields["commit_by_ms"]),
+            spec=MergeSpec.from_json(fields["spec"]),
+            asked=_str(fields["asked"]),
+            units=_units(fields["units"], len(directory.frames)),
+            whole_through={_int(id_): _int(offset) for id_, offset in fields["whole_through"]},
+            memory=MergeMemory(
+                keys_max=_int(fields["keys_max"]),
+                cursor_bytes=_int(fields["cursor_bytes"]),
+                kept_bytes_max=_int(fields["kept_bytes_max"]),
+            ),
+            stretches={},
+            fingerprint=directory.fingerprint,
+        )
+    except SpecError as error:
+        raise PlanError(f"the plan cannot be used: {error.message}", remedy=error.remedy) from error
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise PlanError(f"the plan cannot be read: {error!r}") from error
+
+
+def decode_stretch(stored: bytes | memoryview, plan: HeavyPlan, directory: Directory, number: int) -> Stretch:
+    """`stored`: the bytes of the frame. Raises PlanError."""
+    fields = _loaded(lambda: directory.frames[number].body(stored))
+    try:
+        files = {
+            id_: (key, level, size_bytes)
+            for id_, key, level, size_bytes in zip(
+                *_columns(fields["files"], (int, str, int, int), "files"), strict=True
+            )
+        }
+        partitions = {each.partition_id: each for each in map(_partition, fields["partitions"])}
+        specs = MergeSpec.from_json({**plan.spec.to_json(), "partitions": fields["specs"]}).partitions
+        extents = _extents(fields["extents"], files)
+    except SpecError as error:
+        raise PlanError(f"the plan cannot be used: {error.message}", remedy=error.remedy) from error
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise PlanError(f"the inputs of stretch {number} cannot be read: {error!r}") from error
+    missing = {extent.partition_id for extent in extents} - partitions.keys()
+    if missing or not extents:
+        what = f"extents of partition {min(missing)}, of which it says nothing" if missing else "no extents"
+        raise PlanError(f"a plan whose stretch {number} has {what}")
+    return Stretch(extents=extents, partitions=partitions, specs=specs)
+
+
+# ---- the head
+
+
+_UNIT_COLUMNS: Mapping[str, tuple[type, ...]] = {
+    "kind": (str,),
+    "stretch": (int,),
+    "input_bytes": (int,),
+    "records": (int,),
+    "partition_id": (int, type(None)),
+    "slice_number": (int,),
+    "base_offset": (int,),
+    "last_offset": (int,),
+}
+
+
+def _head_json(plan: HeavyPlan) -> dict[str, Any]:
+    return {
+        "version": PLAN_VERSION,
+        "file_format": FORMAT_VERSION,
+        "cluster_id": plan.cluster_id,
+        "job_id": plan.job_id,
+        "epoch": plan.epoch,
+        "writer": [plan.lease.writer_id, plan.lease.epoch],
+        "claimed_ms": plan.claimed_ms,
+        "commit_by_ms": plan.commit_by_ms,
+        "spec": plan.spec.to_json(),
+        "asked": plan.asked,
+        "units": [[getattr(unit, name) for unit in plan.units] for name in _UNIT_COLUMNS],
+        "whole_through": sorted(plan.whole_through.items()),
+        "keys_max": plan.memory.keys_max,
+        "cursor_bytes": plan.memory.cursor_bytes,
+        "kept_bytes_max": plan.memory.kept_bytes_max,
+    }
+
+
+def _units(stored: Any, stretches: int) -> tuple[Unit, ...]:
+    columns = _columns(stored, tuple(_UNIT_COLUMNS.values()), "units")
+    kinds = {kind.value: kind for kind in UnitKind}
+    units = tuple(
+        Unit(
+            number=number,
+            kind=kinds[kind],
+            stretch=stretch,
+            input_bytes=input_bytes,
+            records=records,
+            partition_id=partition_id,
+            slice_number=slice_number,
+            base_offset=base_offset,
+            last_offset=last_offset,
+        )
+        for number, (
+            kind,
+            stretch,
+            input_bytes,
+            records,
+            partition_id,
+            slice_number,
+            base_offset,
+            last_offset,
+        ) in enumerate(zip(*columns, strict=True))
+    )
+    if any(not 0 <= unit.stretch < stretches for unit in units):
+        raise ValueError(f"a unit takes a stretch that is not one of {stretches}")
+    return units
+
+
+# ---- a stretch
+
+
+_FILE_FIELDS = ("key", "level", "file_size_bytes")
+"""Fields of an extent that are stored once per file."""
+_EXTENT_FIELDS = tuple(name for name in LeveledExtent._fields if name not in _FILE_FIELDS)
+_EXTENT_TYPES: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(_EXTENT_FIELDS, (int,)),
+    "has_tombstones": (bool,),
+    "flagged_reason": (str, type(None)),
+    **dict.fromkeys(("uncompressed_bytes", "committed_ms", "earliest_horizon_ms"), (int, type(None))),
+}
+
+
+def _stretch_json(plan: HeavyPlan, stretch: Stretch) -> dict[str, Any]:
+    files = {extent.file_id: (extent.key, extent.level, extent.file_size_bytes) for extent in stretch.extents}
+    rows = [(file_id, *facts) for file_id, facts in sorted(files.items())]
+    names = LeveledExtent._fields
+    columns = dict(zip(names, zip(*stretch.extents, strict=True), strict=True))
+    return {
+        "files": list(zip(*rows, strict=True)),
+        "partitions": [_partition_row(each) for _, each in sorted(stretch.partitions.items())],
+        "specs": replace(plan.spec, partitions=stretch.specs).to_json()["partitions"],
+        "extents": [columns[name] for name in _EXTENT_FIELDS],
+    }
+
+
+def _extents(stored: Any, files: Mapping[int, tuple[str, int, int]]) -> tuple[LeveledExtent, ...]:
+    types = tuple(_EXTENT_TYPES[name] for name in _EXTENT_FIELDS)
+    columns = dict(zip(_EXTENT_FIELDS, _columns(stored, types, "extents"), strict=True))
+    of_files = [files[file_id] for file_id in columns["file_id"]]
+    columns |= zip(_FILE_FIELDS, zip(*of_files, strict=True), strict=False)
+    return tuple(map(LeveledExtent._make, zip(*(columns[name] for name in LeveledExtent._fields), strict=True)))
+
+
+def _partition_row(each: InputPartition) -> list[Any]:
+    return [
+        each.partition_id,
+        str(each.topic_id),
+        each.topic_name,
+        each.partition,
+        dict(each.configs),
+        each.config_version,
+        each.log_start_offset,
+        each.last_stable_offset,
+        each.high_watermark,
+    ]
+
+
+def _partition(row: Sequence[Any]) -> InputPartition:
+    return InputPartition(
+        partition_id=_int(row[0]),
+        topic_id=uuid.UUID(_str(row[1])),
+        topic_name=_str(row[2]),
+        partition=_int(row[3]),
+        configs={_str(name): _str(value) for name, value in row[4].items()},
+        config_version=_int(row[5]),
+        log_start_offset=_int(row[6]),
+        last_stable_offset=_int(row[7]),
+        high_watermark=_int(row[8]),
+    )
+
+
+# ---- values
+
+
+def _loaded(body: Callable[[], bytes]) -> Mapping[str, Any]:
+    """Raises PlanError."""
+    try:
+        loaded = load_json(body())
+    except FramesError as error:
+        raise PlanError(f"the plan cannot be read: {error.message}") from error
+    except ValueError as error:
+        raise PlanError(f"the plan is not JSON: {error}") from error
+    if not isinstance(loaded, dict):
+        raise PlanError("the plan is not a JSON object")
+    return cast("dict[str, Any]", loaded)
+
+
+def _columns(stored: Any, types: Sequence[type | tuple[type, ...]], name: str) -> Sequence[Sequence[Any]]:
+    """Columns of equal length, whose values have exactly these types: a column is checked at once, not value by value.
+
+    Raises ValueError, TypeError.
+    """
+    columns = cast("list[list[Any]]", stored)
+    if len(columns) != len(types) or len({len(column) for column in columns}) > 1:
+        raise ValueError(f"{name} in {len(columns)} columns of different lengths, or not {len(types)} of them")
+    for column, wanted in zip(columns, types, strict=True):
+        allowed = wanted if isinstance(wanted, tuple) else (wanted,)
+        # By `type`, because `bool` is an `int` for isinstance, but not a number of this format.
+        wrong = set(map(type, column)) - set(allowed)
+        if wrong:
+            raise TypeError(f"{name} have a value of type {min(each.__name__ for each in wrong)}")
+        if int in allowed:
+            _check_bits(column)
+    return columns
+
+
+def _check_bits(column: Iterable[Any]) -> None:
+    numbers = [each for each in column if each is not None]
+    if numbers and not (min(numbers) >= -(2**63) and max(numbers) < 2**63):
+        raise ValueError("a whole number of more than 64 bits")
+
+
+def _int(value: Any) -> int:
+    _columns([[value]], (int,), "numbers")
+    return value
+
+
+def _str(value: Any) -> str:
+    if type(value) is not str:
+        raise TypeError(f"{value!r} is not a text")
+    return value

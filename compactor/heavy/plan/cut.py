@@ -1,0 +1,207 @@
+"""The cut of a claimed merge into units, and the check whether a stored plan may be continued. Pure.
+
+Cuts lie between extents, and the extents stay in order of (partition, base offset). So units are disjoint, together
+they make up the job, and outputs of two units never overlap. A plain partition may be cut anywhere; small partitions
+share a unit. A deduped partition stays whole while it fits one task (`keyed_unit_bytes`), with enough passes that its
+buffer is never cleared, so one record per key is left. A larger partition is cut into slices.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from compactor.heavy.plan.codec import sealed
+from compactor.heavy.plan.units import HeavyPlan, PlanError, Stretch, Unit, UnitKind, digest_of
+from compactor.merging.kway_merge import class_of, order_inputs, whole_through
+from compactor.planning.options import MergeMemory
+from compactor.planning.spec import MIB, SPARK_LIMIT_MS_MAX, MergeSpec, PartitionSpec
+from metadata.contract.jobs import ClaimedJob
+from metadata.contract.leases import WriterLease
+from metadata.contract.leveled import LeveledExtent
+
+UNIT_BYTES = 256 * MIB
+KEYED_UNIT_BYTES = 1024 * MIB
+RESUME_FRACTION_MIN = 0.2
+"""The share of a plan's time that must be left for the job to continue with it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitSizes:
+    """The sizes of units, and the memory of a task."""
+
+    unit_bytes: int = UNIT_BYTES
+    """Units of plain partitions, and slices, have about this size."""
+    keyed_unit_bytes: int = KEYED_UNIT_BYTES
+    """Deduped partitions up to this size stay whole in one unit; larger ones are cut into slices."""
+    memory: MergeMemory = field(default_factory=MergeMemory)
+    """The memory of a unit."""
+
+
+def cut(claimed: ClaimedJob, spec: MergeSpec, *, cluster_id: str, lease: WriterLease, sizes: UnitSizes) -> HeavyPlan:
+    """The plan of a claimed merge of L1+ extents; it has no units if none of its inputs is left.
+
+    Raises PlanError for an L0 job, MergeInputError for extents that overlap.
+    """
+    if claimed.l0_files:
+        raise PlanError(f"job {claimed.job.job_id} takes L0 files; only the compactor itself merges these")
+    inputs = order_inputs(claimed, spec)
+    deduped = {each.partition.partition_id for each in inputs.partitions if each.dedupe}
+    by_partition: dict[int, list[LeveledExtent]] = {each.partition.partition_id: [] for each in inputs.partitions}
+    for extent in claimed.extents:
+        if extent.partition_id in by_partition:
+            by_partition[extent.partition_id].append(extent)
+    for extents in by_partition.values():
+        extents.sort(key=lambda each: each.base_offset)
+    units: list[Unit] = []
+    stretches: list[Stretch] = []
+    for extents, is_sliced in _stretches(by_partition, deduped, sizes.unit_bytes, sizes.keyed_unit_bytes):
+        if not is_sliced:
+            units.append(_unit(UnitKind.MERGE, len(units), len(stretches), extents))
+            stretches.append(_merge_inputs(extents, claimed, spec, deduped, sizes.memory.keys_max))
+            continue
+        slices = list(_pieces(extents, sizes.unit_bytes))
+        # Two units for each slice, over the same inputs: `slice_units` pairs them by order.
+        for kind in (UnitKind.KEYS, UnitKind.REWRITE):
+            for number, some in enumerate(slices):
+                unit = _unit(kind, len(units), len(stretches) + number, some)
+                units.append(
+                    replace(
+                        unit,
+                        partition_id=some[0].partition_id,
+                        slice_number=number,
+                        base_offset=some[0].base_offset,
+                        last_offset=some[-1].last_offset,
+                    )
+                )
+        stretches += [_slice_inputs(some, claimed, spec) for some in slices]
+    sliced = {unit.partition_id for unit in units}
+    deadline_ms = claimed.job.deadline_ms or claimed.now_ms
+    plan = HeavyPlan(
+        cluster_id=cluster_id,
+        job_id=claimed.job.job_id,
+        epoch=claimed.job.epoch,
+        lease=lease,
+        claimed_ms=claimed.now_ms,
+        commit_by_ms=min(deadline_ms, claimed.now_ms + SPARK_LIMIT_MS_MAX),
+        spec=replace(spec, partitions={}, file_ids=(), extent_ids=()),
+        asked=digest_of(spec),
+        units=tuple(units),
+        whole_through={
+            each.partition.partition_id: min(
+                spec.partitions[each.partition.partition_id].whole_through_offset, whole_through(each)
+            )
+            for each in inputs.partitions
+            if each.partition.partition_id in sliced
+        },
+        memory=sizes.memory,
+        stretches=dict(enumerate(stretches)),
+    )
+    return sealed(plan)
+
+
+def _stretches(
+    by_partition: Mapping[int, Sequence[LeveledExtent]], deduped: set[int], unit_bytes: int, keyed_unit_bytes: int
+) -> Iterator[tuple[Sequence[LeveledExtent], bool]]:
+    """(the extents of a MERGE unit, False), and (all extents of a partition to be sliced, True)."""
+    waiting: list[LeveledExtent] = []
+    waiting_bytes = 0
+    for partition_id, extents in by_partition.items():
+        size = _input_bytes(extents)
+        is_deduped = partition_id in deduped
+        # A single extent cannot be cut, so a partition of one stays whole, however large it is.
+        if is_deduped and size > keyed_unit_bytes and len(extents) > 1:
+            if waiting:
+                yield waiting, False
+                waiting, waiting_bytes = [], 0
+            yield extents, True
+            continue
+        for some, length in [(extents, size)] if is_deduped else [([each], each.length) for each in extents]:
+            if waiting and waiting_bytes + length > unit_bytes:
+                yield waiting, False
+                waiting, waiting_bytes = [], 0
+            waiting += some
+            waiting_bytes += length
+    if waiting:
+        yield waiting, False
+
+
+def _pieces(extents: Sequence[LeveledExtent], unit_bytes: int) -> Iterator[Sequence[LeveledExtent]]:
+    first, open_bytes = 0, 0
+    for at, extent in enumerate(extents):
+        if at > first and open_bytes + extent.length > unit_bytes:
+            yield extents[first:at]
+            first, open_bytes = at, 0
+        open_bytes += extent.length
+    yield extents[first:]
+
+
+def _unit(kind: UnitKind, number: int, stretch: int, extents: Sequence[LeveledExtent]) -> Unit:
+    return Unit(
+        number=number,
+        kind=kind,
+        stretch=stretch,
+        input_bytes=_input_bytes(extents),
+        records=sum(each.record_count for each in extents),
+    )
+
+
+def _merge_inputs(
+    extents: Sequence[LeveledExtent], claimed: ClaimedJob, spec: MergeSpec, deduped: set[int], keys_max: int
+) -> Stretch:
+    records: Counter[int] = Counter()
+    for each in extents:
+        records[each.partition_id] += each.record_count
+    return Stretch(
+        extents=tuple(extents),
+        partitions={id_: claimed.partitions[id_] for id_ in records},
+        specs={
+            id_: _never_cleared(spec.partitions[id_], count, keys_max)
+            for id_, count in records.items()
+            if id_ in deduped
+        },
+    )
+
+
+def _slice_inputs(extents: Sequence[LeveledExtent], claimed: ClaimedJob, spec: MergeSpec) -> Stretch:
+    id_, base_offset, last_offset = extents[0].partition_id, extents[0].base_offset, extents[-1].last_offset
+    aborted = tuple(each for each in spec.partitions[id_].aborted if each[1] <= last_offset and each[2] >= base_offset)
+    return Stretch(
+        extents=tuple(extents),
+        partitions={id_: claimed.partitions[id_]},
+        specs={id_: replace(spec.partitions[id_], aborted=aborted)},
+    )
+
+
+def _input_bytes(extents: Iterable[LeveledExtent]) -> int:
+    return sum(each.length for each in extents)
+
+
+def _never_cleared(spec: PartitionSpec, records: int, keys_max: int) -> PartitionSpec:
+    """The spec with at least two passes if the records may have more keys than the buffer holds.
+
+    The cleaner splits a part that overflows all the same.
+    """
+    return replace(spec, passes=1 if records <= keys_max else max(spec.passes, 2))
+
+
+def may_go_on(plan: HeavyPlan, claimed: ClaimedJob, spec: MergeSpec, *, cluster_id: str) -> bool:
+    """Whether `plan`, made at an earlier claim, still fits this claim of the job.
+
+    The plan may have more inputs: the commit trims extents that died since, and the janitor spares the files of a live
+    job.
+    """
+    if (plan.cluster_id, plan.job_id) != (cluster_id, claimed.job.job_id) or plan.epoch > claimed.job.epoch:
+        return False
+    if plan.asked != digest_of(spec):
+        return False  # another job with the same id, from before a restore of the metadata
+    left_ms = plan.commit_by_ms - claimed.now_ms
+    if left_ms < RESUME_FRACTION_MIN * (plan.commit_by_ms - plan.claimed_ms):
+        return False
+    for id_, partition in claimed.partitions.items():
+        planned = plan.partitions.get(id_)
+        if planned is not None and class_of(planned) is not class_of(partition):
+            return False  # cleanup.policy changed: a deduped partition must be copied now, or a copied one deduped
+    held = set(plan.extents)
+    return all(each in held for each in claimed.extents if each.partition_id in claimed.partitions)
