@@ -73,7 +73,10 @@ def join_cleaned(plan: HeavyPlan, reported: Iterable[tuple[Unit, CleanedPartitio
 
 def _gone(plan: HeavyPlan, partition_id: int, left: Container[int]) -> Sequence[int]:
     """Leaves out also transactions of which the inputs of the plan hold only a part: a slice cannot know that."""
-    inputs, listed = plan.inputs_of(partition_id), plan.partition_specs[partition_id].aborted
+    listed = plan.partition_specs[partition_id].aborted
+    if not listed:
+        return ()
+    inputs = plan.inputs_of(partition_id)
     return tuple(marker for _, first, marker in listed if marker not in left and holds_live(inputs, first, marker))
 
 

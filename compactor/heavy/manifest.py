@@ -15,7 +15,7 @@ import zstandard
 
 from compactor.heavy.plan.frames import FramesError, decompress, load_json
 from compactor.heavy.plan.units import HeavyPlan, Unit, UnitKind
-from compactor.merging.kway_merge import MergeInputs
+from compactor.merging.kway_merge import class_of
 from compactor.merging.ranges import joined_ranges
 from metadata.contract.jobs import CleanedPartition, OutputExtent, OutputFile
 from metadata.contract.leveled import FileClass
@@ -129,16 +129,17 @@ def check_result(plan: HeavyPlan, unit: Unit, result: UnitResult) -> None:
     written = [each for file in result.outputs for each in file.extents]
     if _ranges((each.partition_id, each.base_offset, each.last_offset) for each in written) != covered:
         raise refuse("its outputs hold other offsets than its extents")
-    inputs = plan.unit_inputs(unit)
+    stretch = plan.stretch_of(unit)
+    classes = {id_: class_of(stretch.partitions[id_]) for id_ in covered}
     for file in result.outputs:
-        problem = _problem(plan, inputs, file)
+        problem = _problem(plan, classes, file)
         if problem:
             raise refuse(f"its output {file.key!r} {problem}")
-    deduped = {each.partition.partition_id for each in inputs.partitions if each.dedupe}
+    deduped = stretch.specs.keys()
     if sorted(each.partition_id for each in result.cleaned) != sorted(deduped):
         raise refuse("it reports other partitions as deduped than the plan does")
     for each in result.cleaned:
-        listed = {marker for _, _, marker in plan.stretch_of(unit).specs[each.partition_id].aborted}
+        listed = {marker for _, _, marker in stretch.specs[each.partition_id].aborted}
         if not listed.issuperset(each.aborted_gone):
             raise refuse(f"it reports aborted transactions of partition {each.partition_id} that its plan does not")
     # Copied partitions only: a dedupe drops records, and may drop all of them.
@@ -147,7 +148,7 @@ def check_result(plan: HeavyPlan, unit: Unit, result: UnitResult) -> None:
         raise refuse("its outputs hold more or fewer records of copied partitions than its extents")
 
 
-def _problem(plan: HeavyPlan, inputs: MergeInputs, file: OutputFile) -> str:
+def _problem(plan: HeavyPlan, classes: Mapping[int, FileClass], file: OutputFile) -> str:
     try:
         key = parse_file_key(file.key)
     except BadKeyError:
@@ -156,7 +157,6 @@ def _problem(plan: HeavyPlan, inputs: MergeInputs, file: OutputFile) -> str:
         return "was written under another compactor's id than the plan's"
     if not key.level == file.level == plan.spec.level:
         return f"is of level {file.level}, not of the plan's level {plan.spec.level}"
-    classes = {each.partition.partition_id: each.file_class for each in inputs.partitions}
     if any(classes.get(each.partition_id) is not file.file_class for each in file.extents):
         return f"is of class {file.file_class.value}, but holds partitions that are not"
     if any(each.position < 0 or each.position + each.length > file.size_bytes for each in file.extents):

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from compactor.heavy.manifest import UnitResult, decode_result
-from compactor.heavy.plan.codec import check_beginning, decode_head, decode_stretch
+from compactor.heavy.plan.codec import check_beginning, decode_head, decode_stretches
 from compactor.heavy.plan.frames import (
     FIRST_READ_BYTES,
     Directory,
@@ -163,8 +163,7 @@ class StoredPlan:
             raise _no_plan(self._frames.key) from error
 
         def decoded() -> HeavyPlan:
-            stretches = {number: decode_stretch(body, self.head, directory, number) for number, body in bodies.items()}
-            return replace(self.head, stretches=stretches)
+            return replace(self.head, stretches=decode_stretches(bodies, self.head, directory))
 
         # The whole of a large plan takes a second or two, in which an event loop must not stand still.
         is_small = sum(map(len, bodies.values())) <= DECODED_AT_ONCE_BYTES

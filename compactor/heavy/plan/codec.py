@@ -8,12 +8,14 @@ plan. A plan of 100,000 extents takes some MB, of which a task reads the head an
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain, islice
 from typing import Any, cast
 
 from compactor.heavy.plan.frames import (
     Directory,
+    Frame,
     FramesError,
     dump_json,
     encode_frames,
@@ -24,7 +26,7 @@ from compactor.heavy.plan.frames import (
 )
 from compactor.heavy.plan.units import HeavyPlan, PlanError, Stretch, Unit, UnitKind
 from compactor.planning.options import MergeMemory
-from compactor.planning.spec import MergeSpec, SpecError
+from compactor.planning.spec import MergeSpec, PartitionSpec, SpecError
 from metadata.contract.jobs import InputPartition
 from metadata.contract.leases import WriterLease
 from metadata.contract.leveled import LeveledExtent
@@ -50,11 +52,8 @@ def decode_plan(stored: bytes, *, cluster_id: str | None = None, fingerprint: st
     """
     directory = plan_directory(stored, fingerprint=fingerprint)
     plan = decode_head(piece(stored, directory.head), directory, cluster_id=cluster_id)
-    stretches = {
-        number: decode_stretch(piece(stored, frame), plan, directory, number)
-        for number, frame in enumerate(directory.frames)
-    }
-    return replace(plan, stretches=stretches)
+    frames = {number: piece(stored, frame) for number, frame in enumerate(directory.frames)}
+    return replace(plan, stretches=decode_stretches(frames, plan, directory))
 
 
 def plan_directory(beginning: bytes, *, fingerprint: str | None = None) -> Directory:
@@ -77,7 +76,7 @@ def check_beginning(beginning: bytes) -> None:
 
 def decode_head(stored: bytes | memoryview, directory: Directory, *, cluster_id: str | None = None) -> HeavyPlan:
     """The plan without stretches. `stored`: the bytes of the head. Raises PlanError."""
-    fields = _loaded(lambda: directory.head.body(stored))
+    fields = _loaded(directory.head, stored)
     for name, known in (("version", PLAN_VERSION), ("file_format", FORMAT_VERSION)):
         if fields.get(name) != known:
             label = name.replace("_", " ")
@@ -113,28 +112,30 @@ def decode_head(stored: bytes | memoryview, directory: Directory, *, cluster_id:
         raise PlanError(f"the plan cannot be read: {error!r}") from error
 
 
-def decode_stretch(stored: bytes | memoryview, plan: HeavyPlan, directory: Directory, number: int) -> Stretch:
-    """`stored`: the bytes of the frame. Raises PlanError."""
-    fields = _loaded(lambda: directory.frames[number].body(stored))
+def decode_stretches(
+    stored: Mapping[int, bytes | memoryview], plan: HeavyPlan, directory: Directory
+) -> Mapping[int, Stretch]:
+    """Some of the plan's stretches. `stored`: the bytes of their frames, by number. Raises PlanError."""
+    fields = [_loaded(directory.frames[number], body) for number, body in stored.items()]
     try:
-        files = {
-            id_: (key, level, size_bytes)
-            for id_, key, level, size_bytes in zip(
-                *_columns(fields["files"], (int, str, int, int), "files"), strict=True
+        stretches = [
+            Stretch(
+                extents=extents,
+                partitions={each.partition_id: each for each in map(_partition, each["partitions"])},
+                specs=_specs(plan, each["specs"]),
             )
-        }
-        partitions = {each.partition_id: each for each in map(_partition, fields["partitions"])}
-        specs = MergeSpec.from_json({**plan.spec.to_json(), "partitions": fields["specs"]}).partitions
-        extents = _extents(fields["extents"], files)
+            for each, extents in zip(fields, _extents(fields), strict=True)
+        ]
     except SpecError as error:
         raise PlanError(f"the plan cannot be used: {error.message}", remedy=error.remedy) from error
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise PlanError(f"the inputs of stretch {number} cannot be read: {error!r}") from error
-    missing = {extent.partition_id for extent in extents} - partitions.keys()
-    if missing or not extents:
-        what = f"extents of partition {min(missing)}, of which it says nothing" if missing else "no extents"
-        raise PlanError(f"a plan whose stretch {number} has {what}")
-    return Stretch(extents=extents, partitions=partitions, specs=specs)
+        raise PlanError(f"the inputs of a unit cannot be read: {error!r}") from error
+    for stretch in stretches:
+        missing = {extent.partition_id for extent in stretch.extents} - stretch.partitions.keys()
+        if missing or not stretch.extents:
+            what = f"extents of partition {min(missing)}, of which it says nothing" if missing else "no extents"
+            raise PlanError(f"a plan of which a stretch has {what}")
+    return dict(zip(stored, stretches, strict=True))
 
 
 # ---- the head
@@ -230,12 +231,35 @@ def _stretch_json(plan: HeavyPlan, stretch: Stretch) -> dict[str, Any]:
     }
 
 
-def _extents(stored: Any, files: Mapping[int, tuple[str, int, int]]) -> tuple[LeveledExtent, ...]:
+def _specs(plan: HeavyPlan, rows: Sequence[Any]) -> Mapping[int, PartitionSpec]:
+    return MergeSpec.from_json({**plan.spec.to_json(), "partitions": rows}).partitions if rows else {}
+
+
+_FILE_TYPES = ((int,), (str,), (int,), (int,))
+
+
+def _extents(stretches: Sequence[Mapping[str, Any]]) -> Iterator[tuple[LeveledExtent, ...]]:
+    """The extents of each stretch. Their columns are joined before they are checked, because a check costs more for
+    each column than for each value."""
+    ids, *facts = _joined([each["files"] for each in stretches], _FILE_TYPES, "files")
+    files = dict(zip(ids, zip(*facts, strict=True), strict=True))
     types = tuple(_EXTENT_TYPES[name] for name in _EXTENT_FIELDS)
-    columns = dict(zip(_EXTENT_FIELDS, _columns(stored, types, "extents"), strict=True))
+    columns = dict(zip(_EXTENT_FIELDS, _joined([each["extents"] for each in stretches], types, "extents"), strict=True))
     of_files = [files[file_id] for file_id in columns["file_id"]]
     columns |= zip(_FILE_FIELDS, zip(*of_files, strict=True), strict=False)
-    return tuple(map(LeveledExtent._make, zip(*(columns[name] for name in LeveledExtent._fields), strict=True)))
+    rows = map(LeveledExtent._make, zip(*(columns[name] for name in LeveledExtent._fields), strict=True))
+    for each in stretches:
+        yield tuple(islice(rows, len(each["extents"][0])))
+
+
+def _joined(parts: Sequence[Sequence[list[Any]]], types: Sequence[tuple[type, ...]], name: str) -> Sequence[list[Any]]:
+    """The columns of all parts, joined. Raises ValueError, TypeError."""
+    if not parts:
+        return [[] for _ in types]
+    for part in parts:
+        _check_shape(part, len(types), name)
+    columns = [list(chain.from_iterable(each)) for each in zip(*parts, strict=True)]
+    return _columns(columns, types, name)
 
 
 def _partition_row(each: InputPartition) -> list[Any]:
@@ -269,10 +293,10 @@ def _partition(row: Sequence[Any]) -> InputPartition:
 # ---- values
 
 
-def _loaded(body: Callable[[], bytes]) -> Mapping[str, Any]:
+def _loaded(frame: Frame, stored: bytes | memoryview) -> Mapping[str, Any]:
     """Raises PlanError."""
     try:
-        loaded = load_json(body())
+        loaded = load_json(frame.body(stored))
     except FramesError as error:
         raise PlanError(f"the plan cannot be read: {error.message}") from error
     except ValueError as error:
@@ -282,23 +306,26 @@ def _loaded(body: Callable[[], bytes]) -> Mapping[str, Any]:
     return cast("dict[str, Any]", loaded)
 
 
-def _columns(stored: Any, types: Sequence[type | tuple[type, ...]], name: str) -> Sequence[Sequence[Any]]:
+def _columns(stored: Any, types: Sequence[tuple[type, ...]], name: str) -> Sequence[list[Any]]:
     """Columns of equal length, whose values have exactly these types: a column is checked at once, not value by value.
 
     Raises ValueError, TypeError.
     """
     columns = cast("list[list[Any]]", stored)
-    if len(columns) != len(types) or len({len(column) for column in columns}) > 1:
-        raise ValueError(f"{name} in {len(columns)} columns of different lengths, or not {len(types)} of them")
-    for column, wanted in zip(columns, types, strict=True):
-        allowed = wanted if isinstance(wanted, tuple) else (wanted,)
+    _check_shape(columns, len(types), name)
+    for column, allowed in zip(columns, types, strict=True):
         # By `type`, because `bool` is an `int` for isinstance, but not a number of this format.
-        wrong = set(map(type, column)) - set(allowed)
+        wrong = set(map(type, column)).difference(allowed)
         if wrong:
             raise TypeError(f"{name} have a value of type {min(each.__name__ for each in wrong)}")
         if int in allowed:
             _check_bits(column)
     return columns
+
+
+def _check_shape(columns: Sequence[Sequence[Any]], count: int, name: str) -> None:
+    if len(columns) != count or len(set(map(len, columns))) > 1:
+        raise ValueError(f"{name} in {len(columns)} columns of different lengths, or not {count} of them")
 
 
 def _check_bits(column: Iterable[Any]) -> None:
@@ -308,7 +335,10 @@ def _check_bits(column: Iterable[Any]) -> None:
 
 
 def _int(value: Any) -> int:
-    _columns([[value]], (int,), "numbers")
+    if type(value) is not int:
+        raise TypeError(f"{value!r} is not a whole number")
+    if not -(2**63) <= value < 2**63:
+        raise ValueError(f"a whole number of {value.bit_length()} bits")
     return value
 
 

@@ -8,7 +8,7 @@ buffer is never cleared, so one record per key is left. A larger partition is cu
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -75,7 +75,7 @@ def cut(claimed: ClaimedJob, spec: MergeSpec, *, cluster_id: str, lease: WriterL
                         last_offset=some[-1].last_offset,
                     )
                 )
-        stretches += [_slice_inputs(some, claimed, spec) for some in slices]
+        stretches += _slice_inputs(slices, claimed, spec)
     sliced = {unit.partition_id for unit in units}
     deadline_ms = claimed.job.deadline_ms or claimed.now_ms
     plan = HeavyPlan(
@@ -164,14 +164,20 @@ def _merge_inputs(
     )
 
 
-def _slice_inputs(extents: Sequence[LeveledExtent], claimed: ClaimedJob, spec: MergeSpec) -> Stretch:
-    id_, base_offset, last_offset = extents[0].partition_id, extents[0].base_offset, extents[-1].last_offset
-    aborted = tuple(each for each in spec.partitions[id_].aborted if each[1] <= last_offset and each[2] >= base_offset)
-    return Stretch(
-        extents=tuple(extents),
-        partitions={id_: claimed.partitions[id_]},
-        specs={id_: replace(spec.partitions[id_], aborted=aborted)},
-    )
+def _slice_inputs(slices: Sequence[Sequence[LeveledExtent]], claimed: ClaimedJob, spec: MergeSpec) -> Iterator[Stretch]:
+    """The inputs of all slices of a partition. Each lists the aborted transactions that reach into it."""
+    id_ = slices[0][0].partition_id
+    waiting = deque(sorted(spec.partitions[id_].aborted, key=lambda each: each[1]))
+    reaching: list[tuple[int, int, int]] = []
+    for extents in slices:
+        while waiting and waiting[0][1] <= extents[-1].last_offset:
+            reaching.append(waiting.popleft())
+        reaching = [each for each in reaching if each[2] >= extents[0].base_offset]
+        yield Stretch(
+            extents=tuple(extents),
+            partitions={id_: claimed.partitions[id_]},
+            specs={id_: replace(spec.partitions[id_], aborted=tuple(reaching))},
+        )
 
 
 def _input_bytes(extents: Iterable[LeveledExtent]) -> int:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from compactor.heavy.combine import combine
 from compactor.heavy.manifest import ManifestMismatchError, UnitResult, check_result, decode_result
-from compactor.heavy.plan.codec import decode_head, decode_plan, decode_stretch, plan_directory
+from compactor.heavy.plan.codec import decode_head, decode_plan, decode_stretches, plan_directory
 from compactor.heavy.plan.cut import UnitSizes, cut, may_go_on
 from compactor.heavy.plan.frames import encode_frames, piece
 from compactor.heavy.plan.units import HeavyPlan, PlanError, UnitKind
@@ -257,8 +257,8 @@ def test_a_task_reads_the_head_and_the_inputs_of_its_unit_alone() -> None:
     head = decode_head(piece(plan.body, directory.head), directory)
     assert (head.units, head.fingerprint, head.stretches) == (plan.units, plan.fingerprint, {})
     for unit in head.units:
-        stretch = decode_stretch(piece(plan.body, directory.frames[unit.stretch]), head, directory, unit.stretch)
-        assert stretch == plan.stretch_of(unit)
+        stored_unit = piece(plan.body, directory.frames[unit.stretch])
+        assert decode_stretches({unit.stretch: stored_unit}, head, directory) == {unit.stretch: plan.stretch_of(unit)}
 
 
 def test_a_plan_of_the_release_before_is_refused_in_words() -> None:
