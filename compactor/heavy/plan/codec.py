@@ -116,6 +116,8 @@ def decode_stretches(
     stored: Mapping[int, bytes | memoryview], plan: HeavyPlan, directory: Directory
 ) -> Mapping[int, Stretch]:
     """Some of the plan's stretches. `stored`: the bytes of their frames, by number. Raises PlanError."""
+    if not stored:
+        return {}
     fields = [_loaded(directory.frames[number], body) for number, body in stored.items()]
     try:
         stretches = [
@@ -254,8 +256,6 @@ def _extents(stretches: Sequence[Mapping[str, Any]]) -> Iterator[tuple[LeveledEx
 
 def _joined(parts: Sequence[Sequence[list[Any]]], types: Sequence[tuple[type, ...]], name: str) -> Sequence[list[Any]]:
     """The columns of all parts, joined. Raises ValueError, TypeError."""
-    if not parts:
-        return [[] for _ in types]
     for part in parts:
         _check_shape(part, len(types), name)
     columns = [list(chain.from_iterable(each)) for each in zip(*parts, strict=True)]
