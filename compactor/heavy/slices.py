@@ -231,21 +231,21 @@ def slice_range(unit: Unit) -> tuple[int, int]:
 def join_slices(
     plan: HeavyPlan, partition_id: int, found: Sequence[KeysFound], survivors: Sequence[tuple[int, int]]
 ) -> PartitionKeys:
-    """Combines the reports of all slices, in order. `survivors`: (offsets, records from which they were chosen).
+    """Combines the reports of all slices, in order. `survivors`: (offsets, records with keys that were counted).
 
-    Raises ManifestMismatchError when these records are not as many as were entered.
+    Raises ManifestMismatchError when these records are not as many as were entered in the slice.
     """
-    entered, stood_for = sum(each.entered for each in found), sum(records for _, records in survivors)
-    if entered != stood_for:
-        raise ManifestMismatchError(
-            f"partition {partition_id} has {entered} records with keys, but its survivors were chosen from {stood_for}",
-            remedy=_PLANNED_AGAIN,
-        )
     whole_through = plan.whole_through[partition_id]
     judged_through = whole_through
     slices: list[SliceFacts] = []
     open_producers: set[int] = set()
-    for (unit, _), each, (offsets, _) in zip(slice_units(plan, partition_id), found, survivors, strict=True):
+    for (unit, _), each, (offsets, records) in zip(slice_units(plan, partition_id), found, survivors, strict=True):
+        if records != each.entered:
+            raise ManifestMismatchError(
+                f"unit {unit.number} of partition {partition_id} has {each.entered} records with keys, but {records}"
+                " were counted when its survivors were chosen",
+                remedy=_PLANNED_AGAIN,
+            )
         if offsets > each.entered:
             raise ManifestMismatchError(f"unit {unit.number} has {offsets} survivors of {each.entered} records")
         slices.append(

@@ -96,6 +96,7 @@ load_u32 = intrinsic(_reads)(_load(32, types.int64))
 load_i64 = intrinsic(_reads)(_load(64, types.int64))
 load_u64 = intrinsic(_reads_u64)(_load(64, types.uint64))
 load_u32_le = intrinsic(_reads)(_load(32, types.int64, big_endian=False))
+load_i64_le = intrinsic(_reads)(_load(64, types.int64, big_endian=False))
 load_u64_le = intrinsic(_reads_u64)(_load(64, types.uint64, big_endian=False))
 
 store_u8 = intrinsic(_writes)(_store(8, types.int64))

@@ -155,7 +155,7 @@ async def test_one_record_per_key_is_left_though_tasks_die_at_every_step(
     assert len(units) >= 3
     done = tmp_path / "died"
     done.mkdir()
-    keys_of_unit, written = full_dedupe.key_batches, full_dedupe.written_batches
+    read, write = full_dedupe.read_slice, full_dedupe.write_slice
 
     def dies_once(where: str) -> None:
         try:
@@ -164,25 +164,24 @@ async def test_one_record_per_key_is_left_though_tasks_die_at_every_step(
             return
         raise RuntimeError(f"died {where}")
 
-    def keys_of_dying(plan_url: str, numbers: Any, batches: Any) -> Any:
-        for batch in batches:
-            if batch.column(0).to_pylist() == [1]:
-                list(keys_of_unit(plan_url, numbers, iter([batch])))  # Spark lost its rows
-            for rows in keys_of_unit(plan_url, numbers, iter([batch])):
-                yield rows
-                if batch.column(0).to_pylist() == [0]:
-                    dies_once("between rows")
+    def read_dying(plan_url: str, numbers: Any, place: int) -> Any:
+        if place == 1:
+            list(read(plan_url, numbers, place))  # Spark lost its rows
+        for block in read(plan_url, numbers, place):
+            yield block
+            if place == 0:
+                dies_once("between rows")
 
-    def written_dying(plan_url: str, batches: Any) -> Any:
-        (told,) = written(plan_url, batches)
-        if told.num_rows:
+    def write_dying(plan_url: str, numbers: Any, place: int, found: Any) -> Any:
+        (told,) = write(plan_url, numbers, place, found)
+        if place == 1:
             dies_once("behind survivors")
         yield told
 
     # when the keys are grouped, and the slices rewritten
     with (
-        patch.object(full_dedupe, "key_batches", keys_of_dying),
-        patch.object(full_dedupe, "written_batches", written_dying),
+        patch.object(full_dedupe, "read_slice", read_dying),
+        patch.object(full_dedupe, "write_slice", write_dying),
     ):
         await asyncio.to_thread(full_dedupe.run, spark, plan, url)
     commit = await rewritten(store, plan)
@@ -234,7 +233,7 @@ async def test_a_scan_that_is_done_again_must_find_what_the_manifest_of_its_unit
     inputs, _ = await some_partition(store)
     plan, _ = await planned(inputs, tmp_path, slice_bytes=inputs.bytes // 3, keys_max=500)
     unit = plan.units_of(UnitKind.KEYS)[0]
-    rows = [len(block.offsets) async for _, block in full_dedupe._key_blocks(store, plan, unit.number)]
+    rows = [len(block.offsets) async for block in full_dedupe._key_blocks(store, plan, unit.number)]
     assert sum(rows) > 0
     extent = plan.extents_of(unit)[0]
     body = bytearray(await store.get(extent.key))

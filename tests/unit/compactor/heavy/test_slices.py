@@ -224,12 +224,12 @@ async def test_a_batch_that_the_first_try_could_not_read_is_left_out_by_the_seco
     assert again.found == known
 
 
-async def test_survivors_of_fewer_records_than_had_keys_are_refused() -> None:
+async def test_a_slice_of_which_fewer_records_were_counted_than_had_keys_is_refused_whatever_others_counted() -> None:
     _, plan = await three_slices()
     found = [KeysFound(batches=2, rows=8, records=8, dead_at_once=0) for _ in range(3)]
-    assert join_slices(plan, PARTITION_ID, found, [(0, 0), (0, 0), (5, 24)]).keys == 5
-    with pytest.raises(ManifestMismatchError, match="24 records with keys, but its survivors were chosen from 23"):
-        join_slices(plan, PARTITION_ID, found, [(0, 0), (0, 0), (5, 23)])
+    assert join_slices(plan, PARTITION_ID, found, [(0, 8), (0, 8), (5, 8)]).keys == 5
+    with pytest.raises(ManifestMismatchError, match="unit 1 of partition 7 has 8 records with keys, but 7"):
+        join_slices(plan, PARTITION_ID, found, [(0, 8), (0, 7), (5, 9)])
 
 
 async def test_producers_stay_open_until_their_marker_however_many_slices_lie_between() -> None:
@@ -238,7 +238,7 @@ async def test_producers_stay_open_until_their_marker_however_many_slices_lie_be
     opened = KeysFound(batches=2, rows=8, records=8, dead_at_once=0, opened=(1, 2, 3))
     closed = KeysFound(batches=2, rows=8, records=8, dead_at_once=0, opened=(4,), closed=(1,))
     last = KeysFound(batches=2, rows=8, records=8, dead_at_once=0)
-    keys = join_slices(plan, PARTITION_ID, [opened, closed, last], [(0, 0), (0, 0), (5, 24)])
+    keys = join_slices(plan, PARTITION_ID, [opened, closed, last], [(0, 8), (0, 8), (5, 8)])
     assert [each.open_before for each in keys.slices.values()] == [(), (1, 2, 3), (2, 3, 4)]
 
 
