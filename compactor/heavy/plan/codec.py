@@ -246,9 +246,11 @@ def _extents(stretches: Sequence[Mapping[str, Any]]) -> Iterator[tuple[LeveledEx
     ids, *facts = _joined([each["files"] for each in stretches], _FILE_TYPES, "files")
     files = dict(zip(ids, zip(*facts, strict=True), strict=True))
     types = tuple(_EXTENT_TYPES[name] for name in _EXTENT_FIELDS)
-    columns = dict(zip(_EXTENT_FIELDS, _joined([each["extents"] for each in stretches], types, "extents"), strict=True))
+    columns: dict[str, Sequence[Any]] = dict(
+        zip(_EXTENT_FIELDS, _joined([each["extents"] for each in stretches], types, "extents"), strict=True)
+    )
     of_files = [files[file_id] for file_id in columns["file_id"]]
-    columns |= zip(_FILE_FIELDS, zip(*of_files, strict=True), strict=False)
+    columns.update(zip(_FILE_FIELDS, zip(*of_files, strict=True), strict=False))
     rows = map(LeveledExtent._make, zip(*(columns[name] for name in LeveledExtent._fields), strict=True))
     for each in stretches:
         yield tuple(islice(rows, len(each["extents"][0])))

@@ -28,7 +28,7 @@ from compactor.heavy.plan.units import HeavyPlan, UnitKind
 from compactor.heavy.rewrite_slice import partition_keys_key, survivors_key
 from compactor.heavy.run_unit import run_unit
 from compactor.heavy.stored import plan_key, read_result, settle, store_plan
-from compactor.heavy.survivors import SurvivorsError
+from compactor.heavy.survivors import SliceId, SurvivorsError, SurvivorsWriter
 from compactor.planning.options import MergeMemory
 from compactor.planning.spec import MIB, MergeSpec
 from metadata.contract.jobs import CommitMerge
@@ -219,7 +219,7 @@ async def test_a_driver_goes_on_where_another_was_killed_and_refuses_what_does_n
         await run_unit(store, plan, unit.number, runtime=Runtime(clock=ManualClock(plan.claimed_ms)))
     # and so is a result of a REWRITE unit that disagrees with the keys
     await store.delete_many([key])
-    writer = full_dedupe._writer(plan, unit)
+    writer = SurvivorsWriter(SliceId(plan.fingerprint, PARTITION_ID, unit.base_offset, unit.last_offset))
     writer.add(last[-1:], 1)
     await put(store, key, writer.finish())
     with pytest.raises(ManifestMismatchError, match="survivors"):
