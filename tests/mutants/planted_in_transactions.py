@@ -66,15 +66,22 @@ TRANSACTIONS = (
     Mutant(
         name="one-slice-that-leaves-nothing-is-enough",
         file="compactor/heavy/combine.py",
-        text="gone = set(known.aborted_gone) & set(each.aborted_gone)",
-        replacement="gone = set(known.aborted_gone) | set(each.aborted_gone)",
+        text="left[each.partition_id] |= {marker",
+        replacement="left[each.partition_id] &= {marker",
+        tests=(_SLICES,),
+    ),
+    Mutant(
+        name="slices-do-not-list-transactions-that-begin-in-their-last-offset",
+        file="compactor/heavy/plan/cut.py",
+        text="waiting[0][1] <= extents[-1].last_offset",
+        replacement="waiting[0][1] < extents[-1].last_offset",
         tests=(_SLICES,),
     ),
     Mutant(
         name="slices-report-parts-of-transactions",
         file="compactor/heavy/combine.py",
-        text="if marker in gone and holds_live(inputs, first, marker))",
-        replacement="if marker in gone)",
+        text="if marker not in left and holds_live(inputs, first, marker))",
+        replacement="if marker not in left)",
         tests=(_SLICES,),
     ),
     Mutant(

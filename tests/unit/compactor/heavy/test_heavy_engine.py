@@ -4,6 +4,7 @@ cluster.
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -27,7 +28,7 @@ from runtime.clock import ManualClock
 from runtime.ids import SystemIds
 from runtime.runtime import Runtime
 from storage.cluster import ClusterFile, encode_cluster_file
-from storage.keys import CLUSTER_KEY, parse_file_key, unit_key
+from storage.keys import CLUSTER_KEY, PLAN_NAME, job_key, parse_file_key, unit_key
 from storage.memory import MemoryStore
 from tests.fixtures.heavy_merges import LIMIT_MS, HeavySystem, latest
 from wire.crc import crc32c
@@ -389,6 +390,27 @@ async def test_files_of_lost_tries_are_swept_and_those_of_finished_units_spared_
     assert await system.keys("l2/") == live
     assert await system.keys("jobs/") == set()
     assert await system.records(topic.partition_ids[0]) == system.written[topic.partition_ids[0]]
+
+
+async def test_a_plan_of_the_release_before_is_given_up_and_the_merge_planned_again(system: HeavySystem) -> None:
+    topic = await system.topic("plain", partitions=2)
+    for number in range(4):
+        await system.write(topic, [[(None, b"%d:%d" % (p, number))] for p in range(2)])
+    job_id = await system.merge_all(topic)
+    old = {"version": 3, "file_format": 1, "cluster_id": system.cluster_id, "job_id": job_id, "units": []}
+    body = zstandard.ZstdCompressor().compress(json.dumps(old).encode())
+    key = job_key(job_id, "ab" * 16, PLAN_NAME)
+    await system.store.put_if_absent(key, body, crc32c=crc32c(body))
+    # a driver that was submitted for it says why it does nothing
+    with pytest.raises(PlanError, match="older release"):
+        await StoredPlan.opened(system.store, key)
+    lease = await system.metadata.compactors.register_compactor("new")
+    commit = await system.engine(lease, system.submitter()).run(await system.claim(lease))
+    await system.metadata.compactors.commit_merge(commit)
+    assert await system.records(topic.partition_ids[0]) == system.written[topic.partition_ids[0]]
+    system.clock.advance_ms(HOUR_MS)
+    await system.janitor().sweep()
+    assert await system.keys("jobs/") == set()
 
 
 async def test_while_a_plan_of_a_live_job_cannot_be_read_no_merges_file_goes(system: HeavySystem) -> None:
