@@ -36,7 +36,7 @@ from compactor.heavy.slices import KeysFound, cut_reason
 from compactor.merging.cursors import WINDOW_BYTES, Cursors
 from compactor.merging.execute import check_formats
 from compactor.merging.kway_merge import InputExtent, MergeInputs
-from compactor.merging.windows import BatchWindow, Flags, KernelCaller, LateCorruptionError, windows
+from compactor.merging.windows import BatchWindow, Flags, KernelCaller, LateCorruptionError, PartCrcs, windows
 from compactor.planning.spec import MIB, PartitionSpec
 from runtime.errors import BadInputError
 from storage.objects import ObjectStore
@@ -191,6 +191,7 @@ class KeyScan:
             aborted=spec.aborted,
         )
         self._found: KeysFound | None = None
+        self._part_crcs: PartCrcs = {}
         self.gets = 0
         """Requests to the store; known once all blocks were read."""
 
@@ -228,7 +229,10 @@ class KeyScan:
             self.gets = cursors.requests
         # After the scan and before its result: bytes of a later format must fail the unit, not be flagged as corrupt.
         await check_formats(self._store, self._merge, flags.keys() - before)
-        self._found = collector.found(sorted((base, reason) for (_, base), reason in flags.items()))
+        self._found = replace(
+            collector.found(sorted((base, reason) for (_, base), reason in flags.items())),
+            parts=tuple(sorted((place[1], crc) for place, crc in self._part_crcs.items() if place not in flags)),
+        )
         if self._known is not None and self._known != self._found:
             raise ManifestMismatchError(
                 f"{self._inputs.name} from offset {self._inputs.extents[0].base_offset} was read again and is not as it"
@@ -249,7 +253,9 @@ class KeyScan:
             before = collector.state()
             is_whole = len(group) > 1 or not _is_streamed(group[0])
             try:
-                reading = windows(group, cursors, flags, self._kernels, collector.scan_window)
+                reading = windows(
+                    group, cursors, flags, self._kernels, collector.scan_window, part_crcs=self._part_crcs
+                )
                 async with aclosing(reading) as passing:
                     async for _ in passing:
                         if is_whole:  # each of these extents was checked whole before its first row was entered

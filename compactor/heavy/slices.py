@@ -50,6 +50,8 @@ class KeysFound:
     """Producers whose last transactional batch in the slice is data."""
     closed: tuple[int, ...] = ()
     """Producers whose last transactional batch in the slice is a marker."""
+    parts: tuple[tuple[int, int], ...] = ()
+    """(base offset, CRC-32C as it was read) of parts of extents, without flagged ones."""
 
     @property
     def entered(self) -> int:
@@ -75,6 +77,7 @@ class KeysFound:
             "unreadable_reason": self.unreadable_reason,
             "opened": list(self.opened),
             "closed": list(self.closed),
+            "parts": [list(each) for each in self.parts],
         }
 
     @staticmethod
@@ -93,6 +96,8 @@ class KeysFound:
                 unreadable_reason=str(stored["unreadable_reason"]),
                 opened=tuple(_int(each) for each in stored["opened"]),
                 closed=tuple(_int(each) for each in stored["closed"]),
+                # Left out by older programs, which never cut extents into parts.
+                parts=tuple((_int(base), _count(crc)) for base, crc in stored.get("parts", ())),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ManifestMismatchError(f"the details of a KEYS unit's manifest cannot be read: {error!r}") from error

@@ -44,7 +44,7 @@ async def erase_partition(
         except UnreadableBatchError as error:
             raise _unreadable(inputs, window, error) from error
 
-    reading = windows(inputs.extents, source, context.flags, context.kernels, erase)
+    reading = windows(inputs.extents, source, context.flags, context.kernels, erase, part_crcs=context.part_crcs)
     async with aclosing(reading) as passing:
         async for each in passing:
             if isinstance(each, FlaggedBytes):

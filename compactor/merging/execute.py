@@ -40,7 +40,7 @@ from compactor.merging.partition_merge import (
     copy_partition,
 )
 from compactor.merging.ranges import joined_ranges
-from compactor.merging.windows import Flags, KernelCaller, LateCorruptionError
+from compactor.merging.windows import Flags, KernelCaller, LateCorruptionError, PartCrcs
 from compactor.planning.options import MergeMemory
 from compactor.planning.spec import MergeKind, MergeSpec
 from metadata.contract.jobs import ClaimedJob, CleanedPartition, CommitMerge
@@ -91,6 +91,7 @@ class _Task(NamedTuple):
     spec: MergeSpec
     inputs: MergeInputs
     slices: Mapping[int, SliceSurvivors]
+    part_crcs: PartCrcs
 
 
 class MergeEngine:
@@ -131,11 +132,14 @@ class MergeEngine:
         keep_going: Callable[[], None] = never_stop,
         began_ms: int | None = None,
         slices: Mapping[int, SliceSurvivors] | None = None,
+        part_crcs: PartCrcs | None = None,
     ) -> CommitMerge:
         """The commit of the merge. `keep_going` is called at least once per window and may raise to stop the merge.
 
         `began_ms`: the metadata store's time now, if the claim is older; only keys and footers use it.
         `slices`: by partition id, for partitions whose inputs here are one slice of many; deduped by survivors.
+        `part_crcs`: gets the CRC-32C of every sound input that is a part of an extent. Before a commit, the caller
+        joins those of all parts of an extent and compares the result with the extent's.
 
         Raises MergeInputError for inputs that contradict the metadata, SpecError for a spec of another release,
         StoreUnavailableError, PutInDoubtError and StoreFullError (try again later), and the errors of `keep_going`.
@@ -150,7 +154,8 @@ class MergeEngine:
             if extent.flagged_reason is not None
         }
         before = frozenset(flags)
-        task, watch = _Task(claimed, spec, inputs, slices or {}), Watch(progress, keep_going)
+        crcs: PartCrcs = {} if part_crcs is None else part_crcs
+        task, watch = _Task(claimed, spec, inputs, slices or {}, crcs), Watch(progress, keep_going)
         for each in task.slices.values():
             flags = each.flags | flags
         asked_ms = self.clock.monotonic_ms()
@@ -166,6 +171,8 @@ class MergeEngine:
             try:
                 commit = await run.merge()
                 await check_formats(self.store, inputs, flags.keys() - before)
+                for place in flags:
+                    crcs.pop(place, None)
                 return commit
             except LateCorruptionError as error:
                 if error.extent.place in known:
@@ -203,7 +210,7 @@ class _Run:
         store_now_ms: Callable[[], int],
         watch: Watch,
     ) -> None:
-        claimed, spec, inputs, slices = task
+        claimed, spec, inputs, slices, part_crcs = task
         self._engine = engine
         self._slices = slices
         self._claimed = claimed
@@ -243,6 +250,7 @@ class _Run:
             files=inputs.files,
             kernels=engine.kernels,
             flags=flags,
+            part_crcs=part_crcs,
             totals=self._totals,
             steps=self._step,
             # The store's clock may have been ahead at one of the two: a horizon has passed only if both are past it.

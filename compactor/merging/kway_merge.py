@@ -22,6 +22,9 @@ from metadata.rules.packed_index import PackedIndexError, iter_index
 from runtime.errors import SiltstoneError
 from storage.objects import StoreUnavailableError
 
+PART_CRC32C = -1
+"""Stands for the CRC-32C of a part of an extent, which nobody has stored."""
+
 
 class MergeInputError(SiltstoneError):
     """An input contradicts the metadata: its object is gone or too short, or its offsets overlap another input's.
@@ -60,7 +63,7 @@ class InputExtent(NamedTuple):
     min_timestamp_ms: int
     max_timestamp_ms: int
     crc32c: int
-    """CRC-32C of all its bytes; 0 and meaningless in L0."""
+    """CRC-32C of all its bytes; 0 and meaningless in L0; PART_CRC32C for a part of an extent."""
     may_have_tombstones: bool
     flagged_reason: str | None
     uncompressed_bytes: int | None = None
@@ -73,6 +76,12 @@ class InputExtent(NamedTuple):
         """(partition, base offset), which identifies an input within a job. A position would not: an empty extent has
         the same position as the extent after it."""
         return self.partition_id, self.base_offset
+
+    @property
+    def is_part(self) -> bool:
+        """Whether it is whole blocks of a leveled extent, with the offsets up to the next part. Only the cut of a heavy
+        merge makes parts. `record_count` is an estimate then."""
+        return self.crc32c == PART_CRC32C
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

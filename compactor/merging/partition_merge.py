@@ -12,10 +12,10 @@ and skips it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from compactor.cleaning.bounds import CleanBounds, CleanedStats, ScanResult
 from compactor.cleaning.dedupe_buffer import DedupeBuffer
@@ -27,10 +27,12 @@ from compactor.merging.kway_merge import InputExtent, InputFile, PartitionInputs
 from compactor.merging.outputs import PartitionOutput
 from compactor.merging.windows import (
     BatchWindow,
+    Done,
     FlaggedBytes,
     Flags,
     KernelCaller,
     LateCorruptionError,
+    PartCrcs,
     flag_broken_batches,
     reason_of,
     windows,
@@ -47,6 +49,7 @@ from wire.batch import CorruptBatchError
 from wire.codecs import CodecError
 
 _log = get_logger(__name__)
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -93,6 +96,7 @@ class MergeContext(NamedTuple):
     files: Mapping[int, InputFile]
     kernels: KernelCaller
     flags: Flags
+    part_crcs: PartCrcs
     totals: MergeTotals
     steps: Steps
     now_ms: int
@@ -109,7 +113,7 @@ async def copy_partition(
     """Copies every batch as it is. Raises LateCorruptionError."""
     doing = f"copying {inputs.name}"
     context.totals.passes = max(context.totals.passes, 1)
-    reading = windows(inputs.extents, source, context.flags, context.kernels, _as_it_is)
+    reading = windows(inputs.extents, source, context.flags, context.kernels, _as_it_is, part_crcs=context.part_crcs)
     async with aclosing(reading) as passing:
         async for each in passing:
             if isinstance(each, FlaggedBytes):
@@ -146,7 +150,7 @@ async def write_flagged(context: MergeContext, output: PartitionOutput, flagged:
             reason=flagged.reason,
         )
     reason = flagged.reason
-    if extent.flagged_reason is None and not extent.is_l0:
+    if extent.flagged_reason is None and not extent.is_l0 and not extent.is_part:
         reason = with_written_crc(reason, extent.crc32c)  # the new row gets the CRC of the bytes as they are now
     await output.write_flagged(extent, flagged.data, reason, begins=flagged.begins, ends=flagged.ends)
 
@@ -200,6 +204,18 @@ class PartitionDedupe:
             self._context.steps(f"reading {self._inputs.name}", 0)
         return kept
 
+    def _windows(self, source: ByteSource, work: Callable[[BatchWindow], T]) -> AsyncGenerator[Done[T] | FlaggedBytes]:
+        context = self._context
+        return windows(
+            self._inputs.extents,
+            source,
+            context.flags,
+            context.kernels,
+            work,
+            part_crcs=context.part_crcs,
+            crcs_due=True,
+        )
+
     # The scan
 
     async def _scan(self, first: Cursors, kept: KeptBytes | None) -> PartitionCleaner:
@@ -251,8 +267,7 @@ class PartitionDedupe:
         def scan(window: BatchWindow) -> None:
             self._scan_window(cleaner, window, known)
 
-        reading = windows(self._inputs.extents, source, context.flags, context.kernels, scan, crcs_due=True)
-        async with aclosing(reading) as passing:
+        async with aclosing(self._windows(source, scan)) as passing:
             try:
                 async for each in passing:
                     context.steps(doing, len((each if isinstance(each, FlaggedBytes) else each.window).data))
@@ -288,8 +303,7 @@ class PartitionDedupe:
             except (CorruptBatchError, CodecError) as error:
                 raise LateCorruptionError(culprit(window, error), reason_of(error)) from error
 
-        reading = windows(self._inputs.extents, source, context.flags, context.kernels, rewrite, crcs_due=True)
-        async with aclosing(reading) as passing:
+        async with aclosing(self._windows(source, rewrite)) as passing:
             async for each in passing:
                 if isinstance(each, FlaggedBytes):
                     if each.extent.place not in known:

@@ -8,6 +8,9 @@ the reason, to be copied and never read. An extent too long to be in memory whol
 fails after its first window has left, `LateCorruptionError` is raised, and the merge starts again with that extent
 flagged.
 
+The CRC-32C of a part of an extent is in no metadata. It is handed out (`PartCrcs`), for the caller who knows all parts
+to join and compare. Until then, damage outside the batch CRCs may be in the part.
+
 Small inputs whose offsets touch are joined, up to 2 MiB (8 in L0), so that thousands of small inputs cost a few kernel
 calls.
 A batch that lies across two reads is carried over; a batch longer than a window makes that window longer. The work on a
@@ -104,6 +107,9 @@ class LateCorruptionError(SiltstoneError):
 
 Flags = dict[tuple[int, int], str]
 """`InputExtent.place` -> the reason why its bytes are not read as batches."""
+PartCrcs = dict[tuple[int, int], int]
+"""`InputExtent.place` of a part -> the CRC-32C of its bytes as they were read. A part that is read again must have the
+same, else it is corrupt."""
 
 
 class KernelCaller:
@@ -131,15 +137,18 @@ async def windows(
     kernels: KernelCaller,
     work: Callable[[BatchWindow], T],
     *,
+    part_crcs: PartCrcs,
     crcs_due: bool = False,
 ) -> AsyncGenerator[Done[T] | FlaggedBytes]:
     """One pass over a partition: runs `work` on each window, in order, on a thread.
 
-    The pass adds corrupt extents to `flags` and does not read extents that are in `flags` when it reaches them.
+    The pass adds corrupt extents to `flags` and does not read extents that are in `flags` when it reaches them. It adds
+    parts to `part_crcs`; the entry of a part that is in `flags` means nothing.
     `crcs_due`: `work` checks the CRC-32C of every batch; the check of the extent's CRC means nothing without that.
 
     Raises LateCorruptionError, and the errors of the source and of `work`.
     """
+    checks = _Checks(flags, part_crcs, crcs_due)
     group: list[tuple[InputExtent, Body]] = []
     group_bytes = 0
     for extent in extents:
@@ -153,7 +162,7 @@ async def windows(
             or len(group) >= JOINED_PIECES_MAX
         )
         if apart:
-            for each in await kernels.call(group_bytes, _group_done, group, flags, crcs_due, work):
+            for each in await kernels.call(group_bytes, _group_done, group, checks, work):
                 yield each
             group, group_bytes = [], 0
         if not streamed:
@@ -164,11 +173,11 @@ async def windows(
                 async for each in flagged:
                     yield each
         else:
-            async with aclosing(_streamed(extent, source, kernels, crcs_due, work)) as streamed_windows:
+            async with aclosing(_streamed(extent, source, kernels, checks, work)) as streamed_windows:
                 async for each in streamed_windows:
                     yield each
     if group:
-        for each in await kernels.call(group_bytes, _group_done, group, flags, crcs_due, work):
+        for each in await kernels.call(group_bytes, _group_done, group, checks, work):
             yield each
 
 
@@ -199,28 +208,26 @@ async def _flagged_bytes(extent: InputExtent, source: ByteSource, reason: str) -
 
 
 def _group_done(
-    group: Sequence[tuple[InputExtent, Body]], flags: Flags, crcs_due: bool, work: Callable[[BatchWindow], T]
+    group: Sequence[tuple[InputExtent, Body]], checks: _Checks, work: Callable[[BatchWindow], T]
 ) -> list[Done[T] | FlaggedBytes]:
-    found = _group_windows(group, flags, crcs_due)
+    found = _group_windows(group, checks)
     return [Done(each, work(each)) if isinstance(each, BatchWindow) else each for each in found]
 
 
-def _group_windows(
-    group: Sequence[tuple[InputExtent, Body]], flags: Flags, crcs_due: bool
-) -> list[BatchWindow | FlaggedBytes]:
+def _group_windows(group: Sequence[tuple[InputExtent, Body]], checks: _Checks) -> list[BatchWindow | FlaggedBytes]:
     """One window over all inputs; if a check fails, each input alone, so that only corrupt ones are flagged."""
     try:
-        return [_joined_window(group, crcs_due)]
+        return [_joined_window(group, checks)]
     except CorruptBatchError as error:
         if len(group) > 1:
             # The joined window does not tell which input is at fault, so each gets a window of its own.
-            return [each for one in group for each in _group_windows([one], flags, crcs_due)]
+            return [each for one in group for each in _group_windows([one], checks)]
         ((extent, data),) = group
-        flags[extent.place] = reason = reason_of(error)
+        checks.flags[extent.place] = reason = reason_of(error)
         return [FlaggedBytes(extent, reason, data, True, True)]
 
 
-def _joined_window(group: Sequence[tuple[InputExtent, Body]], crcs_due: bool) -> BatchWindow:
+def _joined_window(group: Sequence[tuple[InputExtent, Body]], checks: _Checks) -> BatchWindow:
     """Raises CorruptBatchError."""
     is_l0 = group[0][0].is_l0
     data: Body = group[0][1]
@@ -228,7 +235,7 @@ def _joined_window(group: Sequence[tuple[InputExtent, Body]], crcs_due: bool) ->
         data = _joined([data for _, data in group])  # a copy: offsets are stamped into it
     elif len(group) > 1:
         data = _joined([data for _, data in group])
-    table = read_batches(data, check_crc=not crcs_due)
+    table = read_batches(data, check_crc=not checks.crcs_due)
     starts = np.cumsum([0] + [extent.length for extent, _ in group])
     firsts = table.positions.searchsorted(starts)
     _check_borders(table, starts, firsts)
@@ -238,10 +245,10 @@ def _joined_window(group: Sequence[tuple[InputExtent, Body]], crcs_due: bool) ->
     else:
         crcs = runs_crc32c(data, table, firsts)
         for number, extent in enumerate(extents):
-            check_extent_crc(extent, int(crcs[number]))
+            checks.extent_crc(extent, int(crcs[number]))
             check_offsets(table, int(firsts[number]), int(firsts[number + 1]), extent, after=extent.base_offset - 1)
     pieces = [Piece(extent, int(firsts[number]), int(firsts[number + 1])) for number, extent in enumerate(extents)]
-    return BatchWindow(data, table, pieces, crcs_due)
+    return BatchWindow(data, table, pieces, checks.crcs_due)
 
 
 def _joined(pieces: Sequence[Body]) -> memoryview:
@@ -294,10 +301,10 @@ def _stamped(data: Body, table: BatchTable, extents: Sequence[InputExtent], firs
 
 
 async def _streamed(
-    extent: InputExtent, source: ByteSource, kernels: KernelCaller, crcs_due: bool, work: Callable[[BatchWindow], T]
+    extent: InputExtent, source: ByteSource, kernels: KernelCaller, checks: _Checks, work: Callable[[BatchWindow], T]
 ) -> AsyncGenerator[Done[T]]:
     """Raises LateCorruptionError, possibly after some windows have left."""
-    stream = _ExtentStream(extent, crcs_due=crcs_due)
+    stream = _ExtentStream(extent, checks)
 
     def done(chunk: Body) -> list[Done[T]]:
         return [Done(window, work(window)) for window in stream.windows(chunk)]
@@ -311,9 +318,9 @@ async def _streamed(
 class _ExtentStream:
     """Cuts one extent's bytes into windows at batches, and keeps the beginning of an incomplete batch."""
 
-    def __init__(self, extent: InputExtent, *, crcs_due: bool) -> None:
+    def __init__(self, extent: InputExtent, checks: _Checks) -> None:
         self._extent = extent
-        self._crcs_due = crcs_due
+        self._checks = checks
         self._carried: list[Body] = []
         self._carried_bytes = 0
         self._needed_bytes = 0
@@ -340,7 +347,7 @@ class _ExtentStream:
         found: list[BatchWindow] = []
         rest = b""
         for data in self._pieces():
-            table = read_batches(data, check_crc=not self._crcs_due, allow_cut=not is_last)
+            table = read_batches(data, check_crc=not self._checks.crcs_due, allow_cut=not is_last)
             rows = len(table.positions)
             end = int(table.positions[-1] + table.sizes[-1]) if rows else 0
             # A copy, so that the rest of one batch does not keep a whole window in memory.
@@ -350,9 +357,9 @@ class _ExtentStream:
                 self._last_offset = int(table.last_offsets[-1])
                 (self._crc32c,) = runs_crc32c(data, table, np.array([0, rows]), first_value=self._crc32c).tolist()
                 pieces = (Piece(self._extent, 0, rows),)
-                found.append(BatchWindow(memoryview(data)[:end], table, pieces, self._crcs_due))
+                found.append(BatchWindow(memoryview(data)[:end], table, pieces, self._checks.crcs_due))
         if is_last:
-            check_extent_crc(self._extent, self._crc32c)
+            self._checks.extent_crc(self._extent, self._crc32c)
         self._carried = [rest] if rest else []
         self._carried_bytes = len(rest)
         self._needed_bytes = self._whole_batch_bytes(rest)
@@ -387,10 +394,21 @@ class _ExtentStream:
 # Checks of an extent
 
 
-def check_extent_crc(extent: InputExtent, actual: int) -> None:
-    """Raises CorruptBatchError."""
-    if actual != extent.crc32c:
-        raise CorruptBatchError(f"its bytes have CRC-32C {actual:08x}, the metadata says {extent.crc32c:08x}")
+class _Checks(NamedTuple):
+    """The state of a pass that its checks read and change."""
+
+    flags: Flags
+    part_crcs: PartCrcs
+    crcs_due: bool
+
+    def extent_crc(self, extent: InputExtent, actual: int) -> None:
+        """Raises CorruptBatchError."""
+        if extent.is_part:
+            before = self.part_crcs.setdefault(extent.place, actual)
+            if actual != before:
+                raise CorruptBatchError(f"its bytes have CRC-32C {actual:08x}, but had {before:08x} when read before")
+        elif actual != extent.crc32c:
+            raise CorruptBatchError(f"its bytes have CRC-32C {actual:08x}, the metadata says {extent.crc32c:08x}")
 
 
 def check_offsets(table: BatchTable, first: int, end: int, extent: InputExtent, *, after: int) -> None:

@@ -1,7 +1,7 @@
 """A partition deduped in slices gives, batch for batch, the embedded engine's result with a large enough buffer.
 
 Hypothesis draws seeds and prints the one that fails. Each seed is a random partition (`cleaner_partitions.py`), cut at
-random into extents and slices, with some batches unreadable and some extents damaged.
+random into extents and slices, with some batches unreadable, some extents damaged, and some sound ones in parts.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ from compactor.heavy import key_scan
 from compactor.heavy.combine import join_cleaned
 from compactor.heavy.plan.units import UnitKind
 from compactor.merging import cursors, windows
+from metadata.contract.leveled import LeveledExtent
 from runtime.clock import ManualClock
 from storage.memory import MemoryStore
 from tests.fixtures.chance import examples
+from tests.fixtures.extent_parts import crc_of_parts, in_parts
 from tests.fixtures.record_batches import with_payload
 from tests.fixtures.sliced_partitions import (
+    PARTITION_ID,
     damage,
     engine_of,
     group_keys,
@@ -84,16 +87,25 @@ async def check(seed: int) -> None:
     batches = [unreadable(each, r) for each in partition.batches]
     store = MemoryStore(ManualClock(0))
     extents = await write_extents(store, random_extents(batches, r), r)
+    damaged: list[LeveledExtent] = []
     if r.random() < 0.3:
         full = [extent for extent in extents if extent.length]
-        for extent in r.sample(full, min(len(full), r.randint(1, 2))):
+        damaged = r.sample(full, min(len(full), r.randint(1, 2)))
+        for extent in damaged:
             await damage(store, extent, r.randrange(extent.length))
-    cuts = sorted(r.sample(range(1, len(extents)), r.randint(0, min(4, len(extents) - 1))))
+    in_slices = [
+        part
+        for extent in extents
+        for part in await in_parts(store, [extent], r, chance=0.0 if extent in damaged else 0.4)
+    ]
+    cuts = sorted(r.sample(range(1, len(in_slices)), r.randint(0, min(4, len(in_slices) - 1))))
     log_start = r.choice((extents[0].base_offset, extents[0].base_offset, extents[0].last_offset, 0))
-    plan = plan_of(extents, partition.bounds, cuts, log_start_offset=log_start, cursor_bytes=r.choice((2_000, 1 << 22)))
+    cursor_bytes = r.choice((2_000, 1 << 22))
+    one = plan_of(extents, partition.bounds, [], log_start_offset=log_start, cursor_bytes=cursor_bytes)
+    plan = plan_of(in_slices, partition.bounds, cuts, log_start_offset=log_start, cursor_bytes=cursor_bytes)
     with small_windows(r):
         # when the embedded engine dedupes it, and when its slices are deduped
-        whole = await engine_of(store, plan).run(in_one(plan))
+        whole = await engine_of(store, one).run(in_one(one))
         keys = await group_keys(store, plan)
         slices = await rewrite(store, plan)
     # then both leave the same batches and report the same about them
@@ -114,6 +126,10 @@ async def check(seed: int) -> None:
     for name in SUMMED:
         assert sum(each.summary[name] for each in slices) == whole.summary[name], name
     assert keys.keys == whole.summary["partition_keys_max"]
+    crcs = {(PARTITION_ID, base): crc for each in keys.slices.values() for base, crc in each.found.parts}
+    for extent in extents:
+        parts = [part for part in in_slices if part.extent_id == extent.extent_id]
+        assert len(parts) == 1 or crc_of_parts(parts, crcs) == extent.crc32c
 
 
 @settings(max_examples=examples(250), deadline=None)

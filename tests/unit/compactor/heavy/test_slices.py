@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from compactor.cleaning.bounds import CleanBounds
 from compactor.heavy.key_scan import keys_result, read_keys
 from compactor.heavy.manifest import ManifestMismatchError
+from compactor.heavy.plan.parts import parts_of
 from compactor.heavy.plan.units import HeavyPlan, PlanError, UnitKind
 from compactor.heavy.rewrite_slice import open_slice, read_keys_of, survivors_key
 from compactor.heavy.slices import KeysFound, join_slices
@@ -30,6 +31,7 @@ from compactor.merging.kway_merge import MergeInputError
 from runtime.clock import ManualClock
 from storage.memory import MemoryStore
 from tests.fixtures.cleaning import bounds_of
+from tests.fixtures.extent_parts import blocks_of, crc_of_parts
 from tests.fixtures.merge_inputs import keyed, stamped
 from tests.fixtures.sliced_partitions import (
     PARTITION_ID,
@@ -202,6 +204,36 @@ async def test_a_slice_that_reads_otherwise_the_second_time_ends_the_unit() -> N
     await damage(store, plan.extents[1], 100)
     with pytest.raises(ManifestMismatchError, match="read again and is not as it was"):
         await key_rows(read_keys(store, plan, unit, known, in_thread=False))
+
+
+async def test_parts_with_another_crc_than_the_first_try_read_end_the_unit() -> None:
+    # given a slice whose only extent is in two parts, of which its KEYS unit tells the CRC-32Cs
+    store, whole = await three_slices()
+    extent = whole.extents[1]
+    parts = parts_of(extent, await blocks_of(store, extent), [1])
+    unit = whole.units_of(UnitKind.KEYS)[1]
+    stretch = replace(whole.stretch_of(unit), extents=tuple(parts))
+    plan = replace(whole, stretches={**whole.stretches, unit.stretch: stretch})
+    scan = read_keys(store, plan, unit, None, in_thread=False)
+    rows = await key_rows(scan)
+    known = found_by(keys_result(plan, unit, scan, 0.0))
+    crcs = {(PARTITION_ID, base): crc for base, crc in known.parts}
+    assert crc_of_parts(parts, crcs) == extent.crc32c
+    # when a byte changes that no batch's own CRC-32C covers
+    await damage(store, extent, 15)
+    again = read_keys(store, plan, unit, known, in_thread=False)
+    with pytest.raises(ManifestMismatchError, match="parts"):
+        await key_rows(again)
+    # and a first try with the same bytes tells another CRC-32C
+    first = read_keys(store, plan, unit, None, in_thread=False)
+    assert await key_rows(first) == rows
+    assert [base for base, crc in first.found.parts if crcs[PARTITION_ID, base] != crc] == [8]
+    # and of a part with a wrong batch it tells none
+    await damage(store, extent, 100)
+    flagged = read_keys(store, plan, unit, None, in_thread=False)
+    assert [offset for _, offset in await key_rows(flagged)] == list(range(12, 16))
+    assert [base for base, _ in flagged.found.flagged] == [8]
+    assert [base for base, _ in flagged.found.parts] == [12]
 
 
 async def test_a_batch_that_the_first_try_could_not_read_is_left_out_by_the_second_which_can() -> None:
