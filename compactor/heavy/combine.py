@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from compactor.cleaning.unreadable import PARTITIONS_TOLD_MAX
-from compactor.heavy.manifest import ManifestMismatchError, UnitResult, check_result
+from compactor.heavy.manifest import ManifestMismatchError, UnitResult, check_parts, check_result
+from compactor.heavy.plan.parts import is_part
 from compactor.heavy.plan.units import HeavyPlan, Unit, UnitKind
 from compactor.merging.kway_merge import holds_live
 from compactor.merging.ranges import joined_ranges
 from metadata.contract.jobs import CleanedPartition, CommitMerge, OutputFile
+from metadata.contract.leveled import LeveledExtent
 from metadata.rules.jobs import UNREADABLE
+from runtime.errors import SiltstoneError
+from wire.crc import joined_crc32c
 
 _LARGEST = ("passes", "partition_keys_max")
 """Figures of which the largest counts; all other numbers of a summary are added up."""
@@ -21,10 +25,24 @@ _OF_KEYS = ("gets",)
 """The figures of KEYS units that count: their records and bytes are counted by the REWRITE units."""
 
 
+class PartsDamagedError(SiltstoneError):
+    """Extents that the plan divides are not what was written. Which records of a part are to blame is not known, so
+    nothing may be committed; a plan in which these extents stay whole copies them as they are."""
+
+    def __init__(self, extents: Sequence[LeveledExtent]) -> None:
+        first = extents[0]
+        super().__init__(
+            f"{first.key!r}, partition {first.partition_id}, offset {first.base_offset}: its parts are not as they were"
+            f" written ({len(extents)} such extents)"
+        )
+        self.extent_ids = frozenset(each.extent_id for each in extents)
+
+
 def combine(plan: HeavyPlan, results: Mapping[int, UnitResult], *, epoch: int) -> CommitMerge:
     """`results`: the result of every unit of the plan, by unit; `epoch`: the epoch of the claim that commits.
 
-    Raises ManifestMismatchError for missing results and for results that do not fit the plan's units.
+    Raises ManifestMismatchError for missing results and for results that do not fit the plan's units;
+    PartsDamagedError.
     """
     missing = sorted({unit.number for unit in plan.units} - results.keys())
     if missing:
@@ -35,10 +53,13 @@ def combine(plan: HeavyPlan, results: Mapping[int, UnitResult], *, epoch: int) -
     for unit in plan.units:
         result = results[unit.number]
         check_result(plan, unit, result)
+        check_parts(plan, unit, result)
         outputs += result.outputs
         cleaned += ((unit, each) for each in result.cleaned)
         for partition_id, covered in result.covered.items():
             ranges[partition_id] += covered
+    _check_parts(plan, results)
+    _check_records(plan, outputs)
     if len({each.key for each in outputs}) != len(outputs):
         raise ManifestMismatchError(f"two units of job {plan.job_id} name the same output")
     return CommitMerge(
@@ -51,6 +72,56 @@ def combine(plan: HeavyPlan, results: Mapping[int, UnitResult], *, epoch: int) -
         summary=_summary(plan, results),
         commit_by_ms=plan.commit_by_ms,
     )
+
+
+def _check_parts(plan: HeavyPlan, results: Mapping[int, UnitResult]) -> None:
+    """Raises PartsDamagedError for extents whose parts were found corrupt, or have another CRC-32C together."""
+    # Keys and records were read apart, and each read may have met other bytes.
+    read: dict[bool, dict[tuple[int, int], int | None]] = {True: {}, False: {}}
+    for unit in plan.units:
+        read[unit.kind is UnitKind.KEYS] |= {
+            (part.partition_id, part.base_offset): part.crc32c for part in results[unit.number].parts
+        }
+    damaged = [
+        extent
+        for extent in plan.divided
+        if not _is_sound(extent, plan.parts[extent.extent_id], read[False])
+        or (extent.partition_id in plan.sliced and not _is_sound(extent, plan.parts[extent.extent_id], read[True]))
+    ]
+    if damaged:
+        raise PartsDamagedError(damaged)
+
+
+def _is_sound(
+    extent: LeveledExtent, parts: Sequence[LeveledExtent], crcs: Mapping[tuple[int, int], int | None]
+) -> bool:
+    joined = 0
+    for part in parts:
+        crc = crcs[part.partition_id, part.base_offset]
+        if crc is None:
+            return False
+        joined = joined_crc32c(joined, crc, part.length)
+    return joined == extent.crc32c
+
+
+def _check_records(plan: HeavyPlan, outputs: Iterable[OutputFile]) -> None:
+    """Raises ManifestMismatchError unless copied partitions whose extents were divided have all their records. Other
+    partitions were checked unit by unit."""
+    copied = {each.partition_id for each in plan.divided} - plan.partition_specs.keys()
+    written: Counter[int] = Counter()
+    for file in outputs:
+        for each in file.extents:
+            written[each.partition_id] += each.record_count
+    held: Counter[int] = Counter()
+    for each in (*plan.divided, *plan.extents):
+        if each.partition_id in copied and not is_part(each):
+            held[each.partition_id] += each.record_count
+    for partition_id in sorted(copied):
+        if written[partition_id] != held[partition_id]:
+            raise ManifestMismatchError(
+                f"the outputs of job {plan.job_id} hold {written[partition_id]} records of partition {partition_id},"
+                f" its inputs {held[partition_id]}"
+            )
 
 
 def join_cleaned(plan: HeavyPlan, reported: Iterable[tuple[Unit, CleanedPartition]]) -> Sequence[CleanedPartition]:

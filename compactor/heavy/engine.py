@@ -7,6 +7,9 @@ compactor has claimed the job meanwhile, the driver may be that compactor's by n
 any point leaves the plan and the manifests of finished units; the next claim of the job, by any compactor, continues
 with them.
 
+Units may end inside an extent. Its CRC-32C is checked when all its parts were read, and if it is wrong, the merge is
+planned again with that extent whole, which one unit then finds corrupt and copies, as the embedded engine does.
+
 The manifests are the truth about finished units, and the driver's state is only a hint. If a driver ends before all
 manifests are there, another one is started, a few times; if it fails after the last manifest, its work is done. If a
 driver ends and a unit has left a failure note (`compactor/heavy/failures.py`), the merge ends as it would in this
@@ -26,10 +29,11 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple, ParamSpec, TypeVar
 
-from compactor.heavy.combine import combine
+from compactor.heavy.blocks import read_blocks
+from compactor.heavy.combine import PartsDamagedError, combine
 from compactor.heavy.failures import failure_of_all, stored_failures, stored_unread, unread_of_all
 from compactor.heavy.manifest import ManifestMismatchError, UnitResult, check_result, decode_result
-from compactor.heavy.plan.cut import UnitSizes, cut, may_go_on
+from compactor.heavy.plan.cut import Blocks, UnitSizes, cut, long_extents, may_go_on
 from compactor.heavy.plan.units import HeavyPlan
 from compactor.heavy.stored import store_plan, stored_plans
 from compactor.heavy.submitter import Phase, Submission, SubmissionState, Submitter, SubmitUnavailableError
@@ -153,43 +157,59 @@ class HeavyEngine:
         name, size_bytes = self._submitter.name, sum(each.length for each in claimed.extents)
         progress(Progress(0.0, f"{name}: making the plan", 0, size_bytes, name))
         asked_ms = self._clock.monotonic_ms()
-        stored = await self._plan(claimed)
-        plan = stored.plan
-        if not plan.units:
-            return await self._embedded.run(claimed, progress=progress, keep_going=keep_going)
-        run = _HeavyRun(
-            stored,
-            store=self._store,
-            submitter=self._submitter,
-            clock=self._clock,
-            timing=_Timing(
-                poll_ms=max(self._options.poll_ms, POLL_MS_PER_UNIT * len(plan.units)),
-                ends_ms=asked_ms + plan.commit_by_ms - claimed.now_ms,
-            ),
-            watch=Watch(progress, keep_going),
-        )
-        results = await run.all_results()
-        commit = await _off_loop(len(plan.extents), combine, plan, results, epoch=claimed.job.epoch)
-        return replace(commit, summary={**commit.summary, "engine": name})
+        watch = Watch(progress, keep_going)
+        damaged: frozenset[int] = frozenset()
+        while True:
+            stored = await self._plan(claimed, damaged, keep_going)
+            plan = stored.plan
+            if not plan.units:
+                return await self._embedded.run(claimed, progress=progress, keep_going=keep_going)
+            run = _HeavyRun(
+                stored,
+                store=self._store,
+                submitter=self._submitter,
+                clock=self._clock,
+                timing=_Timing(
+                    poll_ms=max(self._options.poll_ms, POLL_MS_PER_UNIT * len(plan.units)),
+                    ends_ms=asked_ms + plan.commit_by_ms - claimed.now_ms,
+                ),
+                watch=watch,
+            )
+            try:
+                results = await run.all_results()
+                commit = await _off_loop(len(plan.extents), combine, plan, results, epoch=claimed.job.epoch)
+            except PartsDamagedError as error:
+                # Ends: the next plan divides none of these extents. After a crash the manifests tell it again.
+                _log.warning("a heavy merge is planned again", job=plan.job_id, reason=error.message)
+                damaged |= error.extent_ids
+                continue
+            return replace(commit, summary={**commit.summary, "engine": name})
 
-    async def _plan(self, claimed: ClaimedJob) -> _StoredPlan:
-        """A stored plan that may be continued, else a new one, which is stored unless it has no units."""
+    async def _plan(self, claimed: ClaimedJob, damaged: frozenset[int], keep_going: Callable[[], None]) -> _StoredPlan:
+        """A stored plan that may be continued, else a new one, which is stored unless it has no units.
+
+        `damaged`: ids of extents that must stay whole.
+        """
         spec = MergeSpec.from_json(claimed.job.spec)
         job_id = claimed.job.job_id
         for plan in await stored_plans(self._store, job_id, cluster_id=self._cluster_id):
-            if may_go_on(plan, claimed, spec, cluster_id=self._cluster_id):
+            fits = damaged.isdisjoint(each.extent_id for each in plan.divided)
+            if fits and may_go_on(plan, claimed, spec, cluster_id=self._cluster_id):
                 _log.info("a heavy merge goes on", job=job_id, plan=plan.fingerprint, units=len(plan.units))
                 break
         else:
-            plan = await _off_loop(len(claimed.extents), self._cut, claimed, spec)
+            wanted = await _off_loop(len(claimed.extents), long_extents, claimed, spec, self._options)
+            sound = [each for each in wanted if each.extent_id not in damaged]
+            blocks = await read_blocks(self._store, sound, keep_going=keep_going)
+            plan = await _off_loop(len(claimed.extents), self._cut, claimed, spec, blocks)
             if not plan.units:
                 return _StoredPlan(plan, "")
             _log.info("a heavy merge is planned", job=job_id, plan=plan.fingerprint, units=len(plan.units))
         key = await store_plan(self._store, plan)
         return _StoredPlan(plan, key if self._store_url is None else object_url(self._store_url, key))
 
-    def _cut(self, claimed: ClaimedJob, spec: MergeSpec) -> HeavyPlan:
-        return cut(claimed, spec, cluster_id=self._cluster_id, lease=self._lease, sizes=self._options)
+    def _cut(self, claimed: ClaimedJob, spec: MergeSpec, blocks: Blocks) -> HeavyPlan:
+        return cut(claimed, spec, cluster_id=self._cluster_id, lease=self._lease, sizes=self._options, blocks=blocks)
 
 
 async def _off_loop(extents: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from compactor.cleaning.bounds import CleanBounds
 from compactor.cleaning.partition_cleaner import PartitionCleaner, ScanPass
 from compactor.cleaning.unreadable import UnreadableBatches
-from compactor.heavy.manifest import ManifestMismatchError, UnitResult
+from compactor.heavy.manifest import ManifestMismatchError, UnitResult, parts_read
 from compactor.heavy.plan.units import HeavyPlan, Unit, UnitKind
 from compactor.heavy.slices import KeysFound, cut_reason
 from compactor.merging.cursors import WINDOW_BYTES, Cursors
@@ -191,7 +191,8 @@ class KeyScan:
             aborted=spec.aborted,
         )
         self._found: KeysFound | None = None
-        self._part_crcs: PartCrcs = {}
+        self.part_crcs: PartCrcs = {}
+        """As they were read, by (partition, base offset); without those of flagged parts once all blocks were read."""
         self.gets = 0
         """Requests to the store; known once all blocks were read."""
 
@@ -229,9 +230,11 @@ class KeyScan:
             self.gets = cursors.requests
         # After the scan and before its result: bytes of a later format must fail the unit, not be flagged as corrupt.
         await check_formats(self._store, self._merge, flags.keys() - before)
+        for place in flags:
+            self.part_crcs.pop(place, None)
         self._found = replace(
             collector.found(sorted((base, reason) for (_, base), reason in flags.items())),
-            parts=tuple(sorted((place[1], crc) for place, crc in self._part_crcs.items() if place not in flags)),
+            parts=tuple(sorted((base, crc) for (_, base), crc in self.part_crcs.items())),
         )
         if self._known is not None and self._known != self._found:
             raise ManifestMismatchError(
@@ -253,9 +256,7 @@ class KeyScan:
             before = collector.state()
             is_whole = len(group) > 1 or not _is_streamed(group[0])
             try:
-                reading = windows(
-                    group, cursors, flags, self._kernels, collector.scan_window, part_crcs=self._part_crcs
-                )
+                reading = windows(group, cursors, flags, self._kernels, collector.scan_window, part_crcs=self.part_crcs)
                 async with aclosing(reading) as passing:
                     async for _ in passing:
                         if is_whole:  # each of these extents was checked whole before its first row was entered
@@ -322,5 +323,6 @@ def keys_result(plan: HeavyPlan, unit: Unit, scan: KeyScan, seconds: float) -> U
         cleaned=(),
         summary={"gets": scan.gets},
         seconds=seconds,
+        parts=parts_read(plan.extents_of(unit), scan.part_crcs),
         details=scan.found.to_json(),
     )

@@ -7,29 +7,46 @@ names the outputs of other tries, so they go with the orphans.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import zstandard
 
 from compactor.heavy.plan.frames import FramesError, decompress, load_json
+from compactor.heavy.plan.parts import is_part
 from compactor.heavy.plan.units import HeavyPlan, Unit, UnitKind
 from compactor.merging.kway_merge import class_of
 from compactor.merging.ranges import joined_ranges
 from metadata.contract.jobs import CleanedPartition, OutputExtent, OutputFile
-from metadata.contract.leveled import FileClass
+from metadata.contract.leveled import FileClass, LeveledExtent
 from metadata.rules.jobs import UNREADABLE
 from runtime.errors import SiltstoneError
 from storage.keys import BadKeyError, parse_file_key
 
-MANIFEST_VERSION = 3
+MANIFEST_VERSION = 4
+"""4: the CRC-32Cs of parts."""
 MANIFEST_BYTES_MAX = 256 << 20
 SECONDS_MAX = 1e9
 
 
 class ManifestMismatchError(SiltstoneError):
     """The object is not a manifest, or not that of this plan and unit. Nothing of the job may be committed."""
+
+
+class PartRead(NamedTuple):
+    """A part of an extent (`compactor/heavy/plan/parts.py`), as a unit read it."""
+
+    partition_id: int
+    base_offset: int
+    crc32c: int | None
+    """None = it was found corrupt."""
+
+
+def parts_read(extents: Iterable[LeveledExtent], crcs: Mapping[tuple[int, int], int]) -> Sequence[PartRead]:
+    """For a unit with these inputs. `crcs`: by (partition, base offset), those of sound parts."""
+    places = [(each.partition_id, each.base_offset) for each in extents if is_part(each)]
+    return tuple(PartRead(*place, crcs.get(place)) for place in places)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +64,8 @@ class UnitResult:
     summary: Mapping[str, Any]
     """Numbers, by the names of `CommitMerge.summary`."""
     seconds: float
+    parts: Sequence[PartRead] = ()
+    """The inputs that are parts, in order."""
     details: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Facts that only a unit of this kind reports. JSON."""
 
@@ -68,6 +87,7 @@ class UnitResult:
             ],
             "summary": dict(self.summary),
             "seconds": self.seconds,
+            "parts": [list(each) for each in self.parts],
             "details": dict(self.details),
         }
 
@@ -102,6 +122,10 @@ def decode_result(stored: bytes) -> UnitResult:
             ),
             summary=_summary(fields["summary"]),
             seconds=_seconds(fields["seconds"]),
+            parts=tuple(
+                PartRead(_int(id_), _int(base), None if crc is None else _int(crc))
+                for id_, base, crc in fields["parts"]
+            ),
             details=dict(fields["details"]),
         )
     except FramesError as error:
@@ -142,10 +166,22 @@ def check_result(plan: HeavyPlan, unit: Unit, result: UnitResult) -> None:
         listed = {marker for _, _, marker in stretch.specs[each.partition_id].aborted}
         if not listed.issuperset(each.aborted_gone):
             raise refuse(f"it reports aborted transactions of partition {each.partition_id} that its plan does not")
-    # Copied partitions only: a dedupe drops records, and may drop all of them.
-    records_in = sum(each.record_count for each in plan.extents_of(unit) if each.partition_id not in deduped)
-    if records_in != sum(each.record_count for each in written if each.partition_id not in deduped):
+    # Copied partitions only: a dedupe drops records, and may drop all of them. Nobody knows how many a part has; those
+    # of whole partitions are compared when all units are done.
+    unknown = deduped | {each.partition_id for each in plan.extents_of(unit) if is_part(each)}
+    records_in = sum(each.record_count for each in plan.extents_of(unit) if each.partition_id not in unknown)
+    if records_in != sum(each.record_count for each in written if each.partition_id not in unknown):
         raise refuse("its outputs hold more or fewer records of copied partitions than its extents")
+
+
+def check_parts(plan: HeavyPlan, unit: Unit, result: UnitResult) -> None:
+    """Raises ManifestMismatchError for a result that tells of other parts than the unit has. A driver, which has not
+    the inputs of KEYS units, checks their results without this."""
+    if [each[:2] for each in result.parts] != [each[:2] for each in parts_read(plan.extents_of(unit), {})]:
+        raise ManifestMismatchError(
+            f"the manifest of unit {unit.number} of job {plan.job_id}: it tells of other parts of extents than its unit"
+            " has"
+        )
 
 
 def _problem(plan: HeavyPlan, classes: Mapping[int, FileClass], file: OutputFile) -> str:

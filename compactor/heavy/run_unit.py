@@ -16,11 +16,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from compactor.heavy.failures import failure_told
-from compactor.heavy.manifest import UnitResult, check_result
+from compactor.heavy.manifest import UnitResult, check_result, parts_read
 from compactor.heavy.plan.units import HeavyPlan, PlanError, Unit, UnitKind
 from compactor.heavy.rewrite_slice import open_slice
 from compactor.heavy.stored import check_stands, read_result, settle, store_time_ms
 from compactor.merging.execute import MergeEngine
+from compactor.merging.windows import PartCrcs
 from runtime.runtime import Runtime
 from storage.objects import ObjectStore
 
@@ -61,7 +62,10 @@ async def _merge(store: ObjectStore, plan: HeavyPlan, unit: Unit, *, runtime: Ru
         in_thread=in_thread,
     )
     slices = {} if unit.partition_id is None else {unit.partition_id: await open_slice(store, plan, unit)}
-    commit = await engine.run(plan.claimed(unit), began_ms=store_time_ms(plan, runtime.clock), slices=slices)
+    crcs: PartCrcs = {}
+    commit = await engine.run(
+        plan.claimed(unit), began_ms=store_time_ms(plan, runtime.clock), slices=slices, part_crcs=crcs
+    )
     return UnitResult(
         plan=plan.fingerprint,
         unit=unit.number,
@@ -71,4 +75,5 @@ async def _merge(store: ObjectStore, plan: HeavyPlan, unit: Unit, *, runtime: Ru
         cleaned=commit.cleaned,
         summary=commit.summary,
         seconds=0.0,
+        parts=parts_read(plan.extents_of(unit), crcs),
     )

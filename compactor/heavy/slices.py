@@ -96,8 +96,7 @@ class KeysFound:
                 unreadable_reason=str(stored["unreadable_reason"]),
                 opened=tuple(_int(each) for each in stored["opened"]),
                 closed=tuple(_int(each) for each in stored["closed"]),
-                # Left out by older programs, which never cut extents into parts.
-                parts=tuple((_int(base), _count(crc)) for base, crc in stored.get("parts", ())),
+                parts=tuple((_int(base), _count(crc)) for base, crc in stored["parts"]),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ManifestMismatchError(f"the details of a KEYS unit's manifest cannot be read: {error!r}") from error

@@ -51,6 +51,13 @@ def test_nothing_is_lost_and_nothing_comes_back_in_any_history() -> None:
     assert not (missing := MUST_HAPPEN - counts.keys()), f"never happened: {sorted(missing)}"
 
 
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Units end inside extents too: blocks, between which they may be cut, are of one batch or some."""
+    monkeypatch.setattr("storage.format.file_writer.BLOCK_BYTES", 1)
+
+
+@pytest.mark.usefixtures("small_blocks")
 def test_nothing_is_lost_and_nothing_comes_back_where_merges_are_cut_into_units() -> None:
     counts, failed = run_seeds(range(6), NO_HABITS, heavy=True)
     more, more_failed = run_seeds(range(6, 12), PARTIAL, heavy=True)
@@ -62,6 +69,7 @@ def test_nothing_is_lost_and_nothing_comes_back_where_merges_are_cut_into_units(
 
 @pytest.mark.soak
 @pytest.mark.timeout(3000)
+@pytest.mark.usefixtures("small_blocks")
 def test_nothing_is_lost_and_nothing_comes_back_where_very_many_merges_are_cut_into_units() -> None:
     _, failed = run_seeds(range(SOAK_FROM, SOAK_FROM + SOAK_SEEDS // 20), NO_HABITS, heavy=True)
     _, more = run_seeds(range(SOAK_FROM + SOAK_SEEDS // 2, SOAK_FROM + 11 * SOAK_SEEDS // 20), PARTIAL, heavy=True)

@@ -125,8 +125,11 @@ def decode_stretches(
                 extents=extents,
                 partitions={each.partition_id: each for each in map(_partition, each["partitions"])},
                 specs=_specs(plan, each["specs"]),
+                divided=divided,
             )
-            for each, extents in zip(fields, _extents(fields), strict=True)
+            for each, extents, divided in zip(
+                fields, _extents(fields, "extents"), _extents(fields, "divided"), strict=True
+            )
         ]
     except SpecError as error:
         raise PlanError(f"the plan cannot be used: {error.message}", remedy=error.remedy) from error
@@ -223,14 +226,22 @@ _EXTENT_TYPES: Mapping[str, tuple[type, ...]] = {
 def _stretch_json(plan: HeavyPlan, stretch: Stretch) -> dict[str, Any]:
     files = {extent.file_id: (extent.key, extent.level, extent.file_size_bytes) for extent in stretch.extents}
     rows = [(file_id, *facts) for file_id, facts in sorted(files.items())]
-    names = LeveledExtent._fields
-    columns = dict(zip(names, zip(*stretch.extents, strict=True), strict=True))
     return {
         "files": list(zip(*rows, strict=True)),
         "partitions": [_partition_row(each) for _, each in sorted(stretch.partitions.items())],
         "specs": replace(plan.spec, partitions=stretch.specs).to_json()["partitions"],
-        "extents": [columns[name] for name in _EXTENT_FIELDS],
+        "extents": _extent_columns(stretch.extents),
+        # Their files are those of their parts.
+        "divided": _extent_columns(stretch.divided),
     }
+
+
+def _extent_columns(extents: Sequence[LeveledExtent]) -> list[Sequence[Any]]:
+    """[] for no extents."""
+    if not extents:
+        return []
+    columns = dict(zip(LeveledExtent._fields, zip(*extents, strict=True), strict=True))
+    return [columns[name] for name in _EXTENT_FIELDS]
 
 
 def _specs(plan: HeavyPlan, rows: Sequence[Any]) -> Mapping[int, PartitionSpec]:
@@ -240,20 +251,21 @@ def _specs(plan: HeavyPlan, rows: Sequence[Any]) -> Mapping[int, PartitionSpec]:
 _FILE_TYPES = ((int,), (str,), (int,), (int,))
 
 
-def _extents(stretches: Sequence[Mapping[str, Any]]) -> Iterator[tuple[LeveledExtent, ...]]:
+def _extents(stretches: Sequence[Mapping[str, Any]], name: str) -> Iterator[tuple[LeveledExtent, ...]]:
     """The extents of each stretch. Their columns are joined before they are checked, because a check costs more for
     each column than for each value."""
-    ids, *facts = _joined([each["files"] for each in stretches], _FILE_TYPES, "files")
-    files = dict(zip(ids, zip(*facts, strict=True), strict=True))
-    types = tuple(_EXTENT_TYPES[name] for name in _EXTENT_FIELDS)
-    columns: dict[str, Sequence[Any]] = dict(
-        zip(_EXTENT_FIELDS, _joined([each["extents"] for each in stretches], types, "extents"), strict=True)
-    )
-    of_files = [files[file_id] for file_id in columns["file_id"]]
-    columns.update(zip(_FILE_FIELDS, zip(*of_files, strict=True), strict=False))
-    rows = map(LeveledExtent._make, zip(*(columns[name] for name in LeveledExtent._fields), strict=True))
+    held = [each[name] for each in stretches if each[name]]
+    rows: Iterator[LeveledExtent] = iter(())
+    if held:
+        ids, *facts = _joined([each["files"] for each in stretches], _FILE_TYPES, "files")
+        files = dict(zip(ids, zip(*facts, strict=True), strict=True))
+        types = tuple(_EXTENT_TYPES[name] for name in _EXTENT_FIELDS)
+        columns: dict[str, Sequence[Any]] = dict(zip(_EXTENT_FIELDS, _joined(held, types, name), strict=True))
+        of_files = [files[file_id] for file_id in columns["file_id"]]
+        columns.update(zip(_FILE_FIELDS, zip(*of_files, strict=True), strict=False))
+        rows = map(LeveledExtent._make, zip(*(columns[name] for name in LeveledExtent._fields), strict=True))
     for each in stretches:
-        yield tuple(islice(rows, len(each["extents"][0])))
+        yield tuple(islice(rows, len(each[name][0]) if each[name] else 0))
 
 
 def _joined(parts: Sequence[Sequence[list[Any]]], types: Sequence[tuple[type, ...]], name: str) -> Sequence[list[Any]]:

@@ -1,9 +1,10 @@
 """The cut of a claimed merge into units, and the check whether a stored plan may be continued. Pure.
 
-Cuts lie between extents, and the extents stay in order of (partition, base offset). So units are disjoint, together
-they make up the job, and outputs of two units never overlap. A plain partition may be cut anywhere; small partitions
-share a unit. A deduped partition stays whole while it fits one task (`keyed_unit_bytes`), with enough passes that its
-buffer is never cleared, so one record per key is left. A larger partition is cut into slices.
+Cuts lie between extents, or between blocks of an extent that is longer than a unit and whose block index is at hand
+(`compactor/heavy/plan/parts.py`). The extents stay in order of (partition, base offset). So units are disjoint,
+together they make up the job, and outputs of two units never overlap. A plain partition may be cut anywhere; small
+partitions share a unit. A deduped partition stays whole while it fits one task (`keyed_unit_bytes`), with enough passes
+that its buffer is never cleared, so one record per key is left. A larger partition is cut into slices.
 """
 
 from __future__ import annotations
@@ -11,15 +12,22 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import NamedTuple, TypeAlias
 
 from compactor.heavy.plan.codec import sealed
+from compactor.heavy.plan.parts import block_cuts, is_part, parts_of
 from compactor.heavy.plan.units import HeavyPlan, PlanError, Stretch, Unit, UnitKind, digest_of
 from compactor.merging.kway_merge import class_of, order_inputs, whole_through
 from compactor.planning.options import MergeMemory
 from compactor.planning.spec import MIB, SPARK_LIMIT_MS_MAX, MergeSpec, PartitionSpec
 from metadata.contract.jobs import ClaimedJob
 from metadata.contract.leases import WriterLease
-from metadata.contract.leveled import LeveledExtent
+from metadata.contract.leveled import FileClass, LeveledExtent
+from storage.format.block_index import BlockEntry
+
+Blocks: TypeAlias = Mapping[int, Sequence[BlockEntry]]
+"""Block indexes by extent id, each of at least one block."""
 
 UNIT_BYTES = 256 * MIB
 KEYED_UNIT_BYTES = 1024 * MIB
@@ -32,15 +40,25 @@ class UnitSizes:
     """The sizes of units, and the memory of a task."""
 
     unit_bytes: int = UNIT_BYTES
-    """Units of plain partitions, and slices, have about this size."""
+    """Units of plain partitions, and slices, are at most that large, or one block, or one extent without blocks."""
     keyed_unit_bytes: int = KEYED_UNIT_BYTES
     """Deduped partitions up to this size stay whole in one unit; larger ones are cut into slices."""
     memory: MergeMemory = field(default_factory=MergeMemory)
     """The memory of a unit."""
 
 
-def cut(claimed: ClaimedJob, spec: MergeSpec, *, cluster_id: str, lease: WriterLease, sizes: UnitSizes) -> HeavyPlan:
+def cut(
+    claimed: ClaimedJob,
+    spec: MergeSpec,
+    *,
+    cluster_id: str,
+    lease: WriterLease,
+    sizes: UnitSizes,
+    blocks: Blocks = MappingProxyType({}),
+) -> HeavyPlan:
     """The plan of a claimed merge of L1+ extents; it has no units if none of its inputs is left.
+
+    `blocks`: block indexes of some of the extents that `long_extents` tells; the others stay whole.
 
     Raises PlanError for an L0 job, MergeInputError for extents that overlap.
     """
@@ -56,25 +74,13 @@ def cut(claimed: ClaimedJob, spec: MergeSpec, *, cluster_id: str, lease: WriterL
         extents.sort(key=lambda each: each.base_offset)
     units: list[Unit] = []
     stretches: list[Stretch] = []
-    for extents, is_sliced in _stretches(by_partition, deduped, sizes.unit_bytes, sizes.keyed_unit_bytes):
+    for slices, is_sliced in _stretches(by_partition, deduped, sizes, blocks):
         if not is_sliced:
-            units.append(_unit(UnitKind.MERGE, len(units), len(stretches), extents))
-            stretches.append(_merge_inputs(extents, claimed, spec, deduped, sizes.memory.keys_max))
+            for extents in slices:
+                units.append(_unit(UnitKind.MERGE, len(units), len(stretches), extents))
+                stretches.append(_merge_inputs(extents, claimed, spec, deduped, sizes.memory.keys_max))
             continue
-        slices = list(_pieces(extents, sizes.unit_bytes))
-        # Two units for each slice, over the same inputs: `slice_units` pairs them by order.
-        for kind in (UnitKind.KEYS, UnitKind.REWRITE):
-            for number, some in enumerate(slices):
-                unit = _unit(kind, len(units), len(stretches) + number, some)
-                units.append(
-                    replace(
-                        unit,
-                        partition_id=some[0].partition_id,
-                        slice_number=number,
-                        base_offset=some[0].base_offset,
-                        last_offset=some[-1].last_offset,
-                    )
-                )
+        units += _slice_units(slices, len(units), len(stretches))
         stretches += _slice_inputs(slices, claimed, spec)
     sliced = {unit.partition_id for unit in units}
     deadline_ms = claimed.job.deadline_ms or claimed.now_ms
@@ -96,45 +102,92 @@ def cut(claimed: ClaimedJob, spec: MergeSpec, *, cluster_id: str, lease: WriterL
             if each.partition.partition_id in sliced
         },
         memory=sizes.memory,
-        stretches=dict(enumerate(stretches)),
+        stretches=dict(enumerate(_with_divided(stretches, claimed) if blocks else stretches)),
     )
     return sealed(plan)
 
 
+def long_extents(claimed: ClaimedJob, spec: MergeSpec, sizes: UnitSizes) -> Sequence[LeveledExtent]:
+    """The extents that units divide if their block indexes can be read: those longer than a unit, but for those of
+    deduped partitions that fit one task."""
+    size_bytes: Counter[int] = Counter()
+    for each in claimed.extents:
+        size_bytes[each.partition_id] += each.length
+    return [
+        each
+        for each in claimed.extents
+        if each.length > sizes.unit_bytes
+        and each.block_index_length
+        and each.flagged_reason is None
+        and each.partition_id in claimed.partitions
+        and not (
+            size_bytes[each.partition_id] <= sizes.keyed_unit_bytes
+            and spec.dedupe
+            and each.partition_id in spec.partitions
+            and class_of(claimed.partitions[each.partition_id]) is FileClass.COMPACTED
+        )
+    ]
+
+
 def _stretches(
-    by_partition: Mapping[int, Sequence[LeveledExtent]], deduped: set[int], unit_bytes: int, keyed_unit_bytes: int
-) -> Iterator[tuple[Sequence[LeveledExtent], bool]]:
-    """(the extents of a MERGE unit, False), and (all extents of a partition to be sliced, True)."""
-    waiting: list[LeveledExtent] = []
-    waiting_bytes = 0
+    by_partition: Mapping[int, Sequence[LeveledExtent]], deduped: set[int], sizes: UnitSizes, blocks: Blocks
+) -> Iterator[tuple[Sequence[Sequence[LeveledExtent]], bool]]:
+    """(the inputs of MERGE units, False), and (all slices of a partition, True), in order of partition."""
+    waiting: list[_Item] = []
     for partition_id, extents in by_partition.items():
-        size = _input_bytes(extents)
-        is_deduped = partition_id in deduped
-        # A single extent cannot be cut, so a partition of one stays whole, however large it is.
-        if is_deduped and size > keyed_unit_bytes and len(extents) > 1:
+        apart = [_Item([each], blocks.get(each.extent_id, ())) for each in extents]
+        if partition_id not in deduped:
+            waiting += apart
+        elif _input_bytes(extents) > sizes.keyed_unit_bytes and sum(max(len(each.blocks), 1) for each in apart) > 1:
             if waiting:
-                yield waiting, False
-                waiting, waiting_bytes = [], 0
-            yield extents, True
-            continue
-        for some, length in [(extents, size)] if is_deduped else [([each], each.length) for each in extents]:
-            if waiting and waiting_bytes + length > unit_bytes:
-                yield waiting, False
-                waiting, waiting_bytes = [], 0
-            waiting += some
-            waiting_bytes += length
+                yield list(_packed(waiting, sizes.unit_bytes)), False
+                waiting = []
+            yield list(_packed(apart, sizes.unit_bytes)), True
+        else:
+            # Also a partition of one extent without blocks, however large it is.
+            waiting.append(_Item(extents, ()))
     if waiting:
-        yield waiting, False
+        yield list(_packed(waiting, sizes.unit_bytes)), False
 
 
-def _pieces(extents: Sequence[LeveledExtent], unit_bytes: int) -> Iterator[Sequence[LeveledExtent]]:
-    first, open_bytes = 0, 0
-    for at, extent in enumerate(extents):
-        if at > first and open_bytes + extent.length > unit_bytes:
-            yield extents[first:at]
-            first, open_bytes = at, 0
-        open_bytes += extent.length
-    yield extents[first:]
+class _Item(NamedTuple):
+    """Extents that stay together in a unit, or one extent that may be cut between its blocks."""
+
+    extents: Sequence[LeveledExtent]
+    blocks: Sequence[BlockEntry]
+
+
+def _packed(items: Iterable[_Item], unit_bytes: int) -> Iterator[Sequence[LeveledExtent]]:
+    """The inputs of units, one after another."""
+    waiting: list[LeveledExtent] = []
+    waiting_bytes: int | None = None
+    for extents, blocks in items:
+        length = _input_bytes(extents)
+        starts = [each.position for each in blocks] or (0,)
+        cuts = block_cuts(starts, length, open_bytes=waiting_bytes, unit_bytes=unit_bytes)
+        if cuts and not cuts[0]:
+            yield waiting
+            waiting, waiting_bytes = [], None
+            del cuts[0]
+        if not cuts:
+            waiting += extents
+            waiting_bytes = (waiting_bytes or 0) + length
+            continue
+        *ended, last = parts_of(extents[0], blocks, cuts)
+        for part in ended:
+            waiting.append(part)
+            yield waiting
+            waiting = []
+        waiting, waiting_bytes = [last], last.length
+    if waiting:
+        yield waiting
+
+
+def _with_divided(stretches: Iterable[Stretch], claimed: ClaimedJob) -> Iterator[Stretch]:
+    whole = {each.extent_id: each for each in claimed.extents}
+    for stretch in stretches:
+        parts = [(each, whole[each.extent_id]) for each in stretch.extents if is_part(each)]
+        yield replace(stretch, divided=tuple(each for part, each in parts if part.base_offset == each.base_offset))
 
 
 def _unit(kind: UnitKind, number: int, stretch: int, extents: Sequence[LeveledExtent]) -> Unit:
@@ -145,6 +198,21 @@ def _unit(kind: UnitKind, number: int, stretch: int, extents: Sequence[LeveledEx
         input_bytes=_input_bytes(extents),
         records=sum(each.record_count for each in extents),
     )
+
+
+def _slice_units(slices: Sequence[Sequence[LeveledExtent]], number: int, stretch: int) -> Iterator[Unit]:
+    """Two units for each slice, over the same inputs: `slice_units` pairs them by order. `number` and `stretch` are
+    the first ones."""
+    for kind in (UnitKind.KEYS, UnitKind.REWRITE):
+        for slice_number, some in enumerate(slices):
+            yield replace(
+                _unit(kind, number, stretch + slice_number, some),
+                partition_id=some[0].partition_id,
+                slice_number=slice_number,
+                base_offset=some[0].base_offset,
+                last_offset=some[-1].last_offset,
+            )
+            number += 1
 
 
 def _merge_inputs(
@@ -209,5 +277,5 @@ def may_go_on(plan: HeavyPlan, claimed: ClaimedJob, spec: MergeSpec, *, cluster_
         planned = plan.partitions.get(id_)
         if planned is not None and class_of(planned) is not class_of(partition):
             return False  # cleanup.policy changed: a deduped partition must be copied now, or a copied one deduped
-    held = set(plan.extents)
+    held = {*plan.extents, *plan.divided}
     return all(each in held for each in claimed.extents if each.partition_id in claimed.partitions)

@@ -20,16 +20,16 @@ def is_part(extent: LeveledExtent) -> bool:
     return extent.crc32c == PART_CRC32C
 
 
-def block_cuts(starts: Sequence[int], length: int, *, open_bytes: int, unit_bytes: int) -> list[int]:
+def block_cuts(starts: Sequence[int], length: int, *, open_bytes: int | None, unit_bytes: int) -> list[int]:
     """The numbers of the blocks, rising, before which a new unit begins; 0 = the extent begins one.
 
     `starts`: the first byte of each block, from the start of the extent; (0,) for an extent that stays whole. `length`:
-    the bytes of the extent. `open_bytes`: the bytes that the open unit holds before it. No unit exceeds `unit_bytes`,
-    except one that is a single block.
+    the bytes of the extent. `open_bytes`: the bytes that the open unit holds before it; None = no unit is open. No unit
+    exceeds `unit_bytes`, except one that ends with its first block.
     """
     cuts: list[int] = []
-    # The open unit began before the extent, unless it is empty. A unit takes at least one block.
-    begun, taken = (-open_bytes, -1) if open_bytes else (0, 0)
+    # A unit takes at least one block.
+    begun, taken = (0, 0) if open_bytes is None else (-open_bytes, -1)
     while length - begun > unit_bytes:
         cut = max(bisect_right(starts, begun + unit_bytes) - 1, taken + 1)
         if cut >= len(starts):

@@ -5,7 +5,8 @@ on any machine. The plan holds all facts that a task needs, so a task only needs
 reads the facts of all units (`HeavyPlan`) and of its own inputs (one `Stretch`), however large the plan is; the stored
 form is in `compactor/heavy/plan/codec.py`.
 
-The extents of a plan are sorted by (partition, base offset), and a stretch is an unbroken run of them:
+The extents of a plan are sorted by (partition, base offset), with parts in place of extents that units divide, and a
+stretch is an unbroken run of them:
 
 - MERGE: a small merge as the embedded engine runs it. A deduped partition is whole in one such unit, or in none.
 - KEYS and REWRITE, for deduped partitions that are too large for one task: one unit of each kind reads a *slice* of the
@@ -25,6 +26,7 @@ from enum import StrEnum
 from functools import cached_property
 
 from compactor.heavy.plan.frames import dump_json
+from compactor.heavy.plan.parts import is_part
 from compactor.merging.kway_merge import MergeInputs, PartitionInputs, order_inputs
 from compactor.planning.options import MergeMemory
 from compactor.planning.spec import MergeSpec, PartitionSpec
@@ -77,6 +79,8 @@ class Stretch:
     partitions: Mapping[int, InputPartition]
     specs: Mapping[int, PartitionSpec]
     """The deduped ones among `partitions`. Those of a slice list only aborted transactions that reach into it."""
+    divided: tuple[LeveledExtent, ...] = ()
+    """The whole extents whose first part is among `extents` (`compactor/heavy/plan/parts.py`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +119,20 @@ class HeavyPlan:
     def extents(self) -> tuple[LeveledExtent, ...]:
         """The inputs in all stretches at hand, by (partition, base offset)."""
         return tuple(extent for _, stretch in sorted(self.stretches.items()) for extent in stretch.extents)
+
+    @cached_property
+    def divided(self) -> tuple[LeveledExtent, ...]:
+        """The whole extents of which `extents` has the parts, in the same order."""
+        return tuple(extent for _, stretch in sorted(self.stretches.items()) for extent in stretch.divided)
+
+    @cached_property
+    def parts(self) -> Mapping[int, Sequence[LeveledExtent]]:
+        """The parts of each of `divided`, in order, by extent id."""
+        found: defaultdict[int, list[LeveledExtent]] = defaultdict(list)
+        for extent in self.extents:
+            if is_part(extent):
+                found[extent.extent_id].append(extent)
+        return found
 
     @cached_property
     def file_ids(self) -> frozenset[int]:
