@@ -1,4 +1,4 @@
-"""Options of `spark.read.format("siltstone")`: from Spark's text to values. Pure, and without PySpark.
+"""Options of `spark.read.format("siltstone")` and of `read_latest`: from text to values. Pure, and without PySpark.
 
 Names and meanings are those of Spark's Kafka source if it has them. Names are case-insensitive, like all of Spark's. An
 unknown name is refused with the one that was probably meant, because an option that is silently ignored reads the wrong
@@ -51,6 +51,7 @@ NAMES = (
     "metadataUrl",
     "objectStoreUrl",
     "produceStoreUrl",
+    "keepTombstones",
 )
 _KNOWN = {name.lower(): name for name in NAMES}
 
@@ -94,18 +95,23 @@ class SourceOptions:
     min_partitions: int = 1
     """The least number of Spark tasks, if there are enough records."""
     max_offsets_per_trigger: int | None = None
+    keep_tombstones: bool = False
+    """For `read_latest`: deleted keys are rows with a null value."""
     pin_ttl_ms: int = PIN_TTL_MS
     """The time for which files of a snapshot are kept after planning, or after a reading task last renewed its pin."""
 
 
-def parse_options(given: Mapping[str, str], environ: Mapping[str, str], *, streaming: bool | None) -> SourceOptions:
+def parse_options(
+    given: Mapping[str, str], environ: Mapping[str, str], *, streaming: bool | None, by_key: bool = False
+) -> SourceOptions:
     """Read the options. With `streaming` None, the mode is not known yet, so options that mean something in only one
-    mode are not checked.
+    mode are not checked. `by_key`: they are those of `read_latest`, whose scan is that of the log.
 
     Raises SourceOptionError, and BadScanError for a combination that means nothing.
     """
     options = _known_options(given)
     topic = _topic(options)
+    keep_tombstones = _by_key(options) if by_key else _not_by_key(options)
     partitions = _partitions(options["partitions"]) if "partitions" in options else None
     if streaming is not None:
         _check_mode(options, streaming=streaming)
@@ -133,6 +139,7 @@ def parse_options(given: Mapping[str, str], environ: Mapping[str, str], *, strea
         slice_bytes=_size(options["sliceBytes"]) if "sliceBytes" in options else SLICE_BYTES,
         min_partitions=_count(options, "minPartitions") if "minPartitions" in options else 1,
         max_offsets_per_trigger=_count(options, "maxOffsetsPerTrigger") if limited else None,
+        keep_tombstones=keep_tombstones,
         pin_ttl_ms=pin_ttl_ms,
     )
 
@@ -170,6 +177,24 @@ def _topic(options: Mapping[str, str]) -> str:
             f"{topic!r} names several topics", remedy="a source reads one topic; make one for each and union them"
         )
     return topic
+
+
+def _by_key(options: dict[str, str]) -> bool:
+    """Whether `read_latest` keeps tombstones. Takes the view out of the options."""
+    view = options.pop("view", LATEST_VIEW)
+    if view.strip().lower() != LATEST_VIEW:
+        raise SourceOptionError(
+            f"read_latest reads the latest view, not {view!r}", remedy="leave out view; spark.read reads the log"
+        )
+    return _boolean(options, "keepTombstones", default=False)
+
+
+def _not_by_key(options: Mapping[str, str]) -> bool:
+    if "keepTombstones" in options:
+        raise SourceOptionError(
+            "keepTombstones is an option of read_latest", remedy="from pyspark_siltstone import read_latest"
+        )
+    return False
 
 
 def _check_mode(options: Mapping[str, str], *, streaming: bool) -> None:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from metadata.contract.readers import TopicSnapshot
 from metadata.contract.store import ClusterIdentity
 from runtime.clock import Clock
+from runtime.logging import get_logger
 from spark_jobs.scan.blocking import BlockingStore
 from spark_jobs.scan.contract import LATEST_VIEW, AtTimestamp, ScanOptions, Slice
-from spark_jobs.scan.plan import plan_slices
+from spark_jobs.scan.plan import partition_bounds, plan_slices
 from spark_jobs.source.metadata import MetadataThread
 from spark_jobs.source.options import SourceOptions
 from spark_jobs.source.pins import Pin, let_go, renew, take_pin
 from storage.cluster import ClusterMismatchError, decide, decode_cluster_file
 from storage.keys import CLUSTER_KEY
 
+_log = get_logger(__name__)
 CLUSTER_FILE_BYTES_MAX = 4096
 
 
@@ -70,8 +73,25 @@ class ScanPlanner:
         return BlockingStore.at(self._options.object_store_url)
 
 
+class PlannedScan(NamedTuple):
+    topic_id: str
+    slices: Sequence[Slice]
+    bounds: Mapping[int, tuple[int, int]]
+    """The first offset and the end (exclusive) of each partition that is read."""
+    pin: Pin
+    """Let go of already when there are no slices."""
+
+
 def plan_batch(options: SourceOptions, metadata: MetadataThread, clock: Clock) -> list[SliceTask]:
     """The tasks of a batch query, under a pin that they renew. Raises UnknownTopicError, and as `plan_slices`."""
+    planned = plan_pinned(options, metadata, clock)
+    if options.scan.view == LATEST_VIEW:
+        _point_to_read_latest(options, planned.slices)
+    return [SliceTask(slice=each.to_json(), topic_id=planned.topic_id, pin=planned.pin) for each in planned.slices]
+
+
+def plan_pinned(options: SourceOptions, metadata: MetadataThread, clock: Clock) -> PlannedScan:
+    """The slices of a batch query, under a pin that its tasks must renew. Raises as `plan_batch`."""
     planner = ScanPlanner(options)
     planner.check_cluster(metadata.call(lambda opened: opened.cluster_identity()))
     topic = options.scan.topic
@@ -79,12 +99,23 @@ def plan_batch(options: SourceOptions, metadata: MetadataThread, clock: Clock) -
     slices: Sequence[Slice] = ()
     try:
         snapshot = metadata.call(lambda opened: opened.readers.topic_snapshot(topic))
-        slices = planner.slices(snapshot, planner.look_up(snapshot, options.scan))
+        scan = planner.look_up(snapshot, options.scan)
+        slices = planner.slices(snapshot, scan)
         if clock.wall_ms() - pin.made_ms > pin.renew_every_ms:
             renew(metadata, pin)  # looking up times took long
     finally:
         # Nothing to read, or an error: no task will renew this pin.
         if not slices:
             let_go(metadata, [pin])
-    topic_id = str(snapshot.topic.topic_id)
-    return [SliceTask(slice=each.to_json(), topic_id=topic_id, pin=pin) for each in slices]
+    return PlannedScan(str(snapshot.topic.topic_id), slices, partition_bounds(snapshot, scan), pin)
+
+
+def _point_to_read_latest(options: SourceOptions, slices: Sequence[Slice]) -> None:
+    largest = max(slices, key=lambda each: each.bytes, default=None)
+    if largest is not None and largest.bytes > options.slice_bytes:
+        _log.warning(
+            "the latest view takes one task a partition; read_latest of pyspark_siltstone shares a large one out",
+            topic=options.scan.topic,
+            partition=largest.partition,
+            task_bytes=largest.bytes,
+        )
