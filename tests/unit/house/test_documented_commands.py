@@ -24,6 +24,9 @@ MONITORING = "tests/contract/test_observation.py"
 SHELL = "tests/integration/siltstone/test_shell_examples.py"
 RUN_BY_OTHERS = {
     ("docs/spark.md", "from pyspark.sql import SparkSession"): "tests/integration/spark/test_spark_source.py",
+    ("docs/spark.md", "from pyspark_siltstone import end_offsets, read_latest"): (
+        "tests/integration/spark/latest/test_latest.py"
+    ),
     ("docs/spark.md", 'export JAVA_HOME="$(siltstone spark doctor --java-home)"'): (
         "tests/integration/spark/test_spark_cli.py"
     ),
