@@ -136,8 +136,8 @@ async def _measured(folder: Path, loads: Sequence[Load]) -> Table:
     return Table(
         "Heavy merges, on Spark and without",
         "One partition in L1 files, from a directory into it; embedded is the least of 2. Warm is a second merge in the"
-        " same session; a merge pays start, cold CPU and end once. Per core: the embedded engine's wall time over that of"
-        " all cores together. Shuffle: bytes written for each record of the input.",
+        " same session; a merge pays start, cold CPU and end once. Speed per core: the embedded engine's wall time over"
+        " that of all cores together. Shuffle: bytes written for each record of the input.",
         (
             Column("values"),
             Column("engine"),
