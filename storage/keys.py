@@ -50,7 +50,7 @@ FAILED_NAME = "failed-"
 UNREAD_NAME = "unread-"
 """The start of the names of objects that a unit leaves when it could not read an input."""
 PLAN_NAME = "plan.json.zst"
-"""An object of frames. It keeps the name of the JSON that it was, because janitors of older releases know it by that."""
+"""An object of frames. It keeps the name of the JSON that it was: janitors of older releases know it by that."""
 
 
 class BadKeyError(ObjectStoreError, BadInputError):
