@@ -9,15 +9,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from metadata.contract.topics import UnknownTopicError
 from pyspark_siltstone import end_offsets, read_latest
 from runtime.clock import SystemClock
 from runtime.errors import BadInputError
+from spark_jobs.keys.shuffle import Surviving
 from spark_jobs.latest.given import read_options
 from spark_jobs.latest.tasks import LatestTasks
-from spark_jobs.scan.contract import DataLossError, OffsetOutOfRangeError
+from spark_jobs.scan.contract import DataLossError, OffsetOutOfRangeError, PinLostError
 from spark_jobs.source.metadata import MetadataThread
 from spark_jobs.source.options import SourceOptionError
 from spark_jobs.source.scan import plan_pinned
@@ -95,6 +97,17 @@ class Accounts:
             return rows_of(frame), end_offsets(frame)
 
         return await aside(run)
+
+    async def tasks(self, **more: Any) -> LatestTasks:
+        """The tasks of a read, as Spark would get them."""
+        options = read_options(self.topics.options("accounts", **more), {})
+
+        def plan() -> LatestTasks:
+            with MetadataThread(self.topics.metadata_url) as metadata:
+                planned = plan_pinned(options, metadata, SystemClock())
+            return LatestTasks.of(options, planned.pin, planned.slices)
+
+        return pickle.loads(pickle.dumps(await aside(plan)))
 
 
 @pytest.fixture
@@ -291,16 +304,11 @@ async def test_a_task_that_reads_late_renews_the_pin_and_the_next_one_in_its_pro
     accounts: Accounts,
 ) -> None:
     # given the tasks of a read that was planned long ago
-    await accounts.write(4)
     topics = accounts.topics
-    options = read_options(topics.options("accounts", pinTtl="1h", sliceBytes=1), {})
-
-    def plan() -> LatestTasks:
-        with MetadataThread(topics.metadata_url) as metadata:
-            planned = plan_pinned(options, metadata, SystemClock())
-        return LatestTasks.of(options, replace(planned.pin, made_ms=0), planned.slices)
-
-    tasks: LatestTasks = pickle.loads(pickle.dumps(await aside(plan)))
+    for value in (b"1", b"2"):
+        await topics.write("accounts", 0, [b"k"], [value])
+    tasks = await accounts.tasks(pinTtl="1h", sliceBytes=1)
+    tasks = replace(tasks, pin=replace(tasks.pin, made_ms=0))
     [(_, holder, _, planned_until_ms)] = await topics.metadata.operators.pins()
     assert holder == "spark query of accounts"
 
@@ -320,6 +328,22 @@ async def test_a_task_that_reads_late_renews_the_pin_and_the_next_one_in_its_pro
     # and when another reads after it, then it leaves the pin as it is
     await aside(lambda: list(tasks.read(1)))
     assert await until_ms() == renewed_until_ms
+
+
+async def test_a_task_that_cannot_ask_about_a_missing_object_says_so(
+    accounts: Accounts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await accounts.write(1)
+    tasks = await accounts.tasks()
+    [file] = await accounts.topics.metadata.operators.files()
+    await accounts.topics.store.delete_many([file.key])
+    monkeypatch.setattr("spark_jobs.source.metadata.FIRST_RETRY_MS", 0)
+    lonely = replace(tasks, options=replace(tasks.options, metadata_url="postgresql://nobody@127.0.0.1:1/none"))
+
+    for work in (lambda: list(lonely.read(0)), lambda: list(lonely.take(0, Surviving(np.array([0]), 1)))):
+        with pytest.raises(PinLostError, match="let executors reach Postgres") as error:
+            await aside(work)
+        assert file.key in str(error.value)
 
 
 # ---- the source and the guide --------------------------------------------------------------------------------------

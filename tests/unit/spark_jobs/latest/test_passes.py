@@ -20,7 +20,7 @@ from spark_jobs.scan.plan import plan_slices
 from tests.fixtures.log_lines import LogLines
 from tests.fixtures.scan_logs import Found, ScanLog, records_of, rows
 from tests.fixtures.unreadable_batches import does_not_unfold
-from tests.property.test_scan import some_log
+from tests.property.test_scan import some_batch, some_log
 
 OPTIONS = ScanOptions(topic="flights")
 
@@ -95,6 +95,34 @@ def test_steps_that_keep_tombstones_lead_from_one_state_to_the_next(seed: int) -
                 else:
                     table[0, row.key] = row
             assert sorted(table.values()) == latest_of(log.expected(0, low, end), keep=False)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_changes_are_whole_though_dedupe_drops_what_is_superseded_in_between(seed: int) -> None:
+    r = random.Random(200 + seed)
+    log = asyncio.run(ScanLog.make())
+    table: dict[bytes | None, Found] = {}
+    end = 0
+    for _ in range(4):
+        for _ in range(r.randint(1, 4)):
+            asyncio.run(log.write((0, some_batch(r))))
+        if r.random() < 0.6:
+            latest = {found.offset for found in latest_of(log.expected(), keep=True)}
+
+            def keep(found: Found, latest: set[int] = latest) -> bool:
+                return found.offset in latest
+
+            asyncio.run(log.merge(extents=asyncio.run(log.leveled()), shape=log.thin(keep)))
+        slices = asyncio.run(slices_of(log, 700, starting={0: end}))
+        with BlockingStore(log.store) as store:
+            for row in taken(store, slices, OPTIONS, grouped(store, slices, OPTIONS), keep=True):
+                if row.value is None:
+                    table.pop(row.key, None)
+                else:
+                    table[row.key] = row
+        [part] = asyncio.run(log.snapshot()).partitions
+        end = part.last_stable_offset
+        assert sorted(table.values()) == latest_of(log.expected(), keep=False)
 
 
 async def test_records_without_a_key_are_counted_in_the_log_once(log_lines: LogLines) -> None:
