@@ -8,9 +8,11 @@ pickle to their readers (`spark_jobs/scan/read.py`). No PySpark here, and no asy
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
 
 from runtime.errors import BadInputError, SiltstoneError
@@ -225,5 +227,7 @@ class Slice:
 
     def of(self, start: int, end: int) -> Slice:
         """A part of it."""
-        pieces = tuple(piece for piece in self.pieces if piece.base_offset < end and piece.last_offset >= start)
-        return replace(self, start=start, end=end, pieces=pieces)
+        # Found by halving, since a plan of 10,000 slices takes as many parts of one slice of 100,000 pieces.
+        first = bisect_left(self.pieces, start, key=attrgetter("last_offset"))
+        behind = bisect_left(self.pieces, end, lo=first, key=attrgetter("base_offset"))
+        return replace(self, start=start, end=end, pieces=self.pieces[first:behind])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import uuid
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -80,6 +81,28 @@ def test_slices_join_small_extents_and_cut_large_ones_but_never_l0(
     slice_bytes: int, expected: list[tuple[int, int]]
 ) -> None:
     assert spans(plan_slices(topic(partition()), options(), slice_bytes=slice_bytes)) == expected
+
+
+def test_a_partition_of_a_hundred_thousand_extents_is_cut_into_ten_thousand_slices() -> None:
+    extents = [merged(10 * number, 10 * number + 9, MIB) for number in range(100_000)]
+    large = replace(partition(end=1_000_000), extents=extents, l0=[])
+
+    slices = plan_slices(topic(large), options(), slice_bytes=10 * MIB)
+
+    assert spans(slices) == [(at, at + 100) for at in range(0, 1_000_000, 100)]
+    for number in (0, 1, 4_321, 9_999):
+        assert [piece.base_offset for piece in slices[number].pieces] == list(
+            range(100 * number, 100 * number + 100, 10)
+        )
+
+
+def test_a_part_of_a_slice_has_the_pieces_that_reach_into_it() -> None:
+    extents = [merged(0, 9, MIB), merged(20, 29, MIB), merged(30, 49, 0)]
+    (whole,) = plan_slices(topic(replace(partition(end=60), extents=extents, l0=[l0(50, 59, 9)])), options())
+    for start in range(60):
+        for end in range(start + 1, 61):
+            expected = [each for each in whole.pieces if each.base_offset < end and each.last_offset >= start]
+            assert list(whole.of(start, end).pieces) == expected
 
 
 def test_a_slice_names_its_extents_and_the_aborted_transactions_that_reach_into_it() -> None:
