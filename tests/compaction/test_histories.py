@@ -53,7 +53,7 @@ def test_nothing_is_lost_and_nothing_comes_back_in_any_history() -> None:
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Units end inside extents too: blocks, between which they may be cut, are of one batch or some."""
+    """Units end inside extents too: blocks, between which they may be cut, are single batches."""
     monkeypatch.setattr("storage.format.file_writer.BLOCK_BYTES", 1)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from compactor.heavy.stored import StoredPlan
+from compactor.heavy.stored import StoredPlan, stored_plans
 from compactor.merging.kway_merge import MergeInputError
 from metadata.contract.topics import Topic
 from runtime.settings.table import Settings
@@ -102,6 +102,27 @@ async def test_spark_merges_as_the_compactor_does_one_unit_a_task(
     assert sorted(each["unit"] for each in told) == list(range(len(plan.units)))
     assert len(plan.units) > 4
     assert sum(each["input_bytes"] for each in told) == plan.input_bytes
+
+
+async def test_spark_slices_a_compacted_partition_of_one_extent_and_cuts_a_plain_one_inside_its_extent(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    # given partitions that an earlier merge left with one extent each, of several blocks
+    system, plain, users = await a_system(tmp_path, 4, keys=200)
+    lease = await system.metadata.compactors.register_compactor("first")
+    await system.metadata.compactors.commit_merge(await system.embedded(lease).run(await system.claim(lease)))
+    ids = (*plain.partition_ids, *users.partition_ids)
+    assert [len(await system.extents(partition_id)) for partition_id in ids] == [1] * 4
+    job_id = await system.merge_all(plain, users, deduped=users.partition_ids)
+    # when they are merged on Spark in units of two blocks
+    unit_bytes = 5 * MIB // 2
+    await system.merge(SessionSubmitter(spark), unit_bytes=unit_bytes, keyed_unit_bytes=3 * MIB // 2)
+    # then units ended inside the extents
+    (plan,) = await stored_plans(system.store, job_id, cluster_id=system.cluster_id)
+    assert {each.partition_id for each in plan.divided} == set(ids)
+    assert plan.sliced == sorted(users.partition_ids)
+    assert max(unit.input_bytes for unit in plan.units) <= unit_bytes
+    await assert_merged(system, plain, users)
 
 
 @pytest.mark.parametrize("sliced", [False, pytest.param(True, marks=pytest.mark.soak)])
