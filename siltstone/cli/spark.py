@@ -1,4 +1,4 @@
-"""`siltstone spark`. The work is in `spark_jobs/doctor.py` and `spark_jobs/archive.py`."""
+"""`siltstone spark`. The work is in `spark_jobs/doctor/` and `spark_jobs/archive.py`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from siltstone.terminal.output import console, json_option, print_json
 from siltstone.terminal.plain import say
 
 if TYPE_CHECKING:
-    from spark_jobs.doctor import Check
+    from spark_jobs.doctor.check import Check
 
 
 @click.group()
@@ -35,20 +35,33 @@ def spark() -> None:
 
 @spark.command()
 @setting_options
-@click.option("--no-run", is_flag=True, help="Do not start Spark; check only its parts.")
+@click.option("--no-run", is_flag=True, help="Do not start a local Spark; check only its parts.")
+@click.option(
+    "--cluster", is_flag=True, help="Submit a job as a merge would be: to spark.master, or to a cluster started here."
+)
 @click.option("--java-home", is_flag=True, help="Only print the JAVA_HOME of the Java that was found.")
 @json_option
-def doctor(config: Path | None, assignments: tuple[str, ...], no_run: bool, java_home: bool, as_json: bool) -> None:
+def doctor(
+    config: Path | None,
+    assignments: tuple[str, ...],
+    no_run: bool,
+    cluster: bool,
+    java_home: bool,
+    as_json: bool,
+) -> None:
     """Check that Spark runs here and that the submitter in the settings can be reached. Exit code 1 if not.
 
     Starts Spark on this machine for about 15 seconds and runs two tasks. Checks the cluster that spark.submitter names
-    without running anything there.
+    without running anything there; with --cluster, runs four small tasks there by spark-submit, with the archive, the
+    arguments and the memory of the settings. Where spark.master names no cluster, it starts one on this machine for
+    that, a master and two workers on loopback, and ends it.
 
     \b
     Examples:
       siltstone spark doctor
       export JAVA_HOME="$(siltstone spark doctor --java-home)"
       siltstone spark doctor --config compactor.toml --json
+      siltstone spark doctor --cluster --set spark.archive.url=/srv/siltstone-spark.tar.gz
       siltstone spark doctor --set spark.submitter=spark-submit \\
           --set spark.master=spark://10.0.0.5:7077
     """
@@ -57,11 +70,11 @@ def doctor(config: Path | None, assignments: tuple[str, ...], no_run: bool, java
 
         say(str(find_environment(os.environ).java.home))
         return
-    from spark_jobs.doctor import examine
+    from spark_jobs.doctor.examine import examine
 
     settings = read_settings(config, assignments)
     checks: list[Check] = []
-    for check in examine(settings, os.environ, run=not no_run):
+    for check in examine(settings, os.environ, run=not no_run, cluster=cluster):
         checks.append(check)
         if not as_json:
             _print(check)

@@ -42,7 +42,7 @@ def run(command: Sequence[str], *, grace_s: float = GRACE_S) -> int:
     supervisor_pid = os.getpid()
 
     def die_with_parent() -> None:
-        _die_with(libc, supervisor_pid)
+        die_with(libc, supervisor_pid)
 
     # No other thread runs yet, so the danger that preexec_fn's documentation warns of does not exist.
     child = subprocess.Popen(  # noqa: S603 - what we were told to run
@@ -71,7 +71,7 @@ def run(command: Sequence[str], *, grace_s: float = GRACE_S) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _die_with(libc: ctypes.CDLL, parent_pid: int) -> None:
+def die_with(libc: ctypes.CDLL, parent_pid: int) -> None:
     """Have the kernel kill this process when its parent dies; end it at once if the parent is dead already."""
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     # The kernel sends nothing for a parent that died between the fork and prctl. Then the parent is another process.

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from spark_jobs.doctor import Check, _smoke  # pyright: ignore[reportPrivateUsage] -- one check costs a JVM
+from spark_jobs.doctor.check import Check
+from spark_jobs.doctor.local_job import run_local_job
 from spark_jobs.environment import JavaOrigin, SparkEnvironment, find_java, find_spark
 from tests.fixtures.spark import SparkCluster
 from tests.fixtures.spark_topics import SparkTopics
@@ -106,7 +107,7 @@ def test_the_doctor_names_the_cause_of_a_spark_that_does_not_start() -> None:
     found = SparkEnvironment(spark=spark, java=java)
 
     def job(memory: str) -> Check:
-        return _smoke(found, os.environ, memory)
+        return run_local_job(found, os.environ, memory)
 
     too_little = job("100m")
     assert not too_little.ok and "must be at least" in too_little.detail

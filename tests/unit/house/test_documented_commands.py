@@ -90,6 +90,10 @@ NOT_RUN = {
         "docs/spark.md",
         "siltstone spark archive",
     ): "takes half a minute; tests/unit/spark_jobs/test_archive.py checks the contents",
+    (
+        "docs/spark.md",
+        "siltstone spark doctor --cluster",
+    ): "asks a cluster of the reader's; tests/integration/spark/test_doctor_cluster.py asks one of its own",
     ("docs/spark.md", "query = ("): "writes to a bucket of the reader's; test_spark_source.py reads streams",
     ("docs/operations/backup.md", "pg_basebackup"): SERVERS,
     ("docs/operations/backup.md", "cp -a BASE RESTORED"): SERVERS,

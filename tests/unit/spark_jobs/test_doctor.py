@@ -10,16 +10,13 @@ from pathlib import Path
 import pytest
 
 from runtime.settings.table import Settings
-from spark_jobs.doctor import (
-    FAULTS,
-    Check,
-    addresses_of,
-    cause_of,
-    examine,
-    judge_memory,
-    master_of,
-    remedy_of,
-)
+from spark_jobs.doctor.check import Check
+from spark_jobs.doctor.examine import examine
+from spark_jobs.doctor.faults import FAULTS, cause_of, remedy_of
+from spark_jobs.doctor.room import judge_memory
+from spark_jobs.doctor.submitter import addresses_of, is_loopback
+
+real_connection = socket.create_connection
 
 SAID = """\
 WARNING: Using incubator modules: jdk.incubator.vector
@@ -104,14 +101,23 @@ def test_the_addresses_of_a_master_are_those_that_spark_would_call(
     assert list(addresses_of(master)) == addresses
 
 
-def test_the_master_is_the_last_that_is_named() -> None:
-    def master(text: str) -> str:
-        return master_of(Settings(spark_submitter="spark-submit", spark_submit_args=text, spark_master="yarn"))
+def test_a_driver_that_names_its_own_loopback_to_a_cluster_elsewhere_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a master that answers and is not on this host, as far as its name tells
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        known = {"master.example": "192.0.2.9", "127.0.0.1": "127.0.0.1"}
+        monkeypatch.setattr(socket, "gethostbyname", lambda name: known[name])
+        here = (("127.0.0.1", port),)
+        monkeypatch.setattr(socket, "create_connection", lambda *_: real_connection(*here))
+        settings = Settings(spark_submitter="spark-submit", spark_master="spark://master.example:7077")
+        # then SPARK_LOCAL_IP is told to be wrong, and nothing without it
+        submitter = checks(settings, SPARK_LOCAL_IP="127.0.0.1")["submitter"]
+        assert not submitter.ok and "their own host" in submitter.detail
+        assert checks(settings, SPARK_LOCAL_IP="")["submitter"].ok
 
-    assert master("") == "yarn"
-    assert master("--master spark://a --name x") == "spark://a"
-    assert master("--master=spark://a --conf spark.master=spark://b") == "spark://b"
-    assert master_of(Settings(spark_submitter="spark-submit")) == ""
+
+def test_loopback_is_told_from_other_addresses_and_from_nothing() -> None:
+    assert [is_loopback(each) for each in ("127.0.0.3", "192.0.2.1", "", "no such name")] == [True, False, False, False]
 
 
 def test_a_master_that_does_not_answer_is_found() -> None:

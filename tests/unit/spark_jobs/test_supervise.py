@@ -10,8 +10,8 @@ import pytest
 
 CHILD = """
 import ctypes, os, sys
-from spark_jobs.submitters.supervise import _die_with
-_die_with(ctypes.CDLL(None), os.getppid() + int(sys.argv[1]))
+from spark_jobs.submitters.supervise import die_with
+die_with(ctypes.CDLL(None), os.getppid() + int(sys.argv[1]))
 print("lives")
 """
 
