@@ -160,7 +160,6 @@ async def _measured(folder: Path, loads: Sequence[Load]) -> Table:
 async def _on(engine: str, folder: Path, store: LocalStore, claimed: ClaimedJob, cores: int) -> OnSpark:
     """The load on one Spark, which is started for it and ended."""
     from spark_jobs.doctor.standalone import standalone
-
     from spark_jobs.session import end_session, local_session
 
     with ExitStack() as stack:

@@ -35,10 +35,15 @@ def look(store_url: str) -> dict[str, Any]:
     told: dict[str, Any] = {"host": host, "python": sys.executable, "spark": pyspark.__version__}
 
     import compactor.merging.execute
-    from compactor.heavy.units import PLAN_VERSION
 
     told["code"] = str(compactor.merging.execute.__file__)
-    told["release"], told["plan"] = metadata.version("siltstone"), PLAN_VERSION
+    told["release"] = metadata.version("siltstone")
+    try:
+        from compactor.heavy.plan.codec import PLAN_VERSION
+
+        told["plan"] = PLAN_VERSION
+    except ImportError:  # a release that has it elsewhere
+        told["plan"] = "unknown"
     if store_url:
         import asyncio
 

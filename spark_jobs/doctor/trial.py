@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from compactor.heavy.units import PLAN_VERSION
+from compactor.heavy.plan.codec import PLAN_VERSION
 from runtime.clock import Clock, SystemClock
 from runtime.errors import SiltstoneError
 from runtime.settings.spark import is_local_master

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from compactor.heavy.units import PLAN_VERSION
+from compactor.heavy.plan.codec import PLAN_VERSION
 from runtime.settings.table import Settings
 from spark_jobs.archive import about_here
 from spark_jobs.doctor.check import Check
