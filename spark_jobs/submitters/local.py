@@ -6,8 +6,10 @@ import sys
 from collections.abc import Mapping
 
 from runtime.settings.table import Settings
-from spark_jobs.environment import find_environment
+from spark_jobs.environment import SHORT_LIVED, find_environment
 from spark_jobs.submitters.child import ChildSubmission, driver_environ, start_child
+
+_JAVA_OPTIONS = ("SPARK_SUBMIT_OPTS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
 
 
 class LocalSubmitter:
@@ -18,10 +20,12 @@ class LocalSubmitter:
     def __init__(self, settings: Settings, *, environ: Mapping[str, str]) -> None:
         """Raises SparkMissingError, JavaMissingError."""
         self._options = ["--master", settings.spark_master, "--memory", settings.spark_driver_memory]
-        self._environ = find_environment(environ).for_child(driver_environ(environ))
+        self.environ = find_environment(environ).for_child(driver_environ(environ))
+        if not any(environ.get(name) for name in _JAVA_OPTIONS):  # a JVM refuses two collectors
+            self.environ["SPARK_SUBMIT_OPTS"] = SHORT_LIVED
 
     async def submit(self, plan_url: str, *, job_id: int, token: str, limit_ms: int) -> ChildSubmission:
         """Raises SubmitError."""
         told = ["--plan", plan_url, "--limit-ms", str(limit_ms)]
         command = [sys.executable, "-P", "-m", "spark_jobs.heavy_merge", *told, *self._options]
-        return await start_child(command, self._environ)
+        return await start_child(command, self.environ)

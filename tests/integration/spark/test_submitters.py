@@ -20,9 +20,11 @@ import pytest
 from compactor.heavy.submitter import Phase, SubmitError, SubmitUnavailableError
 from runtime.settings.table import Settings
 from spark_jobs import heavy_merge
+from spark_jobs.environment import SHORT_LIVED
 from spark_jobs.submitters import emr_serverless, open_submitter, spark_submit
 from spark_jobs.submitters.child import ChildSubmission, driver_environ, start_child
 from spark_jobs.submitters.emr_serverless import PHASES, EmrServerlessSubmitter
+from spark_jobs.submitters.local import LocalSubmitter
 from tests.fixtures.s3 import ROOT, S3Server
 from tests.fixtures.waiting import until
 
@@ -160,6 +162,14 @@ def test_a_spark_submit_that_is_not_there_is_told_at_once(tmp_path: Path) -> Non
         open_submitter(settings)
 
 
+def test_an_archive_that_the_cluster_cannot_read_is_told_at_once() -> None:
+    settings = Settings(
+        spark_submitter="spark-submit", spark_master="spark://127.0.0.1:7077", spark_archive_url="s3://code/env.tar.gz"
+    )
+    with pytest.raises(SubmitError, match=r"no file system here for s3://.* write s3a://.*hadoop-aws:"):
+        open_submitter(settings)
+
+
 async def test_spark_submit_is_given_the_plan_and_what_the_settings_say_and_no_way_into_postgres(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,7 +183,7 @@ async def test_spark_submit_is_given_the_plan_and_what_the_settings_say_and_no_w
         spark_submit_path=str(program),
         spark_submit_args="--conf 'spark.app.name=a b'",
         spark_master="spark://127.0.0.1:7077",
-        spark_archive_url="s3://records/env.tar.gz",
+        spark_archive_url="http://127.0.0.1/env.tar.gz",
     )
     submitter = open_submitter(settings)
     assert submitter is not None
@@ -187,9 +197,21 @@ async def test_spark_submit_is_given_the_plan_and_what_the_settings_say_and_no_w
     at = said.index(str(spark_submit.ENTRY))
     assert said[at : at + 5] == [str(spark_submit.ENTRY), "--plan", PLAN, "--limit-ms", "60000"]
     assert said[said.index("--master") + 1] == "spark://127.0.0.1:7077"
-    assert {"spark.app.name=a b", "spark.archives=s3://records/env.tar.gz#environment"} <= set(said[:at])
+    assert {"spark.app.name=a b", "spark.archives=http://127.0.0.1/env.tar.gz#environment"} <= set(said[:at])
     assert not [line for line in said if "secret" in line]
     assert any(line.startswith("PYSPARK_PYTHON=") for line in said)
+
+
+def test_a_driver_on_this_machine_compiles_less_unless_somebody_chose_javas_options() -> None:
+    def options(**environ: str) -> str | None:
+        kept = {name: text for name, text in os.environ.items() if not name.endswith(("_OPTIONS", "_SUBMIT_OPTS"))}
+        submitter = open_submitter(Settings(spark_submitter="local"), environ={**kept, **environ})
+        assert isinstance(submitter, LocalSubmitter)
+        return submitter.environ.get("SPARK_SUBMIT_OPTS")
+
+    assert options() == SHORT_LIVED
+    assert options(SPARK_SUBMIT_OPTS="-Xss2m") == "-Xss2m"
+    assert options(JAVA_TOOL_OPTIONS="-XX:+UseZGC") is None
 
 
 # ---- EMR Serverless

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import json
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -10,8 +13,11 @@ import pytest
 from runtime.errors import BadInputError
 from spark_jobs.archive import (
     EXTRAS,
+    About,
     ArchiveError,
     _files,  # pyright: ignore[reportPrivateUsage] -- a whole archive takes half a minute
+    about,
+    about_here,
     normal,
     required,
     write_archive,
@@ -75,3 +81,23 @@ def test_a_name_that_spark_would_not_unpack_and_a_python_without_a_place_are_ref
 def test_a_place_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     with pytest.raises(ArchiveError, match="No such file"):
         write_archive(tmp_path / "none" / "out.tgz")
+
+
+def archive_with(name: str, content: bytes) -> io.BytesIO:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w:gz") as tar:
+        info = tarfile.TarInfo(name)
+        info.size = len(content)
+        tar.addfile(info, io.BytesIO(content))
+    return io.BytesIO(file.getvalue())
+
+
+def test_an_archive_tells_for_whom_it_was_packed_and_anything_else_is_refused() -> None:
+    told = {"release": "2.0", "python": "3.12.1", "python_path": "/usr/bin/python3", "processor": "riscv64"}
+    packed = about(archive_with("siltstone.json", json.dumps(told).encode()))
+    assert packed == About(**told) and packed.python_line == "3.12"
+    assert about_here("/usr/bin/python3").python_path == "/usr/bin/python3"
+    strange = [archive_with("pyvenv.cfg", b""), archive_with("siltstone.json", b"{}"), io.BytesIO(b"<html>")]
+    for each in strange:
+        with pytest.raises(BadInputError, match="no archive of `siltstone spark archive`"):
+            about(each)
