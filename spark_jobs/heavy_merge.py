@@ -5,10 +5,12 @@ and the inputs of its unit, merges the unit (`compactor/heavy/run_unit.py`) and 
 manifest into the object store; no record passes through the JVM. The driver reads the head alone. Partitions that are
 cut into slices go through `spark_jobs/full_dedupe.py` first.
 
-The driver commits nothing; the compactor does. A driver or a task that dies leaves manifests, which the next driver
-finds, and outputs that no manifest names. Units may be tried again, twice at once, or by two drivers: the first
-finished manifest of each counts. An error that another try cannot heal ends the driver at once, instead of being tried
-four times. SIGTERM cancels the running units and ends the driver, and so does its time limit.
+The same driver runs the units of an export to a table (`spark_jobs/tables/cluster/unit.py`), if the plan is of one.
+
+The driver commits nothing; the compactor does, or the exporter. A driver or a task that dies leaves manifests, which
+the next driver finds, and outputs that no manifest names. Units may be tried again, twice at once, or by two drivers:
+the first finished manifest of each counts. An error that another try cannot heal ends the driver at once, instead of
+being tried four times. SIGTERM cancels the running units and ends the driver, and so does its time limit.
 
 The driver prints a line of JSON on stdout for each finished unit. The exit code is 0 when all units have manifests, 1
 when one failed, 2 for a plan that cannot be run, 143 after SIGTERM or out of time.
@@ -37,11 +39,13 @@ from compactor.heavy.run_unit import run_unit
 from compactor.merging.allocator import keep_freed_memory
 from runtime.errors import BadInputError, SiltstoneError
 from runtime.runtime import Runtime
-from spark_jobs.stored_plan import OpenPlan
+from spark_jobs.stored_plan import EXPORT, OpenPlan, kind_of
 
 if TYPE_CHECKING:
     from pyspark import Accumulator, SparkContext
     from pyspark.sql import SparkSession
+
+    from spark_jobs.tables.cluster.unit import OpenExport
 
 LOOK_S = 0.1
 """The seconds between two looks for finished units and signals."""
@@ -66,6 +70,10 @@ class Finished(NamedTuple):
         return json.dumps({name: value for name, value in self._asdict().items() if value != ""})
 
 
+TaskFunction = Callable[[str, "Accumulator[list[Finished]]", Iterable[int]], Iterator[Finished]]
+"""(URL of the plan, the accumulator of finished units, numbers of units) -> finished units."""
+
+
 class StoppedError(SiltstoneError):
     """The driver was told to end."""
 
@@ -79,6 +87,22 @@ def run_in_task(plan_url: str, told: Accumulator[list[Finished]], numbers: Itera
         finished = _unit(plan_url, number)
         # By the accumulator as well as the result: results come only at the end of the job, and people and failures
         # should not wait for it.
+        told.add([finished])
+        yield finished
+
+
+def export_in_task(plan_url: str, told: Accumulator[list[Finished]], numbers: Iterable[int]) -> Iterator[Finished]:
+    """As `run_in_task`, for the plan of an export."""
+    from spark_jobs.tables.cluster.unit import run_unit as run_export_unit
+
+    _prepare_process()
+    for number in numbers:
+        try:
+            finished = Finished(number, EXPORT, *run_export_unit(plan_url, number))
+        except SiltstoneError as error:
+            if error.retriable:
+                raise
+            finished = Finished(number, error=f"slice {number}: {error}")
         told.add([finished])
         yield finished
 
@@ -113,49 +137,31 @@ def say(finished: Finished) -> None:
     print(finished.line(), flush=True)  # noqa: T201
 
 
-class Driver:
-    """Runs the units of one plan on a session.
+class UnitJobs:
+    """Runs Spark jobs on a session, whose tasks are units of one plan.
 
-    `plan`: its head is enough. All Spark jobs have the plan's tag, by which Spark's page and `cancel` find them, and a
-    description for people.
+    All jobs have the plan's tag, by which Spark's page and `cancel` find them, and a description for people.
     """
 
     def __init__(
         self,
         spark: SparkSession,
-        plan: HeavyPlan,
+        tag: str,
         plan_url: str,
         *,
         stop: threading.Event,
         tell: Callable[[Finished], None] = say,
     ) -> None:
-        self._spark, self._plan, self._plan_url, self._stop, self._tell = spark, plan, plan_url, stop, tell
-        self._tag = f"siltstone-{plan.job_id}-{plan.fingerprint[:8]}"
+        self._spark, self._tag, self._plan_url, self._stop, self._tell = spark, tag, plan_url, stop, tell
 
-    def run(self) -> None:
-        """Run until every unit has its manifest. Raises UnitFailedError, StoppedError, and Spark's errors."""
-        if self._plan.units_of(UnitKind.KEYS):
-            from spark_jobs import full_dedupe
-
-            # Before the other units, because REWRITE units need the grouped keys of their whole partition.
-            slices = len(self._plan.units_of(UnitKind.KEYS))
-            self._beside(
-                lambda: full_dedupe.run(self._spark, self._plan, self._plan_url),
-                lambda: None,
-                f"reading the keys of {slices} slices of merge {self._plan.job_id}",
-            )
-        units = [unit for unit in self._plan.units if unit.kind is not UnitKind.KEYS]
-        # the longest first, so that it does not run alone at the end
-        self._units([unit.number for unit in sorted(units, key=lambda unit: -unit.input_bytes)])
-
-    def _units(self, numbers: Sequence[int]) -> None:
+    def units(self, numbers: Sequence[int], run: TaskFunction, description: str) -> None:
         """Run the units, one per task. `local[2]` and `parallelize` keep to that; `repartition` would not."""
         if not numbers:
             return
         context = self._spark.sparkContext
         none: list[Finished] = []
         told: Accumulator[list[Finished]] = context.accumulator(none, _list_param())
-        task = functools.partial(run_in_task, self._plan_url, told)
+        task = functools.partial(run, self._plan_url, told)
         shown = 0
 
         def tell() -> None:
@@ -168,13 +174,9 @@ class Driver:
             if failed:
                 raise UnitFailedError(failed)
 
-        self._beside(
-            lambda: context.parallelize(numbers, len(numbers)).mapPartitions(task).collect(),
-            tell,
-            f"writing {len(numbers)} units of merge {self._plan.job_id}",
-        )
+        self.beside(lambda: context.parallelize(numbers, len(numbers)).mapPartitions(task).collect(), tell, description)
 
-    def _beside(self, work: Callable[[], object], tell: Callable[[], None], description: str) -> None:
+    def beside(self, work: Callable[[], object], tell: Callable[[], None], description: str) -> None:
         """Run a Spark job in a thread and watch beside it: signals reach only the main thread."""
         problem: list[BaseException] = []
 
@@ -209,6 +211,66 @@ class Driver:
     def _cancel(self) -> None:
         context: SparkContext = self._spark.sparkContext
         context.cancelJobsWithTag(self._tag)
+
+
+class Driver:
+    """Runs the units of a merge. `plan`: its head is enough."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        plan: HeavyPlan,
+        plan_url: str,
+        *,
+        stop: threading.Event,
+        tell: Callable[[Finished], None] = say,
+    ) -> None:
+        self._spark, self._plan, self._plan_url = spark, plan, plan_url
+        self._jobs = UnitJobs(spark, _tag(plan.job_id, plan.fingerprint), plan_url, stop=stop, tell=tell)
+
+    def run(self) -> None:
+        """Run until every unit has its manifest. Raises UnitFailedError, StoppedError, and Spark's errors."""
+        if self._plan.units_of(UnitKind.KEYS):
+            from spark_jobs import full_dedupe
+
+            # Before the other units, because REWRITE units need the grouped keys of their whole partition.
+            slices = len(self._plan.units_of(UnitKind.KEYS))
+            self._jobs.beside(
+                lambda: full_dedupe.run(self._spark, self._plan, self._plan_url),
+                lambda: None,
+                f"reading the keys of {slices} slices of merge {self._plan.job_id}",
+            )
+        units = [unit for unit in self._plan.units if unit.kind is not UnitKind.KEYS]
+        # the longest first, so that it does not run alone at the end
+        numbers = [unit.number for unit in sorted(units, key=lambda unit: -unit.input_bytes)]
+        self._jobs.units(numbers, run_in_task, f"writing {len(numbers)} units of merge {self._plan.job_id}")
+
+
+class ExportDriver:
+    """Runs the units of an export."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        plan: OpenExport,
+        plan_url: str,
+        *,
+        stop: threading.Event,
+        tell: Callable[[Finished], None] = say,
+    ) -> None:
+        self._head = plan.head
+        self._jobs = UnitJobs(spark, _tag(plan.head.job_id, plan.fingerprint), plan_url, stop=stop, tell=tell)
+
+    def run(self) -> None:
+        """Run until every unit has its manifest. Raises UnitFailedError, StoppedError, and Spark's errors."""
+        sizes = self._head.sizes
+        numbers = sorted(range(len(sizes)), key=lambda number: -sizes[number])
+        description = f"writing {len(sizes)} slices of topic {self._head.options.topic} to {self._head.place_name}"
+        self._jobs.units(numbers, export_in_task, description)
+
+
+def _tag(job_id: int, fingerprint: str) -> str:
+    return f"siltstone-{job_id}-{fingerprint[:8]}"
 
 
 def _list_param() -> Any:
@@ -267,10 +329,9 @@ def heed_sigterm(stop: threading.Event) -> None:
 
 
 def _run(plan_url: str, master: str, memory: str, stop: threading.Event) -> int:
-    plan = OpenPlan.at(plan_url).head  # before the JVM, which takes seconds: most mistakes show here
+    name, drive = _opened(plan_url, stop)  # before the JVM, which takes seconds: most mistakes show here
     from spark_jobs.session import end_session, local_session, session_for
 
-    name = f"siltstone merge {plan.job_id}"
     if master:
         cores, attempts = parse_master(master)
         spark = local_session(name, cores, attempts=attempts, memory=memory)
@@ -280,10 +341,22 @@ def _run(plan_url: str, master: str, memory: str, stop: threading.Event) -> int:
     try:
         if stop.is_set():
             raise StoppedError("told to end")
-        Driver(spark, plan, plan_url, stop=stop).run()
+        drive(spark)
     finally:
         end_session(spark)
     return 0
+
+
+def _opened(plan_url: str, stop: threading.Event) -> tuple[str, Callable[[SparkSession], None]]:
+    """The name of the work in a plan, and what does it. Raises PlanError, ExportPlanError and the store's errors."""
+    if kind_of(plan_url) == EXPORT:
+        from spark_jobs.tables.cluster.unit import OpenExport
+
+        export = OpenExport.at(plan_url)
+        name = f"siltstone export of {export.head.options.topic}"
+        return name, lambda spark: ExportDriver(spark, export, plan_url, stop=stop).run()
+    plan = OpenPlan.at(plan_url).head
+    return f"siltstone merge {plan.job_id}", lambda spark: Driver(spark, plan, plan_url, stop=stop).run()
 
 
 def parse_master(master: str) -> tuple[int | None, int]:

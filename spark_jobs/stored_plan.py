@@ -1,4 +1,4 @@
-"""The plan of a heavy merge, in a task or a driver.
+"""The plan of a heavy merge, in a task or a driver; and the kind of a plan that may be another.
 
 A process opens one store for a plan and keeps it, with the head of the plan that it read last: making an S3 client
 takes some tenths of a second, and a worker runs many units. The inputs of a unit are read for each task.
@@ -8,17 +8,31 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from typing import TypeVar
+from typing import TypeVar, cast
 
+from compactor.heavy.plan.frames import FramesError, load_json
 from compactor.heavy.plan.units import HeavyPlan
-from compactor.heavy.stored import StoredPlan
+from compactor.heavy.stored import Frames, StoredPlan
 from spark_jobs.scan.blocking import BlockingStore
-from storage.objects import ObjectStore
+from storage.objects import ObjectNotFoundError, ObjectStore
 from storage.urls import split_object_url
 
 T = TypeVar("T")
+EXPORT = "export"
 _kept: dict[tuple[int, str], OpenPlan] = {}
 """The plan that this process read last, by process id and URL: a forked child has no threads of its parent."""
+
+
+def kind_of(plan_url: str) -> str:
+    """EXPORT for the plan of an export to a table, else "": a merge's plan names no kind, and its reader tells what is
+    wrong with an object that is no plan. Raises BadKeyError, StoreMisconfiguredError, and the store's errors."""
+    url, key = split_object_url(plan_url)
+    try:
+        frames = BlockingStore.at(url).call(lambda store: Frames.read(store, key))
+        head = load_json(frames.directory.head.body(frames.head))
+    except (ObjectNotFoundError, FramesError, ValueError):
+        return ""
+    return str(cast("dict[str, object]", head).get("kind", "")) if isinstance(head, dict) else ""
 
 
 class OpenPlan:

@@ -23,7 +23,6 @@ gives a restarted compactor the driver that runs already.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
@@ -66,10 +65,6 @@ READS_AT_ONCE = 8
 EXTENTS_ON_LOOP_MAX = 1_000
 """Plans of up to so many extents are made on the event loop, in some tens of ms."""
 DETAIL_CHARS_MAX = 1_500
-WORDS_CHARS_MAX = 200
-"""Characters of a driver's last line that the step of a merge shows."""
-_FRAME = re.compile(r"\s*(at [\w.$/<>]+\(|\.\.\. \d+ more)")
-"""A line of a JVM's stack trace."""
 
 
 class UnitsMissingError(UnavailableError):
@@ -271,7 +266,7 @@ class _HeavyRun:
                 break
             _log.warning("a driver ended before its units", job=self._plan.job_id, driver=number, said=state.detail)
             await self._raise_what_failed()
-            self._said_last = _last_words(state)
+            self._said_last = state.last_words
             failures += not was_over  # a driver that had ended before this claim is no failure of this claim
             if failures == TRIES_MAX or number == TRIES_KNOWN_MAX:
                 raise await self._missing(f"; the driver {state.phase}: {state.detail[:DETAIL_CHARS_MAX]}")
@@ -364,7 +359,7 @@ class _HeavyRun:
         if state.phase is not self._phase and (span := CURRENT_SPAN.get()) is not None:
             span.event(state.phase.value)
         self._phase = state.phase
-        name, self._words = self._submitter.name, _last_words(state) if is_news else ""
+        name, self._words = self._submitter.name, state.last_words if is_news else ""
         step = f"{name}: {state.phase}, {len(self._results)} of {len(self._plan.units)} units done"
         step += f"; {self._words}" if self._words else ""
         step += f"; the driver before failed: {self._said_last}" if self._said_last else ""
@@ -406,12 +401,6 @@ class _HeavyRun:
             if stat.size_bytes != file.size_bytes or stat.crc32c not in (None, file.crc32c):
                 raise ManifestMismatchError(f"{file.key!r} is not the object that {key!r} names: another size or CRC")
         return result
-
-
-def _last_words(state: SubmissionState) -> str:
-    """The driver's last line that is no stack frame, for people."""
-    lines = [line.strip() for line in state.detail.splitlines() if line.strip() and not _FRAME.match(line)]
-    return lines[-1][:WORDS_CHARS_MAX] if lines else ""
 
 
 async def _state(submission: Submission) -> SubmissionState | None:

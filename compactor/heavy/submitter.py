@@ -7,10 +7,15 @@ units twice, and the first finished try of each unit counts.
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from runtime.errors import SiltstoneError, UnavailableError
+
+WORDS_CHARS_MAX = 200
+_FRAME = re.compile(r"\s*(at [\w.$/<>]+\(|\.\.\. \d+ more)")
+"""A line of a JVM's stack trace."""
 
 
 class Phase(StrEnum):
@@ -30,6 +35,12 @@ class SubmissionState(NamedTuple):
     phase: Phase
     detail: str = ""
     """For people: the last lines of the driver's log, or the cluster's message."""
+
+    @property
+    def last_words(self) -> str:
+        """The driver's last line that is no stack frame, for people."""
+        lines = [line.strip() for line in self.detail.splitlines() if line.strip() and not _FRAME.match(line)]
+        return lines[-1][:WORDS_CHARS_MAX] if lines else ""
 
 
 class SubmitError(SiltstoneError):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -37,13 +38,8 @@ class Objects:
         """
         thread = LoopThread("siltstone-tables")  # the caller's own thread may have a loop, as in a notebook
         try:
-            return thread.call(self._call(work))
-        except StoreMisconfiguredError as error:
-            raise BadTableError(f"{self.url} cannot hold a table: {_words(error.message)}", remedy=_REMEDY) from error
-        except (StoreUnavailableError, StoreFullError) as error:
-            raise PlaceUnavailableError(
-                f"{self.url}, where the table lies, cannot be used now: {_words(error.message)}", remedy=_REMEDY
-            ) from error
+            with errors_of(self.url):
+                return thread.call(self._call(work))
         finally:
             thread.close()
 
@@ -64,6 +60,19 @@ class Objects:
     def remove(self, keys: Sequence[str]) -> None:
         if keys:
             self.call(lambda store: store.delete_many(list(keys)))
+
+
+@contextmanager
+def errors_of(url: str) -> Generator[None]:
+    """Turns the errors of the table's store into BadTableError and PlaceUnavailableError."""
+    try:
+        yield
+    except StoreMisconfiguredError as error:
+        raise BadTableError(f"{url} cannot hold a table: {_words(error.message)}", remedy=_REMEDY) from error
+    except (StoreUnavailableError, StoreFullError) as error:
+        raise PlaceUnavailableError(
+            f"{url}, where the table lies, cannot be used now: {_words(error.message)}", remedy=_REMEDY
+        ) from error
 
 
 def _words(message: str) -> str:

@@ -141,7 +141,7 @@ def _catalog_options(command: Callable[..., T]) -> Callable[..., T]:
     type=click.Choice(["auto", "process", "spark"]),
     default="auto",
     show_default=True,
-    help="Read in this process or on a local Spark; auto decides by size.",
+    help="Read in this process or on Spark, as spark.submitter says; auto decides by size.",
 )
 @click.option("--follow", is_flag=True, help="Repeat the export every --every, until Ctrl-C.")
 @click.option(
@@ -301,7 +301,10 @@ class _Running:
     def _engine(self, size_bytes: int) -> Engine:
         chosen = self._wanted.engine
         large = size_bytes >= self._wanted.given.settings.spark_merge_min_bytes
-        if chosen == "auto" and large and find_spec("pyspark") is None:
+        from spark_jobs.tables.engines import needs_pyspark, spark_engine, where_text
+
+        settings = self._wanted.given.settings
+        if chosen == "auto" and large and needs_pyspark(settings) and find_spec("pyspark") is None:
             say(
                 f"reading {size_text(size_bytes)} in this process; with Spark installed, all cores would read:"
                 f" {INSTALL_EXTRA}",
@@ -309,10 +312,8 @@ class _Running:
             )
         elif chosen == "spark" or (chosen == "auto" and large):
             if self._on_spark is None:
-                from spark_jobs.tables.engines import spark_engine
-
-                self._on_spark = spark_engine()
-                say(f"starting Spark on this machine, for {size_text(size_bytes)}", err=True)
+                self._on_spark = spark_engine(settings)
+                say(f"starting Spark {where_text(settings)}, for {size_text(size_bytes)}", err=True)
             return self._on_spark
         return self._in_process
 

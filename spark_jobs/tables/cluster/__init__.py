@@ -1,0 +1,1 @@
+"""An export's tasks as units of a stored plan, which any submitter can run."""

@@ -1,0 +1,395 @@
+"""The stored forms of an export on a cluster: its plan, the results of its units, and the notes of those that failed.
+Pure.
+
+The plan is an object of frames (`compactor/heavy/plan/frames.py`). The head has everything that all units share; each
+frame is one slice. A result is the manifest of its unit. All of it is JSON, and none of it holds credentials: tasks
+find their own, as the AWS chain does.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, cast
+
+import zstandard
+
+from compactor.heavy.plan.frames import Directory, FramesError, decompress, dump_json, encode_frames, load_json
+from runtime.errors import BadInputError, BugError, SiltstoneError
+from spark_jobs.scan.arrow import pa
+from spark_jobs.scan.contract import AtTimestamp, DataLossError, Edge, OffsetSpec, ScanOptions, Slice, SliceError
+from spark_jobs.stored_plan import EXPORT
+from spark_jobs.tables.columns.convert import ValueFormat
+from spark_jobs.tables.columns.kinds import Kind
+from spark_jobs.tables.errors import BadTableError, BadValueError, TableError
+from spark_jobs.tables.file_task import Place, WriteResult, WriteTask, WrittenFile
+from spark_jobs.tables.parquet_table import COMMITS, ParquetPlace
+from spark_jobs.tables.source import UrlReader
+from storage.urls import ObjectStoreUrl, parse_store_url
+
+VERSION = 1
+"""Of the plan, the results and the notes."""
+RESULT_BYTES_MAX = 256 << 20
+MESSAGE_CHARS_MAX = 2_000
+_PARQUET, _ICEBERG = "parquet", "iceberg"
+_S3 = re.compile(r"s3[an]?://([^/]+)/?(.*)")
+_OF_TASKS = ("py-io-impl", "s3.", "client.")
+"""The beginnings of the names of the properties that tasks get."""
+_SECRET = re.compile(r"key|secret|token|password|credential|signer", re.IGNORECASE)
+_NEWER = "run one release of Siltstone for the export and on the cluster"
+
+
+class ExportPlanError(BadInputError):
+    """The object is no plan of an export, no part of one, or of another release."""
+
+
+class ExportUnitError(TableError):
+    """A slice cannot be written, and another try would not help."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportHead:
+    """The facts that all units of a plan share."""
+
+    job_id: int
+    """By chance, so that two exports at once never share a plan."""
+    ends_ms: int
+    """By the wall clock: no unit begins later."""
+    sizes: tuple[int, ...]
+    """The bytes of each unit's slice."""
+    reader: UrlReader
+    place: Place
+    options: ScanOptions
+    values: ValueFormat
+    fixed: Any
+    columns: Any
+    file_schema: Any
+    stem: str
+    final: bool
+
+    @property
+    def units(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def place_name(self) -> str:
+        """The table's place, for people."""
+        return self.place.objects.url if isinstance(self.place, ParquetPlace) else getattr(self.place, "directory", "")
+
+    def task(self, part: Slice, place: Place) -> WriteTask:
+        return WriteTask(
+            part=part,
+            options=self.options,
+            reader=self.reader,
+            place=place,
+            values=self.values,
+            fixed=self.fixed,
+            columns=self.columns,
+            file_schema=self.file_schema,
+            stem=self.stem,
+            final=self.final,
+        )
+
+
+def head_of(tasks: Sequence[WriteTask], *, job_id: int, ends_ms: int) -> ExportHead:
+    """The shared facts of tasks, which may differ by their slices alone. Raises BadTableError for a table or records
+    that a cluster cannot reach."""
+    first = tasks[0]
+    if any(each.final != first.final or each.stem != first.stem for each in tasks):
+        raise BugError("the tasks of an export differ by more than their slices")
+    reader = first.reader
+    if not isinstance(reader, UrlReader):
+        raise BugError("a cluster cannot read from an open store")
+    return ExportHead(
+        job_id=job_id,
+        ends_ms=ends_ms,
+        sizes=tuple(each.part.bytes for each in tasks),
+        reader=reader,
+        place=first.place,
+        options=first.options,
+        values=first.values,
+        fixed=first.fixed,
+        columns=first.columns,
+        file_schema=first.file_schema,
+        stem=first.stem,
+        final=first.final,
+    )
+
+
+def encode_plan(head: ExportHead, parts: Sequence[Slice]) -> bytes:
+    """Raises BadTableError for a place that a plan cannot name."""
+    fields = {
+        "version": VERSION,
+        "kind": EXPORT,
+        "job_id": head.job_id,
+        "ends_ms": head.ends_ms,
+        "sizes": list(head.sizes),
+        "records": head.reader.url,
+        "place": _place_json(head.place),
+        "options": _options_json(head.options),
+        "values": asdict(head.values),
+        "fixed": _schema_text(head.fixed),
+        "columns": _schema_text(head.columns),
+        "file_schema": _schema_text(head.file_schema),
+        "stem": head.stem,
+        "final": head.final,
+    }
+    return encode_frames(dump_json(fields), (each.to_json().encode() for each in parts))
+
+
+def decode_head(stored: bytes, directory: Directory) -> ExportHead:
+    """`stored`: the bytes of the head. Raises ExportPlanError."""
+    try:
+        fields = _object(directory.head.body(stored), "the head of the plan")
+    except FramesError as error:
+        raise ExportPlanError(f"the plan cannot be read: {error.message}") from error
+    _check_version(fields, "the plan of the export")
+    if fields.get("kind") != EXPORT:
+        raise ExportPlanError(f"the plan is one of kind {fields.get('kind')!r}, not of an export", remedy=_NEWER)
+    try:
+        head = ExportHead(
+            job_id=int(fields["job_id"]),
+            ends_ms=int(fields["ends_ms"]),
+            sizes=tuple(int(each) for each in fields["sizes"]),
+            reader=UrlReader(url=str(fields["records"])),
+            place=_place(fields["place"]),
+            options=_options(fields["options"]),
+            values=ValueFormat(**fields["values"]),
+            fixed=_schema(fields["fixed"]),
+            columns=_schema(fields["columns"]),
+            file_schema=_schema(fields["file_schema"]),
+            stem=str(fields["stem"]),
+            final=bool(fields["final"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, pa.ArrowException) as error:
+        raise ExportPlanError(f"the plan of the export cannot be read: {error!r}") from error
+    if head.units != len(directory.frames):
+        raise ExportPlanError(f"the plan names {head.units} units and has {len(directory.frames)} slices")
+    return head
+
+
+def decode_part(stored: bytes, directory: Directory, unit: int) -> Slice:
+    """The slice of a unit. Raises ExportPlanError."""
+    try:
+        return Slice.from_json(directory.frames[unit].body(stored))
+    except (FramesError, SliceError) as error:
+        raise ExportPlanError(
+            f"slice {unit} of the plan cannot be read: {error.message}", remedy=error.remedy
+        ) from error
+
+
+# ---- results and notes ---------------------------------------------------------------------------------------------
+
+
+def encode_result(result: WriteResult, *, fingerprint: str, unit: int) -> bytes:
+    """The manifest of a unit. `fingerprint`: that of the plan."""
+    fields = {
+        **{name: getattr(result, name) for name in ("partition", "start", "end", "rows", "errors", "complete")},
+        "files": [asdict(file) for file in result.files],
+        "seen": result.seen,
+    }
+    return _packed({"plan": fingerprint, "unit": unit, "result": fields})
+
+
+def decode_result(stored: bytes, *, fingerprint: str, unit: int, part: Slice) -> WriteResult:
+    """Raises ExportPlanError, also for the result of another plan, unit or slice."""
+    fields = _unpacked(stored, f"the result of slice {unit}", fingerprint, unit)
+    try:
+        row = dict(fields["result"])
+        row["files"] = tuple(WrittenFile(**file) for file in row["files"])
+        row["seen"] = _kind(row["seen"])
+        result = WriteResult(**row)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ExportPlanError(f"the result of slice {unit} cannot be read: {error!r}") from error
+    if (result.partition, result.start, result.end) != (part.partition, part.start, part.end):
+        raise ExportPlanError(f"the result of slice {unit} is of other offsets")
+    return result
+
+
+def encode_failure(error: SiltstoneError, *, fingerprint: str, unit: int) -> bytes:
+    """The note of a unit that failed for good."""
+    message, remedy = error.message[:MESSAGE_CHARS_MAX], error.remedy[:MESSAGE_CHARS_MAX]
+    told = {"error": type(error).__name__, "message": message, "remedy": remedy}
+    return _packed({"plan": fingerprint, "unit": unit, **told})
+
+
+def decode_failure(stored: bytes, *, fingerprint: str, unit: int) -> SiltstoneError:
+    """The error as the task met it, or an ExportUnitError for one of a class that means nothing here.
+
+    Raises ExportPlanError."""
+    fields = _unpacked(stored, f"the note of slice {unit}", fingerprint, unit)
+    name, message, remedy = (str(fields.get(each, "")) for each in ("error", "message", "remedy"))
+    for known in (BadValueError, DataLossError, BadTableError):
+        if known.__name__ == name:
+            return known(message, remedy=remedy)
+    return ExportUnitError(f"slice {unit} cannot be written: {message} [{name}]", remedy=remedy)
+
+
+def _packed(fields: Mapping[str, Any]) -> bytes:
+    return zstandard.ZstdCompressor(level=3).compress(dump_json({"version": VERSION, **fields}))
+
+
+def _unpacked(stored: bytes, what: str, fingerprint: str, unit: int) -> Mapping[str, Any]:
+    try:
+        body = decompress(stored, RESULT_BYTES_MAX)
+    except FramesError as error:
+        raise ExportPlanError(f"{what} cannot be read: {error.message}") from error
+    fields = _object(body, what)
+    _check_version(fields, what)
+    if (fields.get("plan"), fields.get("unit")) != (fingerprint, unit):
+        raise ExportPlanError(f"{what} is of another plan or slice")
+    return fields
+
+
+def _object(body: bytes, what: str) -> Mapping[str, Any]:
+    try:
+        loaded = load_json(body)
+    except ValueError as error:
+        raise ExportPlanError(f"{what} is no JSON: {error}") from error
+    if not isinstance(loaded, dict):
+        raise ExportPlanError(f"{what} is no object")
+    return cast("dict[str, Any]", loaded)
+
+
+def _check_version(fields: Mapping[str, Any], what: str) -> None:
+    if fields.get("version") != VERSION:
+        raise ExportPlanError(
+            f"{what} has version {fields.get('version')!r}; this release reads {VERSION}", remedy=_NEWER
+        )
+
+
+def _kind(value: Any) -> Kind:
+    if isinstance(value, str):
+        return value
+    name, inner = value
+    if name == "list":
+        return ("list", _kind(inner))
+    if name != "struct":
+        raise ValueError(f"there is no kind {name!r}")
+    return ("struct", tuple((str(field), _kind(each)) for field, each in inner))
+
+
+# ---- places --------------------------------------------------------------------------------------------------------
+
+
+def plans_url(place: Place) -> ObjectStoreUrl:
+    """The store of the plans of a table's exports: a directory of the table that readers of tables pass over.
+
+    Raises BadTableError.
+    """
+    if isinstance(place, ParquetPlace):
+        return _below(parse_store_url(place.objects.url), COMMITS.strip("/"))
+    from spark_jobs.tables.iceberg_table import IcebergPlace  # loads pyiceberg
+
+    if not isinstance(place, IcebergPlace):
+        raise BugError("a plan cannot name this place")
+    found = _S3.fullmatch(place.directory)
+    if found is not None:
+        told = place.properties
+        url = ObjectStoreUrl(
+            scheme="s3",
+            bucket=found[1],
+            prefix=found[2].strip("/"),
+            endpoint=told.get("s3.endpoint", "").rstrip("/"),
+            region=told.get("s3.region", "") or told.get("client.region", ""),
+        )
+        return _below(parse_store_url(str(url)), "_siltstone")
+    if place.directory.startswith("file:/"):
+        path = place.directory.removeprefix("file:").lstrip("/")
+        return _below(parse_store_url(f"file:///{path}"), "_siltstone")
+    raise BadTableError(
+        f"a cluster cannot export to {place.directory}: the plan of the export is stored beside the table's files",
+        remedy="take a table in s3:// or file://, or --engine process",
+    )
+
+
+def _below(url: ObjectStoreUrl, name: str) -> ObjectStoreUrl:
+    if url.scheme == "file":
+        return replace(url, directory=url.directory / name)
+    return replace(url, prefix=f"{url.prefix}/{name}".lstrip("/"))
+
+
+def _place_json(place: Place) -> Mapping[str, Any]:
+    if isinstance(place, ParquetPlace):
+        return {"kind": _PARQUET, "url": place.objects.url}
+    from spark_jobs.tables.iceberg_table import IcebergPlace
+
+    if not isinstance(place, IcebergPlace):
+        raise BugError("a plan cannot name this place")
+    secret = sorted(name for name in place.properties if _SECRET.search(name))
+    if secret:
+        raise BadTableError(
+            f"the catalog gives credentials for the files ({', '.join(secret)}), which may not lie in a stored plan",
+            remedy="give the cluster's tasks a role of their own and take the credentials out of the catalog's"
+            " properties, or take --engine process",
+        )
+    kept = {name: value for name, value in place.properties.items() if name.startswith(_OF_TASKS)}
+    return {"kind": _ICEBERG, "directory": place.directory, "properties": kept}
+
+
+def _place(fields: Mapping[str, Any]) -> Place:
+    if fields["kind"] == _PARQUET:
+        from spark_jobs.tables.objects import Objects
+
+        return ParquetPlace(objects=Objects(str(fields["url"])))
+    if fields["kind"] != _ICEBERG:
+        raise ValueError(f"there is no place of kind {fields['kind']!r}")
+    from spark_jobs.tables.iceberg_table import IcebergPlace
+
+    properties = {str(name): str(value) for name, value in fields["properties"].items()}
+    return IcebergPlace(directory=str(fields["directory"]), properties=properties)
+
+
+# ---- options and schemas -------------------------------------------------------------------------------------------
+
+
+def _options_json(options: ScanOptions) -> Mapping[str, Any]:
+    row = {name: getattr(options, name) for name in ("topic", "isolation", "view", "fail_on_data_loss")}
+    return {
+        **row,
+        "partitions": None if options.partitions is None else list(options.partitions),
+        "starting": _spec_json(options.starting),
+        "ending": _spec_json(options.ending),
+        "columns": list(options.columns),
+    }
+
+
+def _options(fields: Mapping[str, Any]) -> ScanOptions:
+    partitions = fields["partitions"]
+    return ScanOptions(
+        topic=str(fields["topic"]),
+        partitions=None if partitions is None else tuple(int(each) for each in partitions),
+        starting=_spec(fields["starting"]),
+        ending=_spec(fields["ending"]),
+        columns=tuple(map(str, fields["columns"])),
+        isolation=str(fields["isolation"]),
+        view=str(fields["view"]),
+        fail_on_data_loss=bool(fields["fail_on_data_loss"]),
+    )
+
+
+def _spec_json(spec: OffsetSpec) -> Any:
+    if isinstance(spec, Edge):
+        return spec.value
+    if isinstance(spec, AtTimestamp):
+        return {"timestamp_ms": spec.timestamp_ms}
+    offsets = {str(number): each.value if isinstance(each, Edge) else each for number, each in spec.items()}
+    return {"offsets": offsets}
+
+
+def _spec(row: Any) -> OffsetSpec:
+    if isinstance(row, str):
+        return Edge(row)
+    if "timestamp_ms" in row:
+        return AtTimestamp(int(row["timestamp_ms"]))
+    return {int(number): Edge(each) if isinstance(each, str) else int(each) for number, each in row["offsets"].items()}
+
+
+def _schema_text(schema: Any) -> str:
+    return base64.b64encode(schema.serialize().to_pybytes()).decode()
+
+
+def _schema(text: str) -> Any:
+    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
