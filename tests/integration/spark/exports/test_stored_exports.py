@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,11 +55,15 @@ class Killing:
 
     name = "killing"
 
-    def __init__(self, drivers: int) -> None:
+    def __init__(self, drivers: int, looks_at: Callable[[], list[Path]] = list) -> None:
         self.to_kill, self.submitted = drivers, 0
+        self.looks_at = looks_at
+        self.seen: list[Path] = []
+        """The objects of plans when the last driver was submitted."""
 
     async def submit(self, plan_url: str, *, job_id: int, token: str, limit_ms: int) -> Here:
         self.submitted += 1
+        self.seen = self.looks_at()
         return Here(plan_url, dies=self.submitted <= self.to_kill)
 
 
@@ -97,12 +102,13 @@ def plan_objects(lake: Lake) -> list[Path]:
     return [path for path in lake.place.rglob("_siltstone/jobs/*/*/*") if path.is_file()]
 
 
-async def filled(lake: Lake, *, slices: int = 4) -> None:
-    """A topic of two partitions; each batch is a slice if slices are small."""
+async def filled(lake: Lake, *, slices: int = 4, late: bool = True) -> None:
+    """A topic of two partitions; each batch is a slice if slices are small. `late`: the last has a column of its own,
+    for which all slices are written again."""
     await lake.client.create_topic("t", partitions=2)
     for number in range(slices):
         rows = [{"id": number * 10 + at, "text": "x" * 20} for at in range(10)]
-        await lake.send_json("t", number % 2, *rows, *([{"late": number}] if number == slices - 1 else []))
+        await lake.send_json("t", number % 2, *rows, *([{"late": number}] if late and number == slices - 1 else []))
 
 
 SMALL: dict[str, Any] = {"slice_bytes": 1}
@@ -132,12 +138,18 @@ async def test_a_driver_that_dies_is_started_again_and_nothing_is_doubled(lake: 
     await same_as_in_process(lake, table)
 
 
-async def test_drivers_that_all_die_end_the_export_with_what_was_said(lake: Lake) -> None:
+async def test_drivers_that_all_die_end_the_export_with_what_was_said(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given an exporter that says at each look that it lives
+    monkeypatch.setattr(cluster_engine, "ALIVE_EVERY_MS", 0)
     await filled(lake)
-    submitter = Killing(drivers=99)
+    submitter = Killing(drivers=99, looks_at=lambda: plan_objects(lake))
     with pytest.raises(SlicesMissingError, match=r"1 of 4 slices are written.*this driver was killed"):
         await lake.exported("t", lake.parquet(), JSON, OnCluster(submitter, poll_ms=10), **SMALL)
+    # then nothing of that is left
     assert submitter.submitted == cluster_engine.TRIES_MAX
+    assert sum(path.name.startswith("alive-") for path in submitter.seen) == 1
     assert plan_objects(lake) == []
 
 
@@ -179,26 +191,30 @@ async def test_a_later_export_removes_the_plan_of_a_killed_one_and_not_that_of_a
 # ---- real drivers
 
 
+@pytest.mark.timeout(300)
 async def test_a_cluster_writes_the_same_rows_as_this_process(lake: Lake, spark_cluster: SparkCluster) -> None:
-    await filled(lake)
+    await filled(lake, late=False)
     table = lake.iceberg()
     report = await lake.exported("t", table, JSON, OnCluster(submitter_to(spark_cluster), poll_ms=100), **SMALL)
-    assert (report.rows, report.errors) == (41, 0)
+    assert (report.rows, report.errors) == (40, 0)
     assert plan_objects(lake) == []
     await same_as_in_process(lake, table)
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(300)
 async def test_a_value_that_does_not_fit_ends_the_export_on_a_cluster_with_our_words(
     lake: Lake, spark_cluster: SparkCluster
 ) -> None:
-    await filled(lake)
+    await filled(lake, late=False)
     await lake.send("t", 1, b"nonsense")
     engine = OnCluster(submitter_to(spark_cluster), poll_ms=100)
-    with pytest.raises(BadValueError, match=r"a value does not fit \(partition 1, offset 21\)"):
+    with pytest.raises(BadValueError, match=r"a value does not fit \(partition 1, offset 20\)"):
         await lake.exported("t", lake.parquet(), replace(JSON, on_error="fail"), engine, **SMALL)
     assert plan_objects(lake) == []
 
 
+@pytest.mark.timeout(300)
 async def test_ctrl_c_ends_the_driver_and_leaves_no_plan(lake: Lake) -> None:
     # given the command, with a driver of its own that has begun
     await filled(lake)
