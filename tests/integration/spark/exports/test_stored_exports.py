@@ -17,6 +17,7 @@ import pytest
 from compactor.heavy.submitter import Phase, SubmissionState, Submitter
 from runtime.settings.table import Settings
 from spark_jobs.submitters import open_submitter
+from spark_jobs.submitters.child import ChildSubmission
 from spark_jobs.tables.cluster import engine as cluster_engine
 from spark_jobs.tables.cluster.engine import OnCluster, SlicesMissingError
 from spark_jobs.tables.cluster.unit import run_unit
@@ -212,6 +213,37 @@ async def test_a_value_that_does_not_fit_ends_the_export_on_a_cluster_with_our_w
     with pytest.raises(BadValueError, match=r"a value does not fit \(partition 1, offset 20\)"):
         await lake.exported("t", lake.parquet(), replace(JSON, on_error="fail"), engine, **SMALL)
     assert plan_objects(lake) == []
+
+
+class Recording:
+    """A submitter whose drivers are kept."""
+
+    def __init__(self, inner: Submitter) -> None:
+        self.name, self._inner = inner.name, inner
+        self.drivers: list[ChildSubmission] = []
+
+    async def submit(self, plan_url: str, **options: Any) -> ChildSubmission:
+        driver = await self._inner.submit(plan_url, **options)
+        assert isinstance(driver, ChildSubmission)
+        self.drivers.append(driver)
+        return driver
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(300)
+async def test_a_driver_process_that_is_killed_is_followed_by_another(lake: Lake) -> None:
+    await filled(lake, late=False)
+    settings = Settings(spark_submitter="local", spark_master="local[1]", spark_driver_memory="512m")
+    inner = open_submitter(settings)
+    assert inner is not None
+    submitter, table = Recording(inner), lake.parquet()
+    exporting = asyncio.create_task(lake.exported("t", table, JSON, OnCluster(submitter, poll_ms=100), **SMALL))
+    await until(lambda: exporting.done() or submitter.drivers)
+    os.kill(submitter.drivers[0].pid, signal.SIGKILL)
+    report = await exporting
+    assert (report.rows, len(submitter.drivers)) == (40, 2)
+    assert plan_objects(lake) == []
+    await same_as_in_process(lake, table)
 
 
 @pytest.mark.timeout(300)
