@@ -17,6 +17,7 @@ from tests.mutants.planted_in_coordinators import COORDINATORS
 from tests.mutants.planted_in_drains import DRAINS
 from tests.mutants.planted_in_erase_command import ASKED
 from tests.mutants.planted_in_erasures import ERASING
+from tests.mutants.planted_in_heavy_plans import HEAVY_PLANS
 from tests.mutants.planted_in_held_offsets import HELD_OFFSETS
 from tests.mutants.planted_in_listeners import LISTENERS
 from tests.mutants.planted_in_quotas import QUOTAS
@@ -375,6 +376,7 @@ MUTANTS = (
     *ANSWERS,
     *COMMITS,
     *DRAINS,
+    *HEAVY_PLANS,
     *HELD_OFFSETS,
     *BORDERS,
     *LISTENERS,

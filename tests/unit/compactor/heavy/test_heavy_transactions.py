@@ -86,6 +86,7 @@ async def test_slices_report_what_one_merge_would(
     slices = [each for each in results.values() if each.kind is UnitKind.REWRITE]
     assert len(slices) == len(LOG) - len(without)
     assert commit.cleaned == by_hand.cleaned
+    assert commit.summary["records_out"] == by_hand.summary["records_out"]  # the same markers are gone, too
     assert [tuple(each.aborted_gone) for each in commit.cleaned] == [gone]
     # and the manifests hold it
     assert all(decode_result(each.encode()) == each for each in slices)
