@@ -61,7 +61,8 @@ def doctor(
       siltstone spark doctor
       export JAVA_HOME="$(siltstone spark doctor --java-home)"
       siltstone spark doctor --config compactor.toml --json
-      siltstone spark doctor --cluster --set spark.archive.url=/srv/siltstone-spark.tar.gz
+      siltstone spark doctor --cluster \\
+          --set spark.archive.url=/srv/siltstone-spark.tar.gz
       siltstone spark doctor --set spark.submitter=spark-submit \\
           --set spark.master=spark://10.0.0.5:7077
     """

@@ -94,6 +94,10 @@ NOT_RUN = {
         "docs/spark.md",
         "siltstone spark doctor --cluster",
     ): "asks a cluster of the reader's; tests/integration/spark/test_doctor_cluster.py asks one of its own",
+    (
+        "docs/tables.md",
+        "siltstone tables export flights",
+    ): "asks a cluster of the reader's; tests/integration/spark/exports/test_stored_exports.py asks one of its own",
     ("docs/spark.md", "query = ("): "writes to a bucket of the reader's; test_spark_source.py reads streams",
     ("docs/operations/backup.md", "pg_basebackup"): SERVERS,
     ("docs/operations/backup.md", "cp -a BASE RESTORED"): SERVERS,

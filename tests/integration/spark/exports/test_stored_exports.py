@@ -192,6 +192,7 @@ async def test_a_later_export_removes_the_plan_of_a_killed_one_and_not_that_of_a
 # ---- real drivers
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 async def test_a_cluster_writes_the_same_rows_as_this_process(lake: Lake, spark_cluster: SparkCluster) -> None:
     await filled(lake, late=False)
