@@ -28,10 +28,10 @@ from compactor.heavy.rewrite_slice import partition_keys_key, read_keys_of, surv
 from compactor.heavy.slices import KeysFound, PartitionKeys, join_slices, slice_range, slice_units
 from compactor.heavy.stored import read_result, settle
 from compactor.heavy.survivors import SliceId, SurvivorsWriter, put_survivors
-from compactor.merging.allocator import keep_freed_memory
 from runtime.clock import SystemClock
 from runtime.errors import BugError
 from runtime.logging import get_logger
+from spark_jobs import worker_process
 from spark_jobs.keys.shuffle import KeyPlace, Surviving, surviving
 from spark_jobs.scan.arrow import pa
 from spark_jobs.stored_plan import OpenPlan
@@ -115,16 +115,11 @@ def _partition_of(unit: Unit) -> int:
 
 def read_slice(plan_url: str, units: Sequence[int], place: int) -> Iterator[KeyBlock]:
     """The rows of the KEYS unit at `place`."""
-    _prepare_process()
+    worker_process.prepare()
     opened = OpenPlan.at(plan_url)
     plan = opened.with_unit(units[place])
     yield from opened.iterate(lambda store: _key_blocks(store, plan, units[place]))
-
-
-@functools.cache
-def _prepare_process() -> None:
-    """Prepare this Python worker, which runs many tasks, once."""
-    keep_freed_memory()
+    worker_process.settle()
 
 
 async def _key_blocks(store: ObjectStore, plan: HeavyPlan, number: int) -> AsyncGenerator[KeyBlock]:
@@ -160,7 +155,7 @@ async def _known(store: ObjectStore, plan: HeavyPlan, unit: Unit) -> KeysFound |
 
 def write_slice(plan_url: str, units: Sequence[int], place: int, found: Surviving) -> Iterator[RecordBatch]:
     """Write the survivors of the slice at `place`, also when there are none, and yield `Written`."""
-    _prepare_process()
+    worker_process.prepare()
     opened = OpenPlan.at(plan_url)
     plan = opened.head
     unit = plan.unit(units[place])
@@ -171,6 +166,7 @@ def write_slice(plan_url: str, units: Sequence[int], place: int, found: Survivin
     )
     written = Written(unit.number, put.count, put.records)
     yield pa.RecordBatch.from_pylist([written._asdict()], schema=_WRITTEN_SCHEMA)
+    worker_process.settle()
 
 
 def _slice_id(plan: HeavyPlan, unit: Unit) -> SliceId:

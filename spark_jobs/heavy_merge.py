@@ -36,9 +36,9 @@ if __name__ == "__main__" and sys.path and sys.path[0] == str(Path(__file__).res
 from compactor.heavy.failures import UnitFailedError
 from compactor.heavy.plan.units import HeavyPlan, UnitKind
 from compactor.heavy.run_unit import run_unit
-from compactor.merging.allocator import keep_freed_memory
 from runtime.errors import BadInputError, SiltstoneError
 from runtime.runtime import Runtime
+from spark_jobs import worker_process
 from spark_jobs.stored_plan import EXPORT, OpenPlan, kind_of
 
 if TYPE_CHECKING:
@@ -89,13 +89,14 @@ def run_in_task(plan_url: str, told: Accumulator[list[Finished]], numbers: Itera
         # should not wait for it.
         told.add([finished])
         yield finished
+    worker_process.settle()
 
 
 def export_in_task(plan_url: str, told: Accumulator[list[Finished]], numbers: Iterable[int]) -> Iterator[Finished]:
     """As `run_in_task`, for the plan of an export."""
     from spark_jobs.tables.cluster.unit import run_unit as run_export_unit
 
-    _prepare_process()
+    worker_process.prepare()
     for number in numbers:
         try:
             finished = Finished(number, EXPORT, *run_export_unit(plan_url, number))
@@ -105,11 +106,12 @@ def export_in_task(plan_url: str, told: Accumulator[list[Finished]], numbers: It
             finished = Finished(number, error=f"slice {number}: {error}")
         told.add([finished])
         yield finished
+    worker_process.settle()
 
 
 def _unit(plan_url: str, number: int) -> Finished:
     """Run one unit. Raises only errors that another try, perhaps elsewhere, may heal."""
-    _prepare_process()
+    worker_process.prepare()
     try:
         opened = OpenPlan.at(plan_url)
         plan = opened.with_unit(number)
@@ -121,12 +123,6 @@ def _unit(plan_url: str, number: int) -> Finished:
         return Finished(number, error=f"unit {number}: {error}")
     input_bytes, output_bytes = plan.unit(number).input_bytes, sum(file.size_bytes for file in result.outputs)
     return Finished(number, result.kind.value, round(result.seconds, 3), input_bytes, output_bytes)
-
-
-@functools.cache
-def _prepare_process() -> None:
-    """Prepare this Python worker, which runs many tasks, once."""
-    keep_freed_memory()
 
 
 # ---- the driver

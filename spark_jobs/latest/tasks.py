@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from compactor.heavy.key_scan import KeyBlock
 from runtime.clock import Clock, SystemClock
 from runtime.errors import UnavailableError
+from spark_jobs import worker_process
 from spark_jobs.latest.passes import key_blocks, surviving_batches
 from spark_jobs.latest.pinned_store import PinnedStore
 from spark_jobs.scan.blocking import BlockingStore
@@ -43,6 +44,7 @@ class LatestTasks:
         """The keys of a slice. Raises as `read_slice`, and PinLostError."""
         with self._pinned() as store:
             yield from key_blocks(store, self._slice(number), self.options.scan)
+        worker_process.settle()
 
     def take(self, number: int, surviving: Surviving) -> Iterator[Any]:
         """Record batches of the survivors of a slice. Raises as `surviving_batches`, and PinLostError."""
@@ -54,6 +56,7 @@ class LatestTasks:
                 surviving,
                 keep_tombstones=self.options.keep_tombstones,
             )
+        worker_process.settle()
 
     def _slice(self, number: int) -> Slice:
         return Slice.from_json(zlib.decompress(self.slices[number]))

@@ -195,3 +195,18 @@ async def test_on_a_cluster_whatever_dies_there_is_one_result(
     await janitor.sweep_orphans()
     assert not await system.lost_files()
     await assert_merged(system, plain, users)
+
+
+def test_what_a_worker_has_loaded_is_out_of_the_collectors_sight(spark: SparkSession) -> None:
+    def frozen(_: int) -> tuple[int, int]:
+        import gc
+
+        from spark_jobs import worker_process
+
+        worker_process.prepare()
+        worker_process.settle()
+        return gc.get_freeze_count(), len(gc.get_objects())
+
+    for known, seen in spark.sparkContext.parallelize(range(2), 2).map(frozen).collect():
+        # Spark looks through those that are seen after every task.
+        assert known > 10 * seen
