@@ -52,7 +52,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     _module("store_client", "the CPU that a PUT and a GET cost the process that asks"),
     _module("kernels", "the compactor's compiled kernels, per record"),
     _module("compact", "a whole compaction of one partition, per record"),
-    _module("spark", "heavy merges on Spark and without, and what a unit costs"),
+    _module("spark", "heavy merges on Spark and without"),
     _module("produce", "producing through Kafka clients"),
     _module("stock", "producing through clients as they come, with nothing set but the address"),
     _module("consume", "consuming through Kafka clients"),
