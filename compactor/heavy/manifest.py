@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 
 import zstandard
 
-from compactor.heavy.plan.frames import FramesError, decompress, load_json
+from compactor.heavy.plan.frames import FramesError, decompress, load_json, whole_number
 from compactor.heavy.plan.parts import is_part
 from compactor.heavy.plan.units import HeavyPlan, Unit, UnitKind
 from compactor.merging.kway_merge import class_of
@@ -104,26 +104,26 @@ def decode_result(stored: bytes) -> UnitResult:
             )
         return UnitResult(
             plan=str(fields["plan"]),
-            unit=_int(fields["unit"]),
+            unit=whole_number(fields["unit"]),
             kind=UnitKind(fields["kind"]),
             covered={
-                int(id_): tuple((_int(base), _int(last)) for base, last in ranges)
+                int(id_): tuple((whole_number(base), whole_number(last)) for base, last in ranges)
                 for id_, ranges in fields["covered"].items()
             },
             outputs=tuple(_file(each) for each in fields["outputs"]),
             cleaned=tuple(
                 CleanedPartition(
-                    partition_id=_int(id_),
-                    cleaned_through_offset=None if through is None else _int(through),
-                    passes_needed=_int(passes),
-                    aborted_gone=tuple(_int(each) for each in gone),
+                    partition_id=whole_number(id_),
+                    cleaned_through_offset=None if through is None else whole_number(through),
+                    passes_needed=whole_number(passes),
+                    aborted_gone=tuple(whole_number(each) for each in gone),
                 )
                 for id_, through, passes, gone in fields["cleaned"]
             ),
             summary=_summary(fields["summary"]),
             seconds=_seconds(fields["seconds"]),
             parts=tuple(
-                PartRead(_int(id_), _int(base), None if crc is None else _int(crc))
+                PartRead(whole_number(id_), whole_number(base), None if crc is None else whole_number(crc))
                 for id_, base, crc in fields["parts"]
             ),
             details=dict(fields["details"]),
@@ -227,11 +227,11 @@ _MAY_BE_UNKNOWN = frozenset({"uncompressed_bytes", "committed_ms", "earliest_hor
 def _file(stored: Mapping[str, Any]) -> OutputFile:
     return OutputFile(
         key=str(stored["key"]),
-        level=_int(stored["level"]),
+        level=whole_number(stored["level"]),
         file_class=FileClass(stored["class"]),
-        size_bytes=_int(stored["size_bytes"]),
-        crc32c=_int(stored["crc32c"]),
-        config_version=_int(stored["config_version"]),
+        size_bytes=whole_number(stored["size_bytes"]),
+        crc32c=whole_number(stored["crc32c"]),
+        config_version=whole_number(stored["config_version"]),
         extents=tuple(_extent(row) for row in stored["extents"]),
     )
 
@@ -246,17 +246,8 @@ def _extent(row: Sequence[Any]) -> OutputExtent:
             if value is not None and type(value) is not str:
                 raise TypeError(f"flagged_reason is {value!r}")
         elif value is not None or name not in _MAY_BE_UNKNOWN:
-            _int(value)
+            whole_number(value)
     return OutputExtent(**fields)
-
-
-def _int(value: Any) -> int:
-    if type(value) is not int:
-        raise TypeError(f"{value!r} is not a whole number")
-    # Offsets and sizes become bigints in Postgres. A larger number must fail here, where the manifest can be named.
-    if not -(2**63) <= value < 2**63:
-        raise ValueError(f"a whole number of {value.bit_length()} bits")
-    return value
 
 
 def _seconds(value: Any) -> float:
@@ -272,12 +263,12 @@ def _summary(stored: Any) -> Mapping[str, Any]:
         if name == UNREADABLE:
             found[name] = [_unreadable(each) for each in value]
         elif type(value) is int:
-            found[name] = _int(value)
+            found[name] = whole_number(value)
     return found
 
 
 def _unreadable(stored: Any) -> Mapping[str, Any]:
     fields = dict(stored)
-    _int(fields["partition_id"])
-    _int(fields["batches"])
+    whole_number(fields["partition_id"])
+    whole_number(fields["batches"])
     return fields

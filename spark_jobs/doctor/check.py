@@ -1,4 +1,4 @@
-"""What the doctor says: one question, its answer, and a remedy."""
+"""A check of the doctor: one question, its answer, and a remedy."""
 
 from __future__ import annotations
 

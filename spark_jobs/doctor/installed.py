@@ -1,4 +1,4 @@
-"""What is installed: PySpark, its packages, Java, bash."""
+"""Checks of installed programs: PySpark, its packages, Java, bash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What there is room for: cores, memory, scratch, and an address to listen at."""
+"""Checks of this machine's room: cores, memory, scratch, and an address to listen at."""
 
 from __future__ import annotations
 

@@ -131,7 +131,10 @@ def look_at_archive(settings: Settings, environ: Mapping[str, str]) -> Check:
     if problem is not None:
         return failed("archive", problem.message, problem.remedy)
     try:
-        with suppress(NotImplementedError), _opened(url) as file:
+        opened = _opened(url)
+        if opened is None:
+            return passed("archive", f"{url}: not looked into; {TRY_IT}")
+        with opened as file:
             return judge_archive(url, about(file), about_here())
     except BadInputError as error:
         return failed("archive", f"{url}: {error.message}", error.remedy)
@@ -139,16 +142,15 @@ def look_at_archive(settings: Settings, environ: Mapping[str, str]) -> Check:
         return failed("archive", f"{url}: {error.code} {error.reason}", "put the archive there, or correct the setting")
     except (OSError, ValueError) as error:
         return failed("archive", f"{url}: {error}", "let it be readable from here: the driver fetches it, too")
-    return passed("archive", f"{url}: not looked into; {TRY_IT}")
 
 
-def _opened(url: str) -> IO[bytes]:
-    """Raises NotImplementedError for what only Spark can read, OSError, ValueError."""
+def _opened(url: str) -> IO[bytes] | None:
+    """The archive's bytes; None if only Spark can read them. Raises OSError, ValueError."""
     path = local_path(url)
     if path is not None:
         return path.open("rb")
     if urlsplit(url).scheme.lower() not in ("http", "https"):
-        raise NotImplementedError
+        return None
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # as Spark, which heeds no *_proxy
     return cast("IO[bytes]", direct.open(url, timeout=CONNECT_TIMEOUT_S))
 

@@ -77,7 +77,7 @@ def try_cluster(found: SparkEnvironment, settings: Settings, environ: Mapping[st
 
 
 def _worker_memory_mib() -> int:
-    """What a worker of this machine would offer by itself."""
+    """The memory that a worker of this machine would offer by itself."""
     found = re.search(r"MemTotal:\s+(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"))
     return max(int(found[1]) // 1024 - RESERVED_MIB if found else 0, RESERVED_MIB)
 
@@ -135,7 +135,7 @@ def _is_hopeless(said: str) -> bool:
 
 
 def judge(outcome: Outcome, master: str) -> Check:
-    """What the job's words mean."""
+    """The check that follows from the job's words."""
     took = f"{outcome.took_ms / 1000:.1f} s"
     said = outcome.said
     lines = [line for line in said.splitlines() if line.startswith('{"spark"')]

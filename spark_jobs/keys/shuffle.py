@@ -68,7 +68,7 @@ def surviving(
     *,
     description: str = "",
 ) -> DataFrame:
-    """What `take` yields for all places: Arrow batches of `schema`. Nothing runs before the result is used.
+    """A frame of the batches that `take` yields for all places, of `schema`. Nothing runs before the result is used.
 
     `read(number)` yields the keys of a place, offsets rising. `take(number, surviving)` is called once for every place,
     and once more for each further try of its task. Both run in tasks and are pickled. `places`: by partition and
@@ -206,7 +206,7 @@ def _found_batch(
 
 
 def _take_places(layout: Layout, take: Take, batches: Iterator[RecordBatch]) -> Iterator[RecordBatch]:
-    """What `take` yields for the places of the task's groups, in order.
+    """The batches that `take` yields for the places of the task's groups, in order.
 
     Rows of one place follow one another, except for markers; where a group has several places, markers come first.
     """

@@ -1,4 +1,4 @@
-"""What travels to the tasks of `read_latest`: the slices, the options and the pin, with the work on one slice."""
+"""The values that travel to the tasks of `read_latest`: slices, options and pin; and the work on one slice."""
 
 from __future__ import annotations
 

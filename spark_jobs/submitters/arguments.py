@@ -60,7 +60,7 @@ def parse_arguments(words: Sequence[str], defaults: Mapping[str, str] | None = N
 
 
 def submit_arguments(settings: Settings, defaults: Mapping[str, str] | None = None) -> SubmitArguments:
-    """What `spark-submit` gets to know by these settings, without the archive."""
+    """The arguments that these settings give `spark-submit`, without those for the archive."""
     words = [*master_arguments(settings.spark_master), *shlex.split(settings.spark_submit_args)]
     return parse_arguments(words, defaults)
 

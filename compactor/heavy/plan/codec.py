@@ -23,6 +23,7 @@ from compactor.heavy.plan.frames import (
     load_json,
     piece,
     read_directory,
+    whole_number,
 )
 from compactor.heavy.plan.units import HeavyPlan, PlanError, Stretch, Unit, UnitKind
 from compactor.planning.options import MergeMemory
@@ -89,19 +90,19 @@ def decode_head(stored: bytes | memoryview, directory: Directory, *, cluster_id:
     try:
         return HeavyPlan(
             cluster_id=_str(fields["cluster_id"]),
-            job_id=_int(fields["job_id"]),
-            epoch=_int(fields["epoch"]),
-            lease=WriterLease(writer_id=_int(fields["writer"][0]), epoch=_int(fields["writer"][1])),
-            claimed_ms=_int(fields["claimed_ms"]),
-            commit_by_ms=_int(fields["commit_by_ms"]),
+            job_id=whole_number(fields["job_id"]),
+            epoch=whole_number(fields["epoch"]),
+            lease=WriterLease(writer_id=whole_number(fields["writer"][0]), epoch=whole_number(fields["writer"][1])),
+            claimed_ms=whole_number(fields["claimed_ms"]),
+            commit_by_ms=whole_number(fields["commit_by_ms"]),
             spec=MergeSpec.from_json(fields["spec"]),
             asked=_str(fields["asked"]),
             units=_units(fields["units"], len(directory.frames)),
-            whole_through={_int(id_): _int(offset) for id_, offset in fields["whole_through"]},
+            whole_through={whole_number(id_): whole_number(offset) for id_, offset in fields["whole_through"]},
             memory=MergeMemory(
-                keys_max=_int(fields["keys_max"]),
-                cursor_bytes=_int(fields["cursor_bytes"]),
-                kept_bytes_max=_int(fields["kept_bytes_max"]),
+                keys_max=whole_number(fields["keys_max"]),
+                cursor_bytes=whole_number(fields["cursor_bytes"]),
+                kept_bytes_max=whole_number(fields["kept_bytes_max"]),
             ),
             stretches={},
             fingerprint=directory.fingerprint,
@@ -292,15 +293,15 @@ def _partition_row(each: InputPartition) -> list[Any]:
 
 def _partition(row: Sequence[Any]) -> InputPartition:
     return InputPartition(
-        partition_id=_int(row[0]),
+        partition_id=whole_number(row[0]),
         topic_id=uuid.UUID(_str(row[1])),
         topic_name=_str(row[2]),
-        partition=_int(row[3]),
+        partition=whole_number(row[3]),
         configs={_str(name): _str(value) for name, value in row[4].items()},
-        config_version=_int(row[5]),
-        log_start_offset=_int(row[6]),
-        last_stable_offset=_int(row[7]),
-        high_watermark=_int(row[8]),
+        config_version=whole_number(row[5]),
+        log_start_offset=whole_number(row[6]),
+        last_stable_offset=whole_number(row[7]),
+        high_watermark=whole_number(row[8]),
     )
 
 
@@ -346,14 +347,6 @@ def _check_bits(column: Iterable[Any]) -> None:
     numbers = [each for each in column if each is not None]
     if numbers and not (min(numbers) >= -(2**63) and max(numbers) < 2**63):
         raise ValueError("a whole number of more than 64 bits")
-
-
-def _int(value: Any) -> int:
-    if type(value) is not int:
-        raise TypeError(f"{value!r} is not a whole number")
-    if not -(2**63) <= value < 2**63:
-        raise ValueError(f"a whole number of {value.bit_length()} bits")
-    return value
 
 
 def _str(value: Any) -> str:

@@ -16,7 +16,7 @@ import json
 import math
 import struct
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import zstandard
 
@@ -125,6 +125,17 @@ def load_json(body: bytes) -> object:
 def dump_json(value: object) -> bytes:
     """The one form of the JSON, from which fingerprints are made."""
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+def whole_number(value: Any) -> int:
+    """Raises TypeError for anything but an `int`, ValueError beyond 64 bits: offsets and sizes become bigints in
+    Postgres, and a larger number must fail where the object can be named."""
+    # By `type`, because `bool` is an `int` for isinstance, but not a number of this format.
+    if type(value) is not int:
+        raise TypeError(f"{value!r} is not a whole number")
+    if not -(2**63) <= value < 2**63:
+        raise ValueError(f"a whole number of {value.bit_length()} bits")
+    return value
 
 
 def _finite(text: str) -> float:

@@ -176,7 +176,7 @@ class HeavyPlan:
 
     @property
     def input_bytes(self) -> int:
-        """Of all units; a slice counts once."""
+        """The bytes of all units; a slice counts once."""
         return sum(unit.input_bytes for unit in self.units if unit.kind is not UnitKind.KEYS)
 
     def unit(self, number: int) -> Unit:

@@ -1,4 +1,4 @@
-"""What `spark-submit` makes of its arguments, and which archives a cluster can read."""
+"""The arguments of `spark-submit` as Spark reads them, and the archives that a cluster can read."""
 
 from __future__ import annotations
 
