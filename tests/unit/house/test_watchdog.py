@@ -15,19 +15,20 @@ CONFTEST = """
 import tests.fixtures.watchdog
 tests.fixtures.watchdog.GRACE_S = 3
 """
+# `PyDLL` keeps the interpreter's lock during a call, as a compiled loop does, and a mutex that its own thread holds is
+# never granted. A compiled loop would take seconds of CPU to compile in each process of the run.
 HANGS = """
-import numba, numpy, pytest
+import ctypes, pytest
 
-@numba.njit
-def spin(numbers):
-    while numbers[0] == 0:
-        numbers[1] += 1
-
-spin(numpy.array([1, 0]))  # compiled before the test begins
+def hang():
+    mutex = ctypes.create_string_buffer(64)
+    lock = ctypes.PyDLL(None).pthread_mutex_lock
+    lock(mutex)
+    lock(mutex)
 
 @pytest.mark.timeout(1)
 def test_that_never_ends():
-    spin(numpy.array([0, 0]))
+    hang()
 """
 SLEEPS = """
 import time, pytest
@@ -46,8 +47,20 @@ def run(folder: Path, source: str, *options: str) -> subprocess.CompletedProcess
     (folder / "pytest.ini").write_text("[pytest]\n")
     (folder / "test_it.py").write_text(source)
     command = [sys.executable, "-m", "pytest", "-p", "tests.fixtures.watchdog", "-p", "no:randomly", *options]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=100)
+    # A worker's own variables would tell the run inside that it is a worker.
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    environment = {**ours, "PYTHONPATH": str(ROOT), "PYTHONFAULTHANDLER": "1"}
+    process = subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    with process:
+        try:
+            stdout, stderr = process.communicate(timeout=100)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGABRT)  # the fault handler prints where each thread is
+            stdout, stderr = process.communicate()
+            pytest.fail(f"the run did not end within 100 s\n{stdout}\n{stderr}")
+    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
 
 
 def test_a_test_that_hangs_in_a_compiled_loop_is_named_and_its_process_killed(tmp_path: Path) -> None:
