@@ -29,9 +29,9 @@ from siltstone.terminal.plain import say
 from spark_jobs.environment import INSTALL_EXTRA, INSTALL_TABLES
 
 if TYPE_CHECKING:
-    from spark_jobs.tables.catalog import CatalogPlace
     from spark_jobs.tables.engines import SparkEngine
     from spark_jobs.tables.export import Ask, Engine, From, Report, Table
+    from spark_jobs.tables.iceberg.catalog import CatalogPlace
 
 PARQUET, ICEBERG = "parquet", "iceberg"
 WAREHOUSE = "tables"
@@ -213,7 +213,7 @@ def show_catalog(
             f"no `siltstone dev` runs on {given.data}, so its Postgres, which holds the catalog, does not run either",
             remedy=f"start it with `siltstone dev --data {given.data}`",
         )
-    from spark_jobs.tables.catalog import as_yaml, properties_of
+    from spark_jobs.tables.iceberg.catalog import as_yaml, properties_of
 
     with as_usage(), resolved(given) as urls:
         found = properties_of(_catalog_place(given, urls, catalog, warehouse, properties))
@@ -413,8 +413,8 @@ def _table(wanted: _Wanted, urls: Urls) -> Table:
         url = _parquet_url(where)
         check_outside(parse_place(url, "--to parquet:"), urls.object_store)
         return ParquetTable(url)
-    from spark_jobs.tables.catalog import open_catalog
-    from spark_jobs.tables.iceberg_table import IcebergTable
+    from spark_jobs.tables.iceberg.catalog import open_catalog
+    from spark_jobs.tables.iceberg.table import IcebergTable
 
     place = _catalog_place(wanted.given, urls, wanted.catalog, wanted.warehouse, wanted.properties)
     if "://" in place.warehouse:
@@ -425,8 +425,8 @@ def _table(wanted: _Wanted, urls: Urls) -> Table:
 def _catalog_place(
     given: SystemOptions, urls: Urls, catalog: str, warehouse: str, properties: tuple[str, ...]
 ) -> CatalogPlace:
-    from spark_jobs.tables.catalog import CatalogPlace
     from spark_jobs.tables.file_systems import parse_place
+    from spark_jobs.tables.iceberg.catalog import CatalogPlace
 
     where = _warehouse(given, catalog, warehouse)
     if "://" in where:

@@ -281,7 +281,7 @@ def plans_url(place: Place) -> ObjectStoreUrl:
     """
     if isinstance(place, ParquetPlace):
         return _below(parse_store_url(place.objects.url), COMMITS.strip("/"))
-    from spark_jobs.tables.iceberg_table import IcebergPlace  # loads pyiceberg
+    from spark_jobs.tables.iceberg.table import IcebergPlace  # loads pyiceberg
 
     if not isinstance(place, IcebergPlace):
         raise BugError("a plan cannot name this place")
@@ -314,7 +314,7 @@ def _below(url: ObjectStoreUrl, name: str) -> ObjectStoreUrl:
 def _place_json(place: Place) -> Mapping[str, Any]:
     if isinstance(place, ParquetPlace):
         return {"kind": _PARQUET, "url": place.objects.url}
-    from spark_jobs.tables.iceberg_table import IcebergPlace
+    from spark_jobs.tables.iceberg.table import IcebergPlace
 
     if not isinstance(place, IcebergPlace):
         raise BugError("a plan cannot name this place")
@@ -336,7 +336,7 @@ def _place(fields: Mapping[str, Any]) -> Place:
         return ParquetPlace(objects=Objects(str(fields["url"])))
     if fields["kind"] != _ICEBERG:
         raise ValueError(f"there is no place of kind {fields['kind']!r}")
-    from spark_jobs.tables.iceberg_table import IcebergPlace
+    from spark_jobs.tables.iceberg.table import IcebergPlace
 
     properties = {str(name): str(value) for name, value in fields["properties"].items()}
     return IcebergPlace(directory=str(fields["directory"]), properties=properties)

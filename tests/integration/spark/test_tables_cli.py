@@ -21,9 +21,9 @@ from click.testing import CliRunner, Result
 
 from metadata.urls import open_metadata
 from siltstone.cli import main
-from spark_jobs.tables.catalog import CatalogPlace, open_catalog
 from spark_jobs.tables.engines import InProcess
-from spark_jobs.tables.iceberg_table import IcebergTable
+from spark_jobs.tables.iceberg.catalog import CatalogPlace, open_catalog
+from spark_jobs.tables.iceberg.table import IcebergTable
 from spark_jobs.tables.parquet_table import ParquetTable, live_files, open_dataset
 from storage.urls import open_store
 from tests.fixtures.agents import Dial, StartAgent

@@ -11,9 +11,9 @@ from threading import Thread
 import pyarrow as pa
 import pytest
 
-from spark_jobs.tables.catalog import CatalogPlace, CatalogUnavailableError, open_catalog, properties_of, shown
 from spark_jobs.tables.errors import PlaceUnavailableError
-from spark_jobs.tables.iceberg_table import CommitUnknownError, IcebergTable
+from spark_jobs.tables.iceberg.catalog import CatalogPlace, CatalogUnavailableError, open_catalog, properties_of, shown
+from spark_jobs.tables.iceberg.table import CommitUnknownError, IcebergTable
 from spark_jobs.tables.progress import Progress
 
 NOBODY = "127.0.0.1:1"

@@ -27,10 +27,10 @@ from typing import Any, ClassVar, cast
 
 from runtime.errors import BugError, Outcome
 from spark_jobs.scan.arrow import pa
-from spark_jobs.tables.catalog import CatalogPlace, asked, missing, shown
 from spark_jobs.tables.columns.kinds import DOC, Field
 from spark_jobs.tables.errors import PlaceUnavailableError, StaleWriterError, TableError, WrongTableError
 from spark_jobs.tables.file_task import WrittenFile
+from spark_jobs.tables.iceberg.catalog import CatalogPlace, asked, missing, shown
 from spark_jobs.tables.progress import Progress
 
 try:

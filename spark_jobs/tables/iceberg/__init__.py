@@ -1,0 +1,1 @@
+"""Iceberg: catalogs, and tables that take commits of ours."""
