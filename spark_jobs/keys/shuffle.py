@@ -18,7 +18,7 @@ import functools
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from compactor.heavy.key_scan import ROW_BYTES, KeyBlock
 from runtime.errors import BugError
 from spark_jobs.keys.columns import Offsets, Rows, count_in_places, cut_pieces, last_offsets, rows_of, split
+from spark_jobs.keys.columns import Surviving as Surviving
 from spark_jobs.keys.layout import KeyPlace as KeyPlace
 from spark_jobs.keys.layout import Layout, part_of, sizes
 from spark_jobs.keys.spread import keys_of_tasks
@@ -45,15 +46,6 @@ BLOB_ROWS = 256
 BLOB_OFFSETS = 1024
 
 Read = Callable[[int], Iterator[KeyBlock]]
-
-
-class Surviving(NamedTuple):
-    """The records of a place that are the last of their keys."""
-
-    offsets: Offsets
-    """Rising: the records of the place that are the last of their key in the partition."""
-    rows: int
-    """The rows of this place that reached the reducers. The caller compares with what it read."""
 
 
 Take = Callable[[int, Surviving], Iterator[RecordBatch]]

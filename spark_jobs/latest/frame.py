@@ -91,17 +91,6 @@ def places_of(slices: Sequence[Slice]) -> list[KeyPlace]:
     from spark_jobs.keys.shuffle import KeyPlace
 
     return [
-        KeyPlace(number, each.partition_id, each.start, each.end - 1, _rows(each)) for number, each in enumerate(slices)
+        KeyPlace(number, each.partition_id, each.start, each.end - 1, each.records)
+        for number, each in enumerate(slices)
     ]
-
-
-def _rows(part: Slice) -> int:
-    """About how many records it has: those of its pieces, by the share of their offsets."""
-    rows = 0.0
-    for piece in part.pieces:
-        offsets = piece.last_offset + 1 - piece.base_offset
-        inside = min(piece.last_offset + 1, part.end) - max(piece.base_offset, part.start)
-        # In L0 each offset has its record.
-        records = offsets if piece.record_count < 0 else piece.record_count
-        rows += records * inside / offsets
-    return max(1, round(rows))

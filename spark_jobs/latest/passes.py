@@ -23,7 +23,7 @@ from spark_jobs.scan.read import BATCH_ROWS
 from wire.kernels.hashing import hash_keys
 
 if TYPE_CHECKING:
-    from spark_jobs.keys.shuffle import Surviving
+    from spark_jobs.keys.columns import Surviving
 
 _log = get_logger(__name__)
 

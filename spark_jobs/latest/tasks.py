@@ -21,7 +21,7 @@ from spark_jobs.source.options import SourceOptions
 from spark_jobs.source.pins import Pin, Renewal, renew
 
 if TYPE_CHECKING:
-    from spark_jobs.keys.shuffle import Surviving
+    from spark_jobs.keys.columns import Surviving
 
 _renewed_ms: dict[tuple[str, int], int] = {}
 """The time at which this process last renewed a pin, by metadata URL and pin id."""

@@ -204,6 +204,17 @@ class Slice:
         """The bytes of its pieces: more than is read if `start` or `end` lie inside one."""
         return sum(piece.length for piece in self.pieces)
 
+    @property
+    def records(self) -> int:
+        """About how many records it has: those of its pieces, by the share of their offsets."""
+        records = 0.0
+        for piece in self.pieces:
+            offsets = piece.last_offset + 1 - piece.base_offset
+            inside = min(piece.last_offset + 1, self.end) - max(piece.base_offset, self.start)
+            # In L0 each offset has its record.
+            records += (offsets if piece.record_count < 0 else piece.record_count) * inside / offsets
+        return max(1, round(records))
+
     def to_json(self) -> str:
         row = {field.name: getattr(self, field.name) for field in fields(self)}
         return json.dumps({"format": SLICE_FORMAT, **row}, separators=(",", ":"))

@@ -5,40 +5,21 @@ driver's commit alone puts its files into a table, and a task that dies leaves f
 columns turn out not to hold everything, the task writes nothing more, reads on to see the rest, and reports it; the
 driver then gives it better columns.
 
-Memory: one file at most (`FILE_BYTES`, compressed) beside that of the scan.
+Memory: one file at most (`file_writer.py`) beside that of the scan.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-import pyarrow.parquet as _parquet  # pyright: ignore[reportMissingTypeStubs]
-
-from runtime.ids import SystemIds
 from spark_jobs.scan.arrow import pa
 from spark_jobs.scan.contract import ScanOptions, Slice
 from spark_jobs.tables.columns.convert import TAKEN_NAMES, Converter, ValueFormat
 from spark_jobs.tables.columns.kinds import NULL, Field, Kind, extended, fits, merge
-
-FILE_BYTES = 256 << 20
-COMPRESSION = "zstd"
-ROW_GROUP_BYTES = 32 << 20
-"""Arrow's bytes in memory; readers decode one row group at once."""
-parquet: Any = _parquet
-
-
-class Place(Protocol):
-    """The place for files; travels to tasks by pickle, without credentials."""
-
-    def put(self, name: str, body: memoryview) -> None:
-        """Write a file that nobody has written before."""
-        ...
-
-    def remove(self, names: Sequence[str]) -> None:
-        """Remove files that no commit names, and none can name any more."""
-        ...
+from spark_jobs.tables.file_writer import FileWriter, Place, WrittenFile
+from spark_jobs.tables.keyed.key_index import key_hashes
 
 
 class SliceReader(Protocol):
@@ -62,20 +43,10 @@ class WriteTask:
     """`pyarrow.Schema` of the files' columns, by name, with the table's additions: field ids."""
     stem: str
     """A part of the names of its files."""
+    key_indexes: Place | None = None
+    """The place for an index of the keys beside each file, for a table whose rows are superseded one by one."""
     final: bool = False
     """Whether the columns were made from all values, so that no better ones will come."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WrittenFile:
-    name: str
-    partition: int
-    start: int
-    """The first offset it stands for."""
-    end: int
-    """Exclusive."""
-    rows: int
-    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,32 +62,6 @@ class WriteResult:
     seen: Kind
 
 
-@dataclass(slots=True)
-class _OpenFile:
-    sink: Any
-    writer: Any
-    rows: int = 0
-    pending: list[Any] = field(default_factory=list[Any])
-    pending_bytes: int = 0
-
-    def write(self, batch: Any) -> None:
-        self.rows += batch.num_rows
-        self.pending.append(batch)
-        self.pending_bytes += batch.nbytes
-        if self.pending_bytes >= ROW_GROUP_BYTES:
-            self.flush()
-
-    def flush(self) -> None:
-        if self.pending:
-            self.writer.write_table(pa.Table.from_batches(self.pending))
-            self.pending, self.pending_bytes = [], 0
-
-    def close(self) -> memoryview:
-        self.flush()
-        self.writer.close()
-        return memoryview(self.sink.getvalue())
-
-
 def write_slice(task: WriteTask) -> WriteResult:
     """Run one task. Raises the errors of the scan, BadValueError, and the errors of putting a file."""
     return _Writing(task).run()
@@ -126,16 +71,20 @@ class _Writing:
     def __init__(self, task: WriteTask) -> None:
         self._task = task
         self._converter = Converter(task.values, list(task.columns))
-        self._files: list[WrittenFile] = []
-        self._open: _OpenFile | None = None
-        self._start = task.part.start
-        self._rows = 0
+        part = task.part
+        self._files = FileWriter(
+            place=task.place,
+            key_indexes=task.key_indexes,
+            schema=pa.schema([task.file_schema.field(each.name) for each in self._converter.schema]),
+            partition=part.partition,
+            start=part.start,
+            stem=task.stem,
+        )
         self._complete = True
         self._judged: Kind = NULL
 
     def run(self) -> WriteResult:
         task = self._task
-        last = task.part.start - 1
         for batch in task.reader.read(task.part, task.options):
             if not batch.num_rows:
                 continue
@@ -143,20 +92,18 @@ class _Writing:
             # Reads on without writing, to report the columns of the whole slice at once.
             if not self._still_complete():
                 continue
+            keys = batch.column(batch.schema.get_field_index("key"))
             last = int(batch.column(batch.schema.get_field_index("offset"))[batch.num_rows - 1].as_py())
-            self._rows += batch.num_rows
-            self._file().write(converted)
-            if self._open is not None and self._open.sink.tell() >= FILE_BYTES:
-                self._close(last + 1)
-        if self._open is not None and self._complete:
-            self._close(task.part.end)
+            self._files.write(converted, None if task.key_indexes is None else key_hashes(keys), last + 1)
+        if self._complete:
+            self._files.close(task.part.end)
         return WriteResult(
             partition=task.part.partition,
             start=task.part.start,
             end=task.part.end,
-            rows=self._rows,
+            rows=sum(file.rows for file in self._files.written),
             errors=self._converter.errors,
-            files=tuple(self._files),
+            files=tuple(self._files.written),
             complete=self._complete,
             seen=self._converter.seen,
         )
@@ -167,39 +114,6 @@ class _Writing:
             self._judged = seen
             self._complete = suits(self._task.columns, self._task.fixed, seen)
         return self._complete
-
-    def _file(self) -> _OpenFile:
-        if self._open is None:
-            # In memory, because `Place.put` takes a whole file.
-            sink = pa.BufferOutputStream()
-            schema = pa.schema([self._task.file_schema.field(each.name) for each in self._converter.schema])
-            writer = parquet.ParquetWriter(sink, schema, compression=COMPRESSION)
-            self._open = _OpenFile(sink, writer)
-        return self._open
-
-    def _close(self, end: int) -> None:
-        if self._open is None:
-            return
-        body = self._open.close()
-        part = self._task.part
-        name = file_name(part.partition, self._start, end, self._task.stem)
-        self._task.place.put(name, body)
-        self._files.append(
-            WrittenFile(
-                name=name,
-                partition=part.partition,
-                start=self._start,
-                end=end,
-                rows=self._open.rows,
-                size_bytes=body.nbytes,
-            )
-        )
-        self._start, self._open = end, None
-
-
-def file_name(partition: int, start: int, end: int, stem: str) -> str:
-    """Names sort by partition and offset; `end` is exclusive. No two attempts at one task make the same name."""
-    return f"p{partition:05}-{start:019}-{end:019}-{stem}-{SystemIds().uuid4().hex[:12]}.parquet"
 
 
 def wanted_columns(fixed: Any, seen: Kind) -> Any:

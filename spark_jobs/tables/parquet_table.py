@@ -20,10 +20,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from runtime.errors import BugError
 from runtime.ids import SystemIds
 from spark_jobs.scan.arrow import pa
+from spark_jobs.tables.contract import DeadRows, KeyedFile
 from spark_jobs.tables.errors import StaleWriterError, TableError
-from spark_jobs.tables.file_task import WrittenFile
+from spark_jobs.tables.file_writer import WrittenFile
 from spark_jobs.tables.objects import Objects
 from spark_jobs.tables.progress import BadProgressError, Progress
 from storage.objects import ObjectExistsError, ObjectStore
@@ -85,6 +87,15 @@ class ParquetTable:
         return None if self._newest is None else self._newest.columns
 
     @property
+    def key_indexes(self) -> None:
+        """None: readers know no dead rows."""
+        return None
+
+    def keyed_files(self) -> None:
+        """None, as `key_indexes`."""
+        return
+
+    @property
     def stem(self) -> str:
         """The part of the file names that belongs to our next commit."""
         return f"{self._sequence():010}"
@@ -104,10 +115,20 @@ class ParquetTable:
         """The columns unchanged: readers know them by their names."""
         return columns
 
-    def commit(self, files: Sequence[WrittenFile], columns: Any, progress: Progress, *, replaces: bool) -> str:
+    def commit(
+        self,
+        files: Sequence[WrittenFile],
+        columns: Any,
+        progress: Progress,
+        *,
+        replaces: bool,
+        dead: Sequence[DeadRows] = (),
+    ) -> str:
         """Commit; returns the commit's name. Raises StaleWriterError. After any other error only `load` tells whether
         it happened.
         """
+        if dead:
+            raise BugError("rows of a Parquet file cannot be deleted one by one")
         commit = Commit(
             sequence=self._sequence(),
             writer=SystemIds().uuid4().hex,
@@ -124,6 +145,9 @@ class ParquetTable:
         self._newest = commit
         self._sweep(1 if replaces else commit.sequence)
         return str(commit.sequence)
+
+    def rewrite(self, groups: Sequence[Sequence[KeyedFile]], progress: Progress) -> None:
+        raise BugError("files of a Parquet table have no dead rows")
 
     def _sequence(self) -> int:
         return 1 if self._newest is None else self._newest.sequence + 1

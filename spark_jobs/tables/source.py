@@ -36,6 +36,10 @@ class ScanSource:
     def reader(self) -> SliceReader:
         return self._reader
 
+    @property
+    def object_store_url(self) -> str:
+        return self._reader.url
+
     def pinned(self) -> AbstractContextManager[PinnedSnapshot]:
         """Entering raises UnknownTopicError, MetadataUnavailableError, SchemaMismatchError."""
         return PinnedSnapshot(self._metadata_url, self._topic, holder="siltstone tables export")

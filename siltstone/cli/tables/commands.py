@@ -29,8 +29,8 @@ from siltstone.terminal.plain import say
 from spark_jobs.environment import INSTALL_EXTRA, INSTALL_TABLES
 
 if TYPE_CHECKING:
+    from spark_jobs.tables.contract import Ask, Engine, From, Report, Table
     from spark_jobs.tables.engines import SparkEngine
-    from spark_jobs.tables.export import Ask, Engine, From, Report, Table
     from spark_jobs.tables.iceberg.catalog import CatalogPlace
 
 PARQUET, ICEBERG = "parquet", "iceberg"
@@ -339,7 +339,7 @@ def _seconds(text: str) -> int:
 
 def _ask(wanted: _Wanted) -> Ask:
     from spark_jobs.tables.columns.convert import ValueFormat
-    from spark_jobs.tables.export import Ask
+    from spark_jobs.tables.contract import Ask
 
     with as_usage():
         values = ValueFormat(

@@ -15,7 +15,7 @@ from siltstone.terminal.output import console, print_json, print_pairs, print_ta
 from siltstone.terminal.plain import say
 
 if TYPE_CHECKING:
-    from spark_jobs.tables.export import Report
+    from spark_jobs.tables.contract import Report
 
 TELL_MS = 10_000
 """Without a terminal for a bar, a line of progress is printed this often."""

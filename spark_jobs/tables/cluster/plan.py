@@ -24,7 +24,8 @@ from spark_jobs.stored_plan import EXPORT
 from spark_jobs.tables.columns.convert import ValueFormat
 from spark_jobs.tables.columns.kinds import Kind
 from spark_jobs.tables.errors import BadTableError, BadValueError, TableError
-from spark_jobs.tables.file_task import Place, WriteResult, WriteTask, WrittenFile
+from spark_jobs.tables.file_task import WriteResult, WriteTask
+from spark_jobs.tables.file_writer import Place, WrittenFile
 from spark_jobs.tables.parquet_table import COMMITS, ParquetPlace
 from spark_jobs.tables.source import UrlReader
 from storage.urls import ObjectStoreUrl, parse_store_url

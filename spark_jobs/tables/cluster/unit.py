@@ -32,7 +32,8 @@ from spark_jobs.tables.cluster.plan import (
     encode_failure,
     encode_result,
 )
-from spark_jobs.tables.file_task import Place, WriteResult, write_slice
+from spark_jobs.tables.file_task import WriteResult, write_slice
+from spark_jobs.tables.file_writer import Place
 from spark_jobs.tables.objects import errors_of
 from spark_jobs.tables.parquet_table import ParquetPlace
 from storage.keys import PLAN_NAME, failed_key, job_key, parse_job_key, unit_key

@@ -20,17 +20,23 @@ fenced writer removes its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, cast
 
-from runtime.errors import BugError, Outcome
+from runtime.errors import BugError, Outcome, SiltstoneError
 from spark_jobs.scan.arrow import pa
 from spark_jobs.tables.columns.kinds import DOC, Field
+from spark_jobs.tables.contract import DeadRows, KeyedFile
 from spark_jobs.tables.errors import PlaceUnavailableError, StaleWriterError, TableError, WrongTableError
-from spark_jobs.tables.file_task import WrittenFile
+from spark_jobs.tables.file_writer import WrittenFile
 from spark_jobs.tables.iceberg.catalog import CatalogPlace, asked, missing, shown
+from spark_jobs.tables.iceberg.keyed_files import FIELD_ID, KEYS_DIRECTORY, KeyedFiles
+from spark_jobs.tables.iceberg.manifests import FORMAT_VERSION
+from spark_jobs.tables.iceberg.rewrite import rewritten
+from spark_jobs.tables.iceberg.row_delta import RowDelta
+from spark_jobs.tables.keyed.key_index import index_name
 from spark_jobs.tables.progress import Progress
 
 try:
@@ -44,8 +50,6 @@ except ModuleNotFoundError as _error:
 
 PROGRESS = "siltstone.progress"
 TOPIC = "siltstone.topic"
-FIELD_ID = b"PARQUET:field_id"
-"""The name in pyarrow's Parquet writer."""
 _REPAIR = "_rebuild_snapshot_updates"
 """pyiceberg's private name, because it has no public one; `tests/integration/spark/test_tables.py` proves that a stale
 writer is refused."""
@@ -119,6 +123,8 @@ class IcebergTable:
             raise WrongTableError(f"{identifier!r} names no table", remedy="write iceberg:NAMESPACE.TABLE")
         self._catalog, self._namespace, self._identifier = catalog, namespace, identifier
         self._table: Any = None
+        self._files: tuple[int, KeyedFiles] | None = None
+        """The files of the snapshot with that id."""
 
     @property
     def name(self) -> str:
@@ -138,6 +144,27 @@ class IcebergTable:
         known: Mapping[str, Any] = self._table.io.properties
         properties = {name: str(value) for name, value in known.items() if name.startswith(_OF_FILES)}
         return IcebergPlace(directory=f"{self._table.location()}/data", properties=properties)
+
+    @property
+    def key_indexes(self) -> IcebergPlace | None:
+        place = self.place
+        directory = f"{self._table.location()}/{KEYS_DIRECTORY}"
+        return replace(place, directory=directory) if self._takes_deltas else None
+
+    @property
+    def _takes_deltas(self) -> bool:
+        return self._table.metadata.format_version == FORMAT_VERSION
+
+    def keyed_files(self) -> KeyedFiles | None:
+        """Raises WrongTableError, CatalogUnavailableError, PlaceUnavailableError."""
+        indexes = self.key_indexes
+        snapshot = self._table.current_snapshot()
+        if indexes is None or snapshot is None:
+            return None
+        if self._files is None or self._files[0] != snapshot.snapshot_id:
+            with self._asked():
+                self._files = (snapshot.snapshot_id, KeyedFiles(self._table, indexes))
+        return self._files[1]
 
     def load(self) -> Progress | None:
         """Read the table's progress. Raises WrongTableError for a table that somebody else filled, BadProgressError."""
@@ -185,30 +212,90 @@ class IcebergTable:
             with transaction.update_schema() as update:
                 update.union_by_name(columns)
 
-    def commit(self, files: Sequence[WrittenFile], columns: Any, progress: Progress, *, replaces: bool) -> str:
+    def commit(
+        self,
+        files: Sequence[WrittenFile],
+        columns: Any,
+        progress: Progress,
+        *,
+        replaces: bool,
+        dead: Sequence[DeadRows] = (),
+    ) -> str:
         """The new snapshot's id. Raises StaleWriterError, CommitUnknownError."""
         transaction: Any = FencedTransaction(self._table)
+        with self._committing(transaction):
+            self._stage(transaction, files, columns, progress, replaces=replaces, dead=dead)
+        return str(self._table.current_snapshot().snapshot_id)
+
+    def rewrite(self, groups: Sequence[Sequence[KeyedFile]], progress: Progress) -> None:
+        """Write each group of files again as one, in one commit. Raises StaleWriterError, CommitUnknownError."""
+        keyed, indexes = self.keyed_files(), self.key_indexes
+        if keyed is None or indexes is None:
+            raise BugError(f"files of {self._identifier} have no key indexes")
+        transaction: Any = FencedTransaction(self._table)
+        place, schema = self.place, arrow_schema(self._table.schema(), ids=True)
+        written: list[WrittenFile] = []
+        try:
+            with self._committing(transaction):
+                delta = RowDelta(transaction, {PROGRESS: progress.as_json()}, rewrites=True)
+                for group in groups:
+                    old = [keyed.live(file.path) for file in group]
+                    new = rewritten(self._table, old, group[0].partition or 0, schema, place, indexes)
+                    written += new
+                    for file in new:
+                        delta.add(place.path(file.name))
+                    for live in old:
+                        delta.remove(live)
+                delta.commit()
+        except StaleWriterError:
+            place.remove([file.name for file in written])
+            indexes.remove([index_name(file.name) for file in written])
+            raise
+
+    @contextmanager
+    def _committing(self, transaction: Any) -> Generator[None]:
+        """A block that stages a commit, which happens at its end."""
         try:
             with self._asked():
-                self._stage(transaction, files, columns, progress, replaces=replaces)
+                yield
             self._table = transaction.commit_transaction()
         except _exceptions.CommitFailedException as error:
             raise StaleWriterError(f"somebody else committed to {self._identifier}: {error}") from error
         except _exceptions.CommitStateUnknownException as error:
             raise self._unknown() from error
+        except SiltstoneError:
+            raise
         except Exception as error:  # the catalog's connection broke, before or after it heard us
             raise self._unknown(f": {str(error).partition(chr(10))[0]}") from error
-        return str(self._table.current_snapshot().snapshot_id)
 
     def _stage(
-        self, transaction: Any, files: Sequence[WrittenFile], columns: Any, progress: Progress, *, replaces: bool
+        self,
+        transaction: Any,
+        files: Sequence[WrittenFile],
+        columns: Any,
+        progress: Progress,
+        *,
+        replaces: bool,
+        dead: Sequence[DeadRows],
     ) -> None:
         place, properties = self.place, {PROGRESS: progress.as_json()}
         self._extend(transaction, columns)
-        if replaces and self._holds_files():
+        paths = [place.path(file.name) for file in files]
+        keyed = self.keyed_files()
+        if self._takes_deltas:
+            delta = RowDelta(transaction, properties)
+            for path in paths:
+                delta.add(path)
+            if keyed is not None:
+                for file in keyed.files if replaces else ():
+                    delta.remove(keyed.live(file.path))
+                for each in dead:
+                    delta.set_dead(keyed.live(each.path), each.positions)
+            delta.commit()
+            return
+        if replaces and self._table.current_snapshot() is not None:
             transaction.delete(AlwaysTrue(), snapshot_properties=properties)
         if files:
-            paths = [place.path(file.name) for file in files]
             transaction.add_files(paths, snapshot_properties=properties, check_duplicate_files=False)
         else:
             with transaction.update_snapshot(snapshot_properties=properties).fast_append():
@@ -224,10 +311,6 @@ class IcebergTable:
         """A block around calls of pyiceberg. Raises CatalogUnavailableError, PlaceUnavailableError."""
         uri = str(self._catalog.properties.get("uri", "")) or self._catalog.name
         return asked(shown(CatalogPlace(url=uri)), _KNOWN)
-
-    def _holds_files(self) -> bool:
-        snapshot = self._table.current_snapshot()
-        return snapshot is not None and bool(snapshot.manifests(self._table.io))
 
 
 def arrow_schema(schema: Any, *, ids: bool = False) -> Any:

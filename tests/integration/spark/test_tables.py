@@ -14,6 +14,7 @@ import pytest
 
 from spark_jobs.scan.contract import Edge
 from spark_jobs.tables.columns.convert import ValueFormat
+from spark_jobs.tables.contract import Table
 from spark_jobs.tables.errors import (
     BadTableError,
     BadValueError,
@@ -21,8 +22,7 @@ from spark_jobs.tables.errors import (
     StaleWriterError,
     WrongTableError,
 )
-from spark_jobs.tables.export import Table
-from spark_jobs.tables.file_task import WrittenFile
+from spark_jobs.tables.file_writer import WrittenFile
 from spark_jobs.tables.parquet_table import ParquetTable, live_files
 from tests.fixtures.agents import read_all
 from tests.fixtures.lake import JSON, RAW, Lake

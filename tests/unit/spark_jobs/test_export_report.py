@@ -11,9 +11,11 @@ from metadata.contract.readers import TopicSnapshot
 from spark_jobs.scan.contract import ScanOptions, Slice
 from spark_jobs.tables.columns.convert import ValueFormat
 from spark_jobs.tables.columns.kinds import NULL
+from spark_jobs.tables.contract import Ask, DeadRows, Engine, KeyedFile, Pinned
 from spark_jobs.tables.errors import StaleWriterError
-from spark_jobs.tables.export import Ask, Engine, Pinned, export
-from spark_jobs.tables.file_task import WriteResult, WriteTask, WrittenFile
+from spark_jobs.tables.export import export
+from spark_jobs.tables.file_task import WriteResult, WriteTask
+from spark_jobs.tables.file_writer import WrittenFile
 from spark_jobs.tables.progress import LOG_MODE, Progress
 from tests.unit.spark_jobs.scan.test_scan_plan import MIB, partition, topic
 
@@ -45,7 +47,23 @@ class FencedTable:
     def file_schema(self, columns: Any) -> Any:
         return columns
 
-    def commit(self, files: Sequence[WrittenFile], columns: Any, progress: Progress, *, replaces: bool) -> str:
+    key_indexes: None = None
+
+    def keyed_files(self) -> None:
+        return None
+
+    def rewrite(self, groups: Sequence[Sequence[KeyedFile]], progress: Progress) -> None:
+        raise AssertionError("nothing is rewritten here")
+
+    def commit(
+        self,
+        files: Sequence[WrittenFile],
+        columns: Any,
+        progress: Progress,
+        *,
+        replaces: bool,
+        dead: Sequence[DeadRows] = (),
+    ) -> str:
         self.tries += 1
         if self.tries in self.fenced:
             raise StaleWriterError("somebody else committed")
@@ -55,6 +73,7 @@ class FencedTable:
 
 class OneTopic:
     snapshot: TopicSnapshot = topic(partition())
+    object_store_url: str = "memory:"
 
     @property
     def reader(self) -> OneTopic:

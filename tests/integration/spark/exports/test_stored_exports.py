@@ -21,8 +21,8 @@ from spark_jobs.submitters.child import ChildSubmission
 from spark_jobs.tables.cluster import engine as cluster_engine
 from spark_jobs.tables.cluster.engine import OnCluster, SlicesMissingError
 from spark_jobs.tables.cluster.unit import run_unit
+from spark_jobs.tables.contract import Table
 from spark_jobs.tables.errors import BadValueError
-from spark_jobs.tables.export import Table
 from spark_jobs.tables.parquet_table import ParquetTable
 from tests.fixtures.lake import JSON, RAW, Lake
 from tests.fixtures.s3 import ROOT

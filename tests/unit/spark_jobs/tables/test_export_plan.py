@@ -21,7 +21,8 @@ from spark_jobs.tables.cluster.plan import ExportHead, ExportPlanError, ExportUn
 from spark_jobs.tables.columns.convert import ValueFormat, table_schema
 from spark_jobs.tables.columns.kinds import merge
 from spark_jobs.tables.errors import BadTableError, BadValueError, WrongTableError
-from spark_jobs.tables.file_task import WriteResult, WrittenFile
+from spark_jobs.tables.file_task import WriteResult
+from spark_jobs.tables.file_writer import WrittenFile
 from spark_jobs.tables.iceberg.table import IcebergPlace
 from spark_jobs.tables.objects import Objects
 from spark_jobs.tables.parquet_table import ParquetPlace

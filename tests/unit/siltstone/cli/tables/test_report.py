@@ -6,7 +6,7 @@ import pytest
 
 from runtime.clock import ManualClock
 from siltstone.cli.tables.report import QUIET_MS, TELL_MS, Rounds, offsets_text, shown_progress
-from spark_jobs.tables.export import Report
+from spark_jobs.tables.contract import Report
 
 START_MS = 1_700_000_000_000
 """22:13:20 UTC."""

@@ -1,0 +1,173 @@
+"""The parts of an export and the values between them: the topic to read, the table to fill, the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from metadata.contract.readers import TopicSnapshot
+from spark_jobs.scan.contract import AtTimestamp, Edge
+from spark_jobs.tables.columns.convert import ValueFormat
+from spark_jobs.tables.file_task import SliceReader, WriteResult, WriteTask
+from spark_jobs.tables.file_writer import Place, WrittenFile
+from spark_jobs.tables.keyed.key_index import Wanted
+from spark_jobs.tables.progress import Progress
+
+SLICE_BYTES = 64 << 20
+COMMIT_BYTES = 4 << 30
+"""The bytes of the log in one commit."""
+From = Edge | AtTimestamp | Mapping[int, int] | int
+
+
+class DeadRows(NamedTuple):
+    """Rows of a data file that the table is to hold no more."""
+
+    path: str
+    positions: NDArray[np.int64]
+    """In any order; some may be dead already."""
+
+
+class KeyedFile(NamedTuple):
+    """A data file of a table whose rows are deleted one by one."""
+
+    path: str
+    partition: int | None
+    """None if it has rows of several."""
+    first_offset: int
+    rows: int
+    """Dead ones too."""
+    dead: int
+    size_bytes: int
+
+
+class KeyedFiles(Protocol):
+    """The data files of such a table, as of `load` or the last commit."""
+
+    @property
+    def files(self) -> Sequence[KeyedFile]: ...
+
+    def find(self, file: KeyedFile, wanted: Wanted) -> NDArray[np.int64]:
+        """The positions of the rows with these keys, rising, dead rows among them."""
+        ...
+
+    def offsets(self, file: KeyedFile) -> NDArray[np.int64]:
+        """The offset of each row."""
+        ...
+
+
+class Table(Protocol):
+    """One writer's view of a table: Parquet files or Iceberg."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def columns(self) -> Any: ...
+    @property
+    def stem(self) -> str: ...
+    @property
+    def place(self) -> Place: ...
+    @property
+    def key_indexes(self) -> Place | None:
+        """The place for key indexes; None if rows of the table cannot be deleted one by one."""
+        ...
+
+    def keyed_files(self) -> KeyedFiles | None:
+        """None if rows of the table cannot be deleted one by one."""
+        ...
+
+    def load(self) -> Progress | None: ...
+    def ensure(self, columns: Any, topic: str) -> None: ...
+    def file_schema(self, columns: Any) -> Any: ...
+    def commit(
+        self,
+        files: Sequence[WrittenFile],
+        columns: Any,
+        progress: Progress,
+        *,
+        replaces: bool,
+        dead: Sequence[DeadRows] = (),
+    ) -> str: ...
+    def rewrite(self, groups: Sequence[Sequence[KeyedFile]], progress: Progress) -> None:
+        """Write each group of files, of one partition and in the order of offsets, again as one, without dead rows."""
+        ...
+
+
+class Pinned(Protocol):
+    @property
+    def snapshot(self) -> TopicSnapshot: ...
+
+    def check(self) -> None:
+        """Raises PinLostError when files of the snapshot may be gone."""
+        ...
+
+
+class Source(Protocol):
+    """The topic to read."""
+
+    @property
+    def object_store_url(self) -> str: ...
+
+    @property
+    def reader(self) -> SliceReader: ...
+
+    def pinned(self) -> AbstractContextManager[Pinned]:
+        """A snapshot that can be read as long as the block lasts."""
+        ...
+
+    def at_time(self, snapshot: TopicSnapshot, timestamp_ms: int) -> Mapping[int, int]: ...
+
+
+class Engine(Protocol):
+    """The engine that runs tasks."""
+
+    name: str
+
+    def run(self, tasks: Sequence[WriteTask], done: Callable[[int], None]) -> Sequence[WriteResult]:
+        """Run all tasks; results are in the same order, and `done` is called with the number of finished ones."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The result of one run."""
+
+    commits: tuple[str, ...] = ()
+    files: int = 0
+    rows: int = 0
+    errors: int = 0
+    """The rows among them with something in `kafka_error`."""
+    size_bytes: int = 0
+    fenced: int = 0
+    """The number of times that another writer was quicker."""
+    offsets: Mapping[int, tuple[int, int]] | None = None
+    """Partition -> from, up to: the offsets that this run read. After a fence, records that another writer committed in
+    between may lie in the range."""
+    added_columns: tuple[str, ...] = ()
+    held: Mapping[int, int] | None = None
+    """Partition -> the table's present end."""
+    behind: int = 0
+    """The offsets above it when the run began: those of open transactions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """The request for an export."""
+
+    topic: str
+    mode: str
+    values: ValueFormat
+    begin: From = Edge.EARLIEST
+    """The begin of a table that holds nothing yet."""
+    recreated: bool = False
+    skip_lost: bool = False
+    slice_bytes: int = SLICE_BYTES
+    commit_bytes: int = COMMIT_BYTES
+
+
+ShowProgress = Callable[[int, int], None]
+"""Slices done, of all slices."""

@@ -1,0 +1,111 @@
+"""When a table with one row per key can take the tail of its topic, and when its files are due to be rewritten. Pure.
+
+**A tail with gaps.** A tombstone is the only sign that a row is to go. Some time after a dedupe has seen it, another
+dedupe drops it, and then nothing in the log tells that the key is gone. But a gap is left: the extent holds fewer
+records than it has offsets. So a tail with such an extent is not used, and the whole view is written again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from metadata.contract.readers import PartitionSnapshot, TopicSnapshot
+from spark_jobs.tables.progress import end_offset
+
+TAIL_ROWS = 2 << 20
+"""About the most records of a tail in one commit: their keys and offsets, 40 bytes a record, are in memory."""
+FANOUT = 8
+TINY_BYTES = 16 << 10
+_TIERS = 5
+"""Files of TINY_BYTES * FANOUT**4 = 64 MiB and more are large enough."""
+DEAD_SHARE = 0.25
+"""A file with this share of dead rows is rewritten without them."""
+REWRITE_BYTES = 512 << 20
+"""The most bytes of files that one run rewrites."""
+
+
+class FileFacts(NamedTuple):
+    """A live data file, as far as these decisions need it."""
+
+    partition: int
+    first_offset: int
+    rows: int
+    dead: int
+    size_bytes: int
+
+
+def tail_rows(snapshot: TopicSnapshot, offsets: Mapping[int, int]) -> int:
+    """The number of offsets behind those, which the table has not seen."""
+    return sum(
+        max(0, end_offset(each) - max(each.log_start_offset, offsets.get(each.partition, 0)))
+        for each in snapshot.partitions
+    )
+
+
+def with_gaps(snapshot: TopicSnapshot, offsets: Mapping[int, int]) -> Sequence[int]:
+    """The partitions in which records behind these offsets have been removed from the log."""
+    return [
+        each.partition
+        for each in snapshot.partitions
+        if _has_gap(each, max(each.log_start_offset, offsets.get(each.partition, 0)))
+    ]
+
+
+def _has_gap(part: PartitionSnapshot, start: int) -> bool:
+    end = end_offset(part)
+    return any(
+        extent.record_count != extent.last_offset + 1 - extent.base_offset
+        for extent in part.extents
+        if extent.last_offset >= start and extent.base_offset < end
+    )
+
+
+def to_rewrite(files: Sequence[FileFacts]) -> list[list[int]]:
+    """Groups of files, by their place in `files`, each to be rewritten as one: at most REWRITE_BYTES, or one group.
+
+    FANOUT neighbours in one partition that are about as small are merged, with the still smaller ones between them. So
+    the number of small files stays below FANOUT for each power of it, and a row is rewritten about once for each.
+    """
+    by_partition: dict[int, list[int]] = {}
+    for number in sorted(range(len(files)), key=lambda at: (files[at].partition, files[at].first_offset)):
+        by_partition.setdefault(files[number].partition, []).append(number)
+    groups: list[list[int]] = []
+    for numbers in by_partition.values():
+        groups += _merged(files, numbers)
+    taken = {number for group in groups for number in group}
+    groups += [[at] for at, file in enumerate(files) if at not in taken and file.dead > file.rows * DEAD_SHARE]
+    chosen: list[list[int]] = []
+    left = REWRITE_BYTES
+    for group in groups:
+        size = sum(files[number].size_bytes for number in group)
+        if not chosen or size <= left:
+            chosen.append(group)
+            left -= size
+    return chosen
+
+
+def _merged(files: Sequence[FileFacts], numbers: Sequence[int]) -> list[list[int]]:
+    """The runs to merge among the files of one partition."""
+    groups: list[list[int]] = []
+    tiers = {number: _tier(files[number]) for number in numbers}
+    for tier in range(_TIERS):
+        run: list[int] = []
+        for number in [*numbers, None]:
+            if number is not None and tiers[number] <= tier:
+                run.append(number)
+                continue
+            if sum(tiers[each] == tier for each in run) >= FANOUT:
+                groups.append(run)
+                tiers.update(dict.fromkeys(run, _TIERS))  # no other run takes them
+            run = []
+    return groups
+
+
+def _tier(file: FileFacts) -> int:
+    """0 for the smallest files, then one more for each power of FANOUT; `_TIERS` for those that are large enough."""
+    live_bytes = file.size_bytes * (file.rows - file.dead) // max(file.rows, 1)
+    tier = 0
+    while tier < _TIERS and live_bytes >= TINY_BYTES * FANOUT**tier:
+        tier += 1
+    return tier

@@ -1,0 +1,122 @@
+"""A run that brings a table with one row per key up to date: rows of the tail in, rows that they supersede out.
+
+The keys of the tail are looked for in the key index of each live file of their partition, so neither the table nor the
+topic is read as a whole. One commit adds the files of the tail, deletes the rows of its keys by position, and writes
+the offsets. Afterwards the table is the topic's latest view at those offsets.
+
+Rows below the log start go too, since the view has them no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from metadata.contract.readers import TopicSnapshot
+from runtime.errors import BugError
+from runtime.logging import get_logger
+from spark_jobs.latest.passes import key_blocks
+from spark_jobs.scan.blocking import BlockingStore
+from spark_jobs.scan.contract import ScanOptions
+from spark_jobs.scan.plan import plan_slices
+from spark_jobs.tables.contract import DeadRows, KeyedFiles, Table
+from spark_jobs.tables.engines import InProcess
+from spark_jobs.tables.errors import StaleWriterError
+from spark_jobs.tables.keyed.decide import TAIL_ROWS, FileFacts, tail_rows, to_rewrite, with_gaps
+from spark_jobs.tables.keyed.key_index import Wanted
+from spark_jobs.tables.keyed.survivors import SurvivorReader
+from spark_jobs.tables.keyed.tail import read_tail
+from spark_jobs.tables.progress import Progress, ends, fresh, in_groups
+from spark_jobs.tables.writing import Writing
+
+_log = get_logger(__name__)
+
+
+def cause_to_replace(table: Table, progress: Progress, snapshot: TopicSnapshot) -> str | None:
+    """The reason why the tail behind `progress` cannot be added to the table; None if it can."""
+    files = table.keyed_files()
+    if files is None:
+        return "rows of this kind of table cannot be deleted one by one"
+    gaps = with_gaps(snapshot, progress.offsets)
+    if gaps:
+        return f"the log was compacted before these records were read: partition {gaps[0]}"
+    if any(file.partition is None for file in files.files):
+        return "another program wrote files with rows of several partitions"
+    rows, held = tail_rows(snapshot, progress.offsets), sum(file.rows for file in files.files)
+    if rows > max(TAIL_ROWS, held):
+        return f"the tail has {rows:,} offsets, and the table {held:,} rows"
+    return None
+
+
+def add_tail(writing: Writing, progress: Progress) -> Progress:
+    """Add the records behind `progress` in groups of about TAIL_ROWS. Raises as `Writing`'s methods and the scan."""
+    ask, snapshot = writing.ask, writing.snapshot
+    starts = {each.partition: each.log_start_offset for each in snapshot.partitions}
+    begins = {number: max(start, progress.offsets.get(number, 0)) for number, start in starts.items()}
+    limits = ends(snapshot)
+    options = ScanOptions(
+        topic=ask.topic,
+        starting=begins,
+        ending={number: max(begin, limits[number]) for number, begin in begins.items()},
+        fail_on_data_loss=not ask.skip_lost,
+    )
+    slices = plan_slices(snapshot, options, slice_bytes=ask.slice_bytes)
+    writing.begin_table(slices, options)
+    base = fresh(snapshot, ask.mode, ask.values.text, begins)
+    groups = in_groups([(part.records, part) for part in slices], TAIL_ROWS) or [[]]
+    url, done = writing.source.object_store_url, 0
+    for group in groups:
+        tail = read_tail(group, lambda part: key_blocks(BlockingStore.at(url), part, options))
+        reader = SurvivorReader(url=url, surviving=tail.surviving)
+        results = writing.written(InProcess(), group, options, done, len(slices), reader)
+        done += len(group)
+        files = writing.table.keyed_files()
+        if files is None:
+            raise BugError(f"rows of {writing.table.name} cannot be deleted")
+        dead = dead_rows(files, tail.keys, starts)
+        base = writing.commit(results, base, replaces=False, dead=dead)
+    return base
+
+
+def tidy(table: Table, progress: Progress) -> None:
+    """Rewrite files that are small, or have many dead rows, in a commit of its own, which leaves all rows as they are.
+
+    Raises the errors of the table's commit, but for one: if another writer is quicker, the next run tries again.
+    """
+    files = table.keyed_files()
+    if files is None:
+        return
+    facts = [
+        FileFacts(file.partition, file.first_offset, file.rows, file.dead, file.size_bytes)
+        for file in files.files
+        if file.partition is not None
+    ]
+    groups = to_rewrite(facts)
+    if not groups:
+        return
+    ours = [file for file in files.files if file.partition is not None]
+    try:
+        table.rewrite([[ours[number] for number in group] for group in groups], progress)
+    except StaleWriterError as error:
+        _log.info("files were not rewritten: another writer was quicker", table=table.name, reason=error.message)
+    else:
+        _log.debug("files rewritten", table=table.name, files=sum(map(len, groups)), into=len(groups))
+
+
+def dead_rows(files: KeyedFiles, keys: Mapping[int, Wanted], starts: Mapping[int, int]) -> list[DeadRows]:
+    """The rows that die, by file: those of these keys, and those below the log starts. Some may be dead already."""
+    found: list[DeadRows] = []
+    for file in files.files:
+        gone: list[NDArray[np.int64]] = []
+        partition = -1 if file.partition is None else file.partition
+        if partition in keys:
+            gone.append(files.find(file, keys[partition]))
+        start = starts.get(partition, 0)
+        if file.first_offset < start:
+            gone.append(np.flatnonzero(files.offsets(file) < start).astype(np.int64))
+        positions = np.concatenate([np.zeros(0, dtype=np.int64), *gone])
+        if len(positions):
+            found.append(DeadRows(file.path, positions))
+    return found

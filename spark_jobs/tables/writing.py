@@ -1,0 +1,195 @@
+"""One try of a run: the columns of its files, the files, and their commits.
+
+Columns are found as the values are read (`spark_jobs/tables/file_task.py`). A new table begins with the columns of a
+sample. Slices that turn out to have more are written again, with all columns of the group, before the commit. Columns
+are only added; none changes its type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from runtime.logging import get_logger
+from spark_jobs.scan.arrow import pa
+from spark_jobs.scan.contract import ScanOptions, Slice
+from spark_jobs.tables.columns.convert import BASE_NAMES, Converter, table_schema, value_fields
+from spark_jobs.tables.columns.kinds import COLUMNS_MAX, Kind, shown, size
+from spark_jobs.tables.contract import Ask, DeadRows, Engine, Pinned, Report, ShowProgress, Source, Table
+from spark_jobs.tables.errors import StaleWriterError, WrongTableError
+from spark_jobs.tables.file_task import SliceReader, WriteResult, WriteTask, all_seen, same, wanted_columns
+from spark_jobs.tables.keyed.key_index import index_name
+from spark_jobs.tables.progress import LATEST_MODE, Progress
+
+SAMPLE_RECORDS = 1_000
+_log = get_logger(__name__)
+
+
+class Writing:
+    """The parts of a run that logs and latest views share."""
+
+    def __init__(
+        self, source: Source, table: Table, ask: Ask, show: ShowProgress, pinned: Pinned, report: Report
+    ) -> None:
+        """`report`: the commits of earlier tries, to which this one adds its own."""
+        self.table, self.ask, self.snapshot, self.report = table, ask, pinned.snapshot, report
+        self.source = source
+        self.show, self._pinned = show, pinned
+        self._given = ask.values.given_fields()
+        self._warned = False
+
+    # ---- columns
+
+    def _fixed(self) -> Any:
+        """The value's columns in the table, with those of a given schema. Raises WrongTableError."""
+        columns = self.table.columns
+        have = [] if columns is None else value_fields(columns)
+        names = {field.name: field for field in have}
+        for field in self._given:
+            known = names.get(field.name)
+            if known is not None and not known.equals(field, check_metadata=True):
+                raise WrongTableError(
+                    f"{self.table.name} has the column {field.name} as {known.type}, the schema as {field.type}",
+                    remedy="export to another table",
+                )
+        return pa.schema(have + [field for field in self._given if field.name not in names])
+
+    def begin_table(self, slices: Sequence[Slice], options: ScanOptions) -> None:
+        """The first columns; a table that does not exist yet is made with them."""
+        fixed = self._fixed()
+        self._columns = fixed
+        if self.table.columns is None and self.ask.values.infers and slices:
+            self._columns = wanted_columns(fixed, self._sampled(slices[0], options))
+        self.table.ensure(self._whole(fixed), self.snapshot.topic.name)
+
+    def _sampled(self, part: Slice, options: ScanOptions) -> Any:
+        sample, held = Converter(replace(self.ask.values, on_error="column"), []), 0
+        for batch in self.source.reader.read(part, options):
+            sample.convert(batch.slice(0, SAMPLE_RECORDS))
+            held += batch.num_rows
+            if held >= SAMPLE_RECORDS:
+                break
+        return sample.seen
+
+    def _whole(self, fields: Any) -> Any:
+        """All columns of the table: those it has, and those of files with these columns of the value."""
+        columns = self.table.columns
+        ours = table_schema(self.ask.values, list(fields))
+        if columns is None:
+            return ours
+        newer = {field.name: field for field in ours}
+        kept = [newer.pop(field.name, field) if field.name not in BASE_NAMES else field for field in columns]
+        return pa.schema(kept + [field for name, field in newer.items() if columns.get_field_index(name) < 0])
+
+    # ---- one group
+
+    def written(
+        self,
+        engine: Engine,
+        group: Sequence[Slice],
+        options: ScanOptions,
+        done: int,
+        total: int,
+        reader: SliceReader | None = None,
+    ) -> list[WriteResult]:
+        """The files of all slices, with columns that hold everything. `reader`: the topic's, if none is given."""
+        fixed = self._fixed()
+        from_where = reader or self.source.reader
+        tasks = [self._task(part, options, fixed, from_where) for part in group]
+        results = list(engine.run(tasks, lambda count: self.show(done + count, total)))
+        if not self.ask.values.infers:
+            return results
+        seen = all_seen(results)
+        wanted = wanted_columns(fixed, seen)
+        self._warn_of_width(wanted, seen)
+        again = [
+            number
+            for number, (task, result) in enumerate(zip(tasks, results, strict=True))
+            if not result.complete or not same(task.columns, wanted)
+        ]
+        if again:
+            self._columns = wanted
+            # Nobody will commit them: the same slices are written again with better columns.
+            self._remove([results[number] for number in again])
+            redone = engine.run(
+                [replace(self._task(group[number], options, fixed, from_where), final=True) for number in again],
+                lambda _count: None,
+            )
+            for number, result in zip(again, redone, strict=True):
+                results[number] = result
+        self._columns = wanted
+        return results
+
+    def _warn_of_width(self, wanted: Any, seen: Kind) -> None:
+        """Warn, once per run, that values have more fields than a table may have columns."""
+        if self._warned or sum(map(size, wanted)) < COLUMNS_MAX or not isinstance(seen, tuple):
+            return
+        without = [name for name, _ in seen[1] if wanted.get_field_index(name) < 0]
+        if without:
+            self._warned = True
+            _log.warning(
+                "values have more fields than a table has columns: the rest stays in kafka_value, with kafka_error",
+                table=self.table.name,
+                columns_max=COLUMNS_MAX,
+                without_column=len(without),
+                first=shown(without[0]),
+            )
+
+    def _task(self, part: Slice, options: ScanOptions, fixed: Any, reader: SliceReader) -> WriteTask:
+        return WriteTask(
+            part=part,
+            options=options,
+            reader=reader,
+            place=self.table.place,
+            values=self.ask.values,
+            fixed=fixed,
+            columns=self._columns,
+            file_schema=self.table.file_schema(self._whole(self._columns)),
+            stem=self.table.stem,
+            key_indexes=self.table.key_indexes if self.ask.mode == LATEST_MODE else None,
+        )
+
+    def commit(
+        self, results: Sequence[WriteResult], base: Progress, *, replaces: bool, dead: Sequence[DeadRows] = ()
+    ) -> Progress:
+        """Commit the files, with the offsets they end at. `replaces`: they are the whole table; else `dead` are the
+        rows that they supersede. Raises StaleWriterError, and the errors of the table's commit.
+        """
+        files = [file for result in results for file in result.files]
+        moved = base.moved({result.partition: result.end for result in results})
+        before: set[str] = set() if self.table.columns is None else set(self.table.columns.names)
+        columns = self._whole(self._columns)
+        self._pinned.check()  # files that a lost pin released may be missing
+        try:
+            name = self.table.commit(files, columns, moved, replaces=replaces, dead=dead)
+        except StaleWriterError:
+            self._remove(results)
+            raise
+        report = self.report
+        offsets = dict(report.offsets or {})
+        for result in results:
+            offsets[result.partition] = (offsets.get(result.partition, (result.start, 0))[0], result.end)
+        self.report = replace(
+            report,
+            commits=(*report.commits, name),
+            files=report.files + len(files),
+            rows=report.rows + sum(result.rows for result in results),
+            errors=report.errors + sum(result.errors for result in results),
+            size_bytes=report.size_bytes + sum(file.size_bytes for file in files),
+            offsets=offsets,
+            added_columns=(*report.added_columns, *(each for each in columns.names if each not in before)),
+        )
+        return moved
+
+    def ended(self, held: Progress) -> Report:
+        """The report of a run that leaves the table with this progress."""
+        marks = {each.partition: each.high_watermark for each in self.snapshot.partitions}
+        behind = sum(max(0, mark - held.offsets.get(partition, 0)) for partition, mark in marks.items())
+        return replace(self.report, held=held.offsets, behind=behind)
+
+    def _remove(self, results: Sequence[WriteResult]) -> None:
+        names = [file.name for result in results for file in result.files]
+        self.table.place.remove(names)
+        if self.ask.mode == LATEST_MODE and self.table.key_indexes is not None:
+            self.table.key_indexes.remove([index_name(name) for name in names])

@@ -1,0 +1,233 @@
+"""Random histories of a topic and of its table with one row per key: each snapshot is the log's latest view at the
+offsets that it names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import spark_jobs.tables.iceberg.table as iceberg
+from metadata.urls import open_metadata
+from siltstone.kafka.admin import delete_records_before
+from spark_jobs.tables.columns.convert import ValueFormat
+from spark_jobs.tables.errors import StaleWriterError
+from spark_jobs.tables.iceberg.row_delta import RowDelta
+from spark_jobs.tables.iceberg.table import IcebergPlace
+from spark_jobs.tables.keyed import decide, run
+from spark_jobs.tables.progress import LATEST_MODE
+from storage.local import LocalStore
+from tests.fixtures.compactors import RunningCompactor, StartCompactor
+from tests.fixtures.lake import Lake
+from tests.fixtures.transactional_log import Producer, TransactionalWriter, Write
+from wire.records import NewRecord, build_batch
+
+pytestmark = pytest.mark.timeout(600)
+PARTITIONS, STEPS = 2, 70
+KILL_SHARE = 0.015
+"""Of the times before and after each step of a writer."""
+JSON = ValueFormat(kind="json")
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    partition: int
+    offset: int
+    key: bytes
+    value: dict[str, Any] | None
+
+
+@dataclass
+class History:
+    lake: Lake
+    compactor: RunningCompactor
+    writer: TransactionalWriter
+    producer: Producer
+    chance: random.Random
+    topic: str = "accounts"
+    sent: list[Sent] = field(default_factory=list[Sent])
+    starts: dict[int, int] = field(default_factory=lambda: dict.fromkeys(range(PARTITIONS), 0))
+    ends: dict[int, int] = field(default_factory=lambda: dict.fromkeys(range(PARTITIONS), 0))
+    number: int = 0
+
+    def record(self) -> tuple[bytes, dict[str, Any] | None]:
+        key = f"key {self.chance.randrange(40)}".encode()
+        self.number += 1
+        if self.chance.random() < 0.25:
+            return key, None
+        row: dict[str, Any] = {"n": self.number}
+        if self.chance.random() < 0.1:
+            row[f"field{self.chance.randrange(4)}"] = "x" * self.chance.randrange(200)
+        return key, row
+
+    async def send(self) -> None:
+        partition = self.chance.randrange(PARTITIONS)
+        records = [self.record() for _ in range(self.chance.randrange(1, 12))]
+        news = [NewRecord(1_000, key, None if row is None else json.dumps(row).encode()) for key, row in records]
+        ends = self.chance.choice(["none", "none", "committed", "aborted"])
+        if ends == "none":
+            base = await self.lake.client.produce(self.topic, partition, build_batch(news))
+            after = base + len(news)
+        else:
+            _, results = await self.writer.write([Write(partition, news, self.producer)])
+            await self.writer.end([(self.producer, ends == "committed")])
+            base = results[0].base_offset
+            after = base + len(news) + 1
+        self.ends[partition] = after
+        if ends != "aborted":
+            self.sent += [Sent(partition, base + at, key, row) for at, (key, row) in enumerate(records)]
+
+    async def delete_records(self) -> None:
+        partition = self.chance.randrange(PARTITIONS)
+        offset = self.chance.randint(self.starts[partition], self.ends[partition])
+        await delete_records_before(self.lake.client, {(self.topic, partition): offset})
+        self.starts[partition] = offset
+
+    def view(self, ends: Mapping[int, int], starts: Mapping[int, int]) -> dict[tuple[int, str], Any]:
+        rows: dict[tuple[int, str], Any] = {}
+        for each in self.sent:
+            if starts.get(each.partition, 0) <= each.offset < ends.get(each.partition, 0):
+                rows[each.partition, each.key.decode()] = (each.offset, each.value)
+        return {place: row for place, row in rows.items() if row[1] is not None}
+
+
+@pytest.fixture
+async def history(
+    lake: Lake, start_compactor: StartCompactor, tmp_path: Path, request: pytest.FixtureRequest
+) -> AsyncIterator[History]:
+    metadata = open_metadata(lake.metadata_url)
+    await metadata.open()
+    store = LocalStore(tmp_path / "objects")
+    configs = {
+        "cleanup.policy": "compact,delete",
+        "retention.ms": "-1",
+        "delete.retention.ms": "0",
+        "min.cleanable.dirty.ratio": "0.01",
+    }
+    await lake.client.create_topic("accounts", partitions=PARTITIONS, configs=configs)
+    [topic] = [each for each in await metadata.agents.list_topics() if each.name == "accounts"]
+    writer = await TransactionalWriter.start(metadata, store, topic)
+    producer = await writer.producer("p")
+    await writer.leave()
+    compactor = await start_compactor(store=store, metadata=metadata)
+    seed = request.param
+    print(f"seed {seed}")
+    yield History(lake, compactor, writer, producer, random.Random(seed))
+    await compactor.compactor.stop()
+    await metadata.close()
+
+
+def small_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tails of several commits, and files that are soon due to be rewritten."""
+    monkeypatch.setattr(decide, "TAIL_ROWS", 40)
+    monkeypatch.setattr(run, "TAIL_ROWS", 40)
+    monkeypatch.setattr(decide, "FANOUT", 3)
+
+
+def with_kills(monkeypatch: pytest.MonkeyPatch, chance: random.Random) -> Callable[[], None]:
+    """Let the writer die before or after any of its steps. Returns the function that ends this."""
+    alive = [False]
+
+    def dying(owner: Any, name: str) -> None:
+        real = getattr(owner, name)
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            if not alive[0] and chance.random() < KILL_SHARE:
+                raise Killed(f"before {name}")
+            result = real(*arguments, **options)
+            if not alive[0] and chance.random() < KILL_SHARE:
+                raise Killed(f"after {name}")
+            return result
+
+        monkeypatch.setattr(owner, name, call)
+
+    dying(IcebergPlace, "put")
+    dying(RowDelta, "commit")
+    dying(iceberg.FencedTransaction, "commit_transaction")
+
+    def end() -> None:
+        alive[0] = True
+
+    return end
+
+
+def held_by(lake: Lake, name: str) -> tuple[dict[tuple[int, str], Any], Mapping[int, int], Mapping[int, int]]:
+    """The rows of the table, and the ends and starts that its newest snapshot names."""
+    table = lake.iceberg(name)
+    progress = table.load()
+    if progress is None:
+        return {}, {}, {}
+    rows: dict[tuple[int, str], Any] = {}
+    for row in lake.catalog().load_table(table.name).scan().to_arrow().to_pylist():
+        place = row["kafka_partition"], row["kafka_key"]
+        assert place not in rows, f"{place} is there twice"
+        fields = {key: value for key, value in row.items() if not key.startswith("kafka_") and value is not None}
+        rows[place] = (row["kafka_offset"], fields)
+    return rows, progress.offsets, progress.starts
+
+
+async def export(lake: Lake, name: str, topic: str) -> None:
+    values = ValueFormat(kind="json", keys="text")
+    await lake.exported(topic, lake.iceberg(name), values, mode=LATEST_MODE, slice_bytes=300)
+
+
+@pytest.mark.parametrize("history", [int(os.environ.get("KEYED_SEED", "1")), 2], indirect=True)
+async def test_the_table_is_the_latest_view_at_the_offsets_that_it_names(
+    history: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_numbers(monkeypatch)
+    revive = with_kills(monkeypatch, history.chance)
+    lake, kills, hurt = history.lake, 0, 0
+    for _ in range(STEPS):
+        step = history.chance.random()
+        if step < 0.55:
+            await history.send()
+        elif step < 0.60:
+            await history.delete_records()
+        elif step < 0.65:
+            await asyncio.sleep(0.3)  # the compactor merges and dedupes
+        elif step < 0.70:
+            hurt += forget_indexes(lake, history.chance)
+        else:
+            try:
+                await export(lake, "t", history.topic)
+            except (Killed, StaleWriterError):
+                kills += 1
+            rows, ends, starts = await asyncio.to_thread(held_by, lake, "t")
+            assert rows == history.view(ends, starts)
+    revive()
+    await export(lake, "t", history.topic)
+    rows, ends, _ = await asyncio.to_thread(held_by, lake, "t")
+    assert rows == history.view(history.ends, history.starts)
+    assert dict(ends) == history.ends
+    kinds = Counter(snapshot.summary.operation.value for snapshot in lake.catalog().load_table("lake.t").snapshots())
+    merges = history.compactor.merges("done")
+    print(f"{kinds}, {kills} kills, {hurt} lost indexes, {merges:.0f} merges, {len(rows)} rows")
+
+
+def forget_indexes(lake: Lake, chance: random.Random) -> int:
+    """Lose some key indexes, and damage others. Returns their number."""
+    hurt = 0
+    for path in sorted(lake.place.glob("warehouse/**/_siltstone/keys/*.keys")):
+        if chance.random() < 0.1:
+            path.unlink()
+            hurt += 1
+        elif chance.random() < 0.1:
+            body = bytearray(path.read_bytes())
+            body[chance.randrange(len(body))] ^= 1 << chance.randrange(8)
+            path.write_bytes(body)
+            hurt += 1
+    return hurt
