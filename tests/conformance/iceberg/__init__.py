@@ -1,0 +1,1 @@
+"""Other programs over Iceberg tables that we commit to."""
