@@ -31,3 +31,7 @@ class BadValueError(SiltstoneError):
 
 class StaleWriterError(FencedError):
     """Another writer committed to the table since we read its offsets. Our commit certainly did not happen."""
+
+
+class CommitRefusedError(UnavailableError):
+    """The catalog refused the commit, which certainly did not happen: we lack a right, or it has too much to do."""

@@ -12,6 +12,8 @@ from spark_jobs.tables.errors import BadTableError
 from storage.objects import StoreMisconfiguredError
 from storage.urls import ObjectStoreUrl, parse_store_url
 
+FILE_IO = "pyiceberg.io.pyarrow.PyArrowFileIO"
+
 
 def parse_place(url: str, option: str) -> ObjectStoreUrl:
     """Read a place for tables. The BadTableError names `option`."""
@@ -52,7 +54,7 @@ def file_system(url: str) -> tuple[Any, str]:
 
 def io_properties(place: ObjectStoreUrl) -> dict[str, str]:
     """Properties of pyiceberg's file IO for the endpoint and region of an object store."""
-    properties = {"py-io-impl": "pyiceberg.io.pyarrow.PyArrowFileIO"}
+    properties = {"py-io-impl": FILE_IO}
     if place.endpoint:
         properties["s3.endpoint"] = place.endpoint
     if place.region:

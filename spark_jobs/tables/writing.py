@@ -17,7 +17,7 @@ from spark_jobs.scan.contract import ScanOptions, Slice
 from spark_jobs.tables.columns.convert import BASE_NAMES, Converter, table_schema, value_fields
 from spark_jobs.tables.columns.kinds import COLUMNS_MAX, Kind, shown, size
 from spark_jobs.tables.contract import Ask, DeadRows, Engine, Pinned, Report, ShowProgress, Source, Table
-from spark_jobs.tables.errors import StaleWriterError, WrongTableError
+from spark_jobs.tables.errors import CommitRefusedError, StaleWriterError, WrongTableError
 from spark_jobs.tables.file_task import SliceReader, WriteResult, WriteTask, all_seen, same, wanted_columns
 from spark_jobs.tables.keyed.key_index import index_name
 from spark_jobs.tables.progress import LATEST_MODE, Progress
@@ -163,7 +163,7 @@ class Writing:
         self._pinned.check()  # files that a lost pin released may be missing
         try:
             name = self.table.commit(files, columns, moved, replaces=replaces, dead=dead)
-        except StaleWriterError:
+        except (StaleWriterError, CommitRefusedError):
             self._remove(results)
             raise
         report = self.report

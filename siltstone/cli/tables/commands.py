@@ -65,10 +65,16 @@ def _catalog_options(command: Callable[..., T]) -> Callable[..., T]:
             help="Another property of the catalog, for pyiceberg. Repeatable.",
         ),
         click.option(
-            "--warehouse", default="", metavar="URL", help="Place of new Iceberg tables. Default: DIR/tables of --data."
+            "--warehouse",
+            default="",
+            metavar="URL",
+            help="Place of new Iceberg tables. Default: DIR/tables of --data, or the catalog's own.",
         ),
         click.option(
-            "--catalog", default="", metavar="URL", help="Iceberg catalog. Default: in the Postgres of the metadata."
+            "--catalog",
+            default="",
+            metavar="URL",
+            help="Iceberg catalog: http(s)://, glue://, ... Default: in the Postgres of the metadata.",
         ),
     ):
         command = option(command)
@@ -440,10 +446,10 @@ def _catalog_place(
 def _warehouse(given: SystemOptions, catalog: str, named: str) -> str:
     if named:
         return Path(named).resolve().as_uri() if named.startswith((".", "/")) else named
+    if catalog and not ("://" in catalog and catalog.startswith(("postgres", "sqlite"))):
+        return ""  # a REST catalog, Glue or pyiceberg's configuration says where tables go
     if given.data is not None:
         return (given.data.resolve() / WAREHOUSE).as_uri()
-    if catalog and not catalog.startswith(("postgres", "sqlite")):
-        return ""  # a REST catalog knows its own warehouse
     raise WrongUsageError(
         "no option says where the files of the table go", remedy="give --warehouse URL, for example s3://lake/tables"
     )

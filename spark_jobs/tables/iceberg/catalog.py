@@ -12,6 +12,7 @@ all but pyiceberg's own into one of ours.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Generator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from runtime.passwords import HOW_TO_WRITE, UNREADABLE, place_in
 from spark_jobs.environment import INSTALL_TABLES
 from spark_jobs.scan.arrow import MissingExtraError
 from spark_jobs.tables.errors import BadTableError, PlaceUnavailableError
-from spark_jobs.tables.file_systems import bare_url, io_properties
+from spark_jobs.tables.file_systems import FILE_IO, bare_url, io_properties
 from storage.urls import parse_store_url
 
 SCHEMA = "siltstone_tables"
@@ -31,6 +32,8 @@ NAME = "siltstone"
 LOCK = 0x5117_7AB1
 """The key of pg_advisory_lock while the catalog's tables are made."""
 CONNECT_TIMEOUT_S = 10
+FORMS = "postgresql://, sqlite:///, http(s)://, glue://REGION[/CATALOG_ID], or a name in pyiceberg's configuration"
+_REGION = re.compile(r"([a-z]+(-[a-z0-9]+)+)?")
 _LIBPQ = ("sslmode", "sslrootcert", "sslcert", "sslkey", "host", "port", "user", "dbname", "passfile", "service")
 
 
@@ -43,8 +46,9 @@ class CatalogPlace:
     """The name of a catalog and where its tables go."""
 
     url: str = ""
-    """postgresql://..., sqlite:///FILE, http(s)://... of a REST catalog, or the name of one in pyiceberg's own
-    configuration."""
+    """postgresql://..., sqlite:///FILE, http(s)://... of a REST catalog, glue://REGION[/CATALOG_ID], or the name of one
+    in pyiceberg's own configuration. Properties of a catalog `siltstone` in that configuration, or in the environment,
+    apply to every URL, which keeps secrets out of it."""
     warehouse: str = ""
     """The place of new tables, in the form of an object store's URL; its endpoint and region apply to all files."""
     properties: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -58,6 +62,8 @@ def open_catalog(place: CatalogPlace) -> Any:
     except ModuleNotFoundError as error:
         raise missing("pyiceberg") from error
     properties = properties_of(place)
+    if "://" not in place.url:
+        _check_configured(place)
     load: Any = load_catalog
     with asked(shown(place)):
         try:
@@ -76,6 +82,20 @@ def properties_of(place: CatalogPlace) -> Mapping[str, str]:
     return {**_files(place), **_kind(place), **place.properties}
 
 
+def _check_configured(place: CatalogPlace) -> None:
+    """Raises BadTableError for a name that pyiceberg's configuration does not have."""
+    from pyiceberg.catalog import list_catalogs
+
+    known = list_catalogs()
+    if place.url.lower() in known or {"uri", "type"} & set(place.properties):
+        return
+    raise BadTableError(
+        f"--catalog {place.url!r} is no URL, and no catalog in pyiceberg's configuration"
+        + (f", which has {', '.join(map(repr, known))}" if known else ", which has none"),
+        remedy="add it to .pyiceberg.yaml here, at home or in $PYICEBERG_HOME, or write its URL",
+    )
+
+
 def as_yaml(properties: Mapping[str, str]) -> str:
     """A whole `.pyiceberg.yaml`; strings of JSON are strings of YAML."""
     lines = [f"    {json.dumps(name)}: {json.dumps(value)}\n" for name, value in properties.items()]
@@ -86,7 +106,10 @@ def shown(place: CatalogPlace) -> str:
     """The catalog in a message: without user, password and parameters."""
     if "://" not in place.url:
         return f"the Iceberg catalog {place.url!r}"
-    scheme = place.url.partition("://")[0]
+    scheme, _, where = place.url.partition("://")
+    if scheme == "glue":
+        region = where.partition("/")[0]
+        return f"the Iceberg catalog in AWS Glue{', region ' if region else ''}{region}"
     where = place_in(place.url)
     return f"the Iceberg catalog at {where if where == UNREADABLE else f'{scheme}://{where}'}"
 
@@ -128,6 +151,14 @@ def missing(name: str) -> MissingExtraError:
     return MissingExtraError(f"Iceberg tables need {name}, which is not installed", remedy=INSTALL_TABLES)
 
 
+def shown_of(catalog: Any) -> str:
+    """An open catalog in a message."""
+    told: Mapping[str, str] = catalog.properties
+    if told.get("type") == "glue":
+        return shown(CatalogPlace(url=f"glue://{told.get('glue.region', '')}"))
+    return shown(CatalogPlace(url=told.get("uri") or catalog.name))
+
+
 def _files(place: CatalogPlace) -> dict[str, str]:
     if not place.warehouse:
         return {}
@@ -142,27 +173,48 @@ def _kind(place: CatalogPlace) -> dict[str, str]:
     if "://" not in place.url and any(each in place.url for each in "@=/"):
         raise BadTableError(
             "--catalog is neither a URL nor a name",
-            remedy="write postgresql://, sqlite:///, http(s)://, or a name in pyiceberg's configuration",
+            remedy=f"write {FORMS}",
         )
     if _in_postgres(place) and place_in(place.url) == UNREADABLE:
         raise BadTableError("the URL of the Iceberg catalog's Postgres cannot be read", remedy=HOW_TO_WRITE)
-    scheme = place.url.partition("://")[0].partition("+")[0]
+    scheme = _scheme(place.url)
     if _in_postgres(place):
         return {"type": "sql", "uri": sqlalchemy_url(place.url), "pool_pre_ping": "true"}
     if scheme == "sqlite":
         return {"type": "sql", "uri": place.url}
     if scheme in ("http", "https"):
-        return {"type": "rest", "uri": place.url}
+        # Some catalogs tell their clients to use another file IO, which we do not install.
+        return {"type": "rest", "uri": place.url, "py-io-impl": FILE_IO}
+    if scheme == "glue":
+        return _glue(place.url.removeprefix("glue://"))
     if "://" in place.url:
         raise BadTableError(
             f"--catalog has the scheme {scheme!r}",
-            remedy="write postgresql://, sqlite:///, http(s)://, or a name in pyiceberg's configuration",
+            remedy=f"write {FORMS}",
         )
     return {}
 
 
+def _glue(where: str) -> dict[str, str]:
+    """Without a region, and for the credentials, the AWS chain decides. A federated catalog has slashes in its id."""
+    region, _, catalog_id = where.partition("/")
+    if not _REGION.fullmatch(region):
+        raise BadTableError(
+            f"{region.rpartition('@')[2]!r} in --catalog glue://... is no AWS region",
+            remedy="write glue://REGION, glue://REGION/CATALOG_ID, or glue:// for the region of the AWS environment",
+        )
+    found = {"type": "glue", "glue.region": region, "glue.id": catalog_id}
+    return {name: value for name, value in found.items() if value}
+
+
 def _in_postgres(place: CatalogPlace) -> bool:
-    return place.url.partition("://")[0].partition("+")[0] in ("postgresql", "postgres")
+    return _scheme(place.url) in ("postgresql", "postgres")
+
+
+def _scheme(url: str) -> str:
+    """Without a driver; "" for a name in pyiceberg's configuration."""
+    found, colon, _ = url.partition("://")
+    return found.partition("+")[0] if colon else ""
 
 
 def sqlalchemy_url(url: str) -> str:

@@ -29,9 +29,15 @@ from runtime.errors import BugError, Outcome, SiltstoneError
 from spark_jobs.scan.arrow import pa
 from spark_jobs.tables.columns.kinds import DOC, Field
 from spark_jobs.tables.contract import DeadRows, KeyedFile
-from spark_jobs.tables.errors import PlaceUnavailableError, StaleWriterError, TableError, WrongTableError
+from spark_jobs.tables.errors import (
+    CommitRefusedError,
+    PlaceUnavailableError,
+    StaleWriterError,
+    TableError,
+    WrongTableError,
+)
 from spark_jobs.tables.file_writer import WrittenFile
-from spark_jobs.tables.iceberg.catalog import CatalogPlace, asked, missing, shown
+from spark_jobs.tables.iceberg.catalog import asked, missing, shown_of
 from spark_jobs.tables.iceberg.keyed_files import FIELD_ID, KEYS_DIRECTORY, KeyedFiles
 from spark_jobs.tables.iceberg.manifests import FORMAT_VERSION
 from spark_jobs.tables.iceberg.rewrite import rewritten
@@ -61,6 +67,13 @@ _KNOWN = (
     _exceptions.NoSuchTableError,
     _exceptions.TableAlreadyExistsError,
 )
+_REFUSALS = (
+    _exceptions.BadRequestError,
+    _exceptions.UnauthorizedError,
+    _exceptions.ForbiddenError,
+    _exceptions.TooManyRequestsError,
+)
+"""Answers of a REST catalog that say that a commit did not happen. All other errors may come after it."""
 _to_arrow: Any = cast("Any", _pyarrow_io).schema_to_pyarrow
 _load_io: Any = load_file_io
 
@@ -196,7 +209,9 @@ class IcebergTable:
             return
         try:
             with self._asked():
-                self._catalog.create_namespace_if_not_exists(self._namespace)
+                # Asked first: a user who may fill a namespace need not have the right to create one.
+                if not self._catalog.namespace_exists(self._namespace):
+                    self._catalog.create_namespace_if_not_exists(self._namespace)
                 self._table = self._catalog.create_table(self._identifier, columns, properties={TOPIC: topic})
         except _exceptions.TableAlreadyExistsError:
             raise StaleWriterError(f"somebody else made the table {self._identifier}") from None
@@ -221,14 +236,14 @@ class IcebergTable:
         replaces: bool,
         dead: Sequence[DeadRows] = (),
     ) -> str:
-        """The new snapshot's id. Raises StaleWriterError, CommitUnknownError."""
+        """The new snapshot's id. Raises StaleWriterError, CommitRefusedError, CommitUnknownError."""
         transaction: Any = FencedTransaction(self._table)
         with self._committing(transaction):
             self._stage(transaction, files, columns, progress, replaces=replaces, dead=dead)
         return str(self._table.current_snapshot().snapshot_id)
 
     def rewrite(self, groups: Sequence[Sequence[KeyedFile]], progress: Progress) -> None:
-        """Write each group of files again as one, in one commit. Raises StaleWriterError, CommitUnknownError."""
+        """Write each group of files again as one, in one commit. Raises as `commit`."""
         keyed, indexes = self.keyed_files(), self.key_indexes
         if keyed is None or indexes is None:
             raise BugError(f"files of {self._identifier} have no key indexes")
@@ -247,7 +262,7 @@ class IcebergTable:
                     for live in old:
                         delta.remove(live)
                 delta.commit()
-        except StaleWriterError:
+        except (StaleWriterError, CommitRefusedError):
             place.remove([file.name for file in written])
             indexes.remove([index_name(file.name) for file in written])
             raise
@@ -261,6 +276,11 @@ class IcebergTable:
             self._table = transaction.commit_transaction()
         except _exceptions.CommitFailedException as error:
             raise StaleWriterError(f"somebody else committed to {self._identifier}: {error}") from error
+        except _REFUSALS as error:
+            raise CommitRefusedError(
+                f"{shown_of(self._catalog)} refused the commit to {self._identifier}: {error}",
+                remedy="check that its user may write to the table, and what else it says",
+            ) from error
         except _exceptions.CommitStateUnknownException as error:
             raise self._unknown() from error
         except SiltstoneError:
@@ -309,8 +329,7 @@ class IcebergTable:
 
     def _asked(self) -> AbstractContextManager[None]:
         """A block around calls of pyiceberg. Raises CatalogUnavailableError, PlaceUnavailableError."""
-        uri = str(self._catalog.properties.get("uri", "")) or self._catalog.name
-        return asked(shown(CatalogPlace(url=uri)), _KNOWN)
+        return asked(shown_of(self._catalog), _KNOWN)
 
 
 def arrow_schema(schema: Any, *, ids: bool = False) -> Any:

@@ -61,6 +61,7 @@ RUN_BY_OTHERS = {
 
 INSTALLS = "installs packages, which a test run must not"
 SERVERS = "needs other Postgres servers or an object store with names of the reader's own"
+CATALOGS = "asks a catalog of the reader's; tests/integration/spark/catalogs asks some of its own"
 NOT_RUN = {
     ("README.md", "make demo"): "takes minutes and installs; tests/integration/siltstone/test_demo.py runs the demo",
     ("README.md", "make install"): f"{INSTALLS}; then it is `siltstone dev`, which test_dev.py runs",
@@ -96,8 +97,10 @@ NOT_RUN = {
     ): "asks a cluster of the reader's; tests/integration/spark/test_doctor_cluster.py asks one of its own",
     (
         "docs/tables.md",
-        "siltstone tables export flights",
+        "siltstone tables export flights --to parquet:",
     ): "asks a cluster of the reader's; tests/integration/spark/exports/test_stored_exports.py asks one of its own",
+    ("docs/tables.md", "siltstone tables export flights --to iceberg:"): CATALOGS,
+    ("docs/tables.md", "export PYICEBERG_CATALOG__SILTSTONE__CREDENTIAL="): CATALOGS,
     ("docs/spark.md", "query = ("): "writes to a bucket of the reader's; test_spark_source.py reads streams",
     ("docs/operations/backup.md", "pg_basebackup"): SERVERS,
     ("docs/operations/backup.md", "cp -a BASE RESTORED"): SERVERS,

@@ -11,7 +11,7 @@ from threading import Thread
 import pyarrow as pa
 import pytest
 
-from spark_jobs.tables.errors import PlaceUnavailableError
+from spark_jobs.tables.errors import BadTableError, PlaceUnavailableError
 from spark_jobs.tables.iceberg.catalog import CatalogPlace, CatalogUnavailableError, open_catalog, properties_of, shown
 from spark_jobs.tables.iceberg.table import CommitUnknownError, IcebergTable
 from spark_jobs.tables.progress import Progress
@@ -109,3 +109,43 @@ def test_passwords_are_in_properties_and_not_in_messages() -> None:
     assert properties_of(place)["uri"] == (
         "postgresql+psycopg2://u:secret@db:5432/silt?sslmode=require&options=-csearch_path%3Dsiltstone_tables"
     )
+
+
+@pytest.mark.parametrize(
+    ("url", "more", "says"),
+    [
+        ("glue://", {}, "the Iceberg catalog in AWS Glue"),
+        (
+            "glue://eu-central-1",
+            {"glue.region": "eu-central-1"},
+            "the Iceberg catalog in AWS Glue, region eu-central-1",
+        ),
+        (
+            "glue://us-gov-west-1/123456789012",
+            {"glue.region": "us-gov-west-1", "glue.id": "123456789012"},
+            "the Iceberg catalog in AWS Glue, region us-gov-west-1",
+        ),
+        (
+            "glue:///123456789012:s3tablescatalog/lake",
+            {"glue.id": "123456789012:s3tablescatalog/lake"},
+            "the Iceberg catalog in AWS Glue",
+        ),
+    ],
+)
+def test_glue_has_its_region_and_the_catalogs_id_in_its_url(url: str, more: dict[str, str], says: str) -> None:
+    place = CatalogPlace(url=url)
+    assert properties_of(place) == {"type": "glue", **more}
+    assert shown(place) == says
+
+
+@pytest.mark.parametrize("url", ["glue://123456789012", "glue://eu_central_1/1", "glue://key:secret@eu-central-1"])
+def test_a_glue_without_a_region_where_it_belongs_is_refused(url: str) -> None:
+    with pytest.raises(BadTableError, match="is no AWS region") as refused:
+        properties_of(CatalogPlace(url=url))
+    assert "glue://REGION/CATALOG_ID" in refused.value.remedy and "secret" not in refused.value.message
+
+
+def test_a_name_that_the_configuration_does_not_have_is_refused() -> None:
+    with pytest.raises(BadTableError, match="'glue' is no URL, and no catalog in pyiceberg's configuration") as refused:
+        open_catalog(CatalogPlace(url="glue"))
+    assert ".pyiceberg.yaml" in refused.value.remedy
