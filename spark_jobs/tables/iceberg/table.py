@@ -14,8 +14,8 @@ reads as it was when the file was written. New columns get their ids in the comm
 before, on the same schema, so all files of a commit have the same columns. If somebody else changes the schema in
 between, a commit with new columns is refused like any stale one.
 
-Files without a commit stay where they are when their writer dies; Iceberg's removal of orphan files deletes them. A
-fenced writer removes its own.
+Files without a commit stay where they are when their writer dies; the upkeep deletes them after a day. A fenced writer
+removes its own.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from spark_jobs.tables.iceberg.keyed_files import FIELD_ID, KEYS_DIRECTORY, Keye
 from spark_jobs.tables.iceberg.manifests import FORMAT_VERSION
 from spark_jobs.tables.iceberg.rewrite import rewritten
 from spark_jobs.tables.iceberg.row_delta import RowDelta
+from spark_jobs.tables.iceberg.upkeep.expiry import FOR_NEW_TABLES
 from spark_jobs.tables.keyed.key_index import index_name
 from spark_jobs.tables.progress import Progress
 
@@ -87,6 +88,19 @@ class CommitUnknownError(TableError):
 
 class FencedTransaction(Transaction):
     """Commits on top of the snapshot with which it began, or not at all."""
+
+    _known: tuple[Any, Any, Any] | None = None
+
+    @property
+    def table_metadata(self) -> Any:
+        """The table's metadata with the updates so far.
+
+        pyiceberg looks at it up to forty times for a commit and copies all snapshots each time; here once per update.
+        """
+        base, updates = self._table.metadata, self._updates
+        if self._known is None or self._known[0] is not base or self._known[1] is not updates:
+            self._known = (base, updates, super().table_metadata)
+        return self._known[2]
 
     def _rebuild_snapshot_updates(self) -> None:
         raise _exceptions.CommitFailedException("the table has a newer snapshot")
@@ -142,6 +156,11 @@ class IcebergTable:
     @property
     def name(self) -> str:
         return self._identifier
+
+    @property
+    def loaded(self) -> Any:
+        """`pyiceberg.table.Table` as of the last load or commit; None if there is no table yet."""
+        return self._table
 
     @property
     def columns(self) -> Any:
@@ -212,7 +231,8 @@ class IcebergTable:
                 # Asked first: a user who may fill a namespace need not have the right to create one.
                 if not self._catalog.namespace_exists(self._namespace):
                     self._catalog.create_namespace_if_not_exists(self._namespace)
-                self._table = self._catalog.create_table(self._identifier, columns, properties={TOPIC: topic})
+                properties = {TOPIC: topic, **FOR_NEW_TABLES}
+                self._table = self._catalog.create_table(self._identifier, columns, properties=properties)
         except _exceptions.TableAlreadyExistsError:
             raise StaleWriterError(f"somebody else made the table {self._identifier}") from None
 
