@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from spark_jobs.tables.contract import Ask, Engine, From, Report, Table
     from spark_jobs.tables.engines import SparkEngine
     from spark_jobs.tables.iceberg.catalog import CatalogPlace
+    from spark_jobs.tables.iceberg.table import IcebergTable
+    from spark_jobs.tables.iceberg.upkeep.upkeep import Upkeep
 
 PARQUET, ICEBERG = "parquet", "iceberg"
 WAREHOUSE = "tables"
@@ -266,6 +268,7 @@ class _Running:
         )
         self._in_process: Engine = InProcess()
         self._on_spark: SparkEngine | None = None
+        self._upkeep: Upkeep | None = None
 
     def once(self) -> Report:
         from spark_jobs.tables.export import export as run
@@ -292,13 +295,23 @@ class _Running:
                         raise
                     rounds.failed(error)
                 else:
-                    rounds.ended(report)
+                    rounds.ended(report, self._tended())
                     if as_json:
                         say(json.dumps(report_json(report, self.table.name)))
                 never.wait(seconds)
         except KeyboardInterrupt:
             rounds.stopped()
             raise
+
+    def _tended(self) -> str:
+        """The upkeep after a round, as a text; empty if there was nothing to do."""
+        if self._wanted.destination.startswith(f"{PARQUET}:"):
+            return ""
+        if self._upkeep is None:
+            from spark_jobs.tables.iceberg.upkeep.upkeep import Upkeep
+
+            self._upkeep = Upkeep(cast("IcebergTable", self.table))
+        return self._upkeep.tend(SystemClock().wall_ms()).text
 
     def close(self) -> None:
         if self._on_spark is not None:

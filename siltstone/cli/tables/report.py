@@ -78,7 +78,8 @@ class Rounds:
             err=self._as_json,
         )
 
-    def ended(self, report: Report) -> None:
+    def ended(self, report: Report, upkeep: str = "") -> None:
+        """`upkeep`: what was done for the table beside; empty if nothing."""
         self._rounds += 1
         self._rows += report.rows
         self._files += report.files
@@ -88,11 +89,12 @@ class Rounds:
         if self._as_json:
             return
         now_ms = self._clock.monotonic_ms()
-        if report.commits or self._told_ms is None or now_ms - self._told_ms >= QUIET_MS:
+        if report.commits or upkeep or self._told_ms is None or now_ms - self._told_ms >= QUIET_MS:
             self._told_ms = now_ms
             what = report_line(report) if report.commits else "nothing new"
             behind = f", {report.behind:,} behind its end" if report.behind else ""
-            say(f"{self._time()} {what}, at offsets {offsets_text(self._held)}{behind}")
+            tended = f"; {upkeep}" if upkeep else ""
+            say(f"{self._time()} {what}, at offsets {offsets_text(self._held)}{behind}{tended}")
 
     def failed(self, error: Exception) -> None:
         say(f"{self._time()} round failed, the next one in {self._every} tries again: {error}", err=True)

@@ -10,7 +10,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -172,13 +173,8 @@ async def test_follow_adds_what_comes_between_its_ticks_and_ends_quietly(lake: L
     await lake.client.create_topic("t", partitions=1)
     await lake.send_json("t", 0, {"id": 0})
     table = ParquetTable((lake.place / "followed").as_uri())
-    command = [sys.executable, "-m", "siltstone", *words(lake, "--to", f"parquet:{table.url}", "--value", "json")]
-    command = [word for word in command if word not in ("--metadata", lake.metadata_url)]
-    environ = {**os.environ, "SILTSTONE_METADATA_URL": lake.metadata_url}  # it holds a password
     said, complained = lake.place / "said", lake.place / "complained"
-    with said.open("w") as out, complained.open("w") as err:
-        process = subprocess.Popen([*command, "--follow", "--every", "1s"], stdout=out, stderr=err, env=environ)
-    try:
+    with _following(lake, "--to", f"parquet:{table.url}", said=said, complained=complained) as process:
         # when records come, tick by tick, each after the last one was seen in the table
         for number in range(1, 4):
             await _until(lambda rows=number: _count(table) == rows)
@@ -189,9 +185,6 @@ async def test_follow_adds_what_comes_between_its_ticks_and_ends_quietly(lake: L
         # then each is there once, by a commit of its own tick; and when asked to end it ends without a warning
         process.send_signal(signal.SIGTERM)
         await asyncio.to_thread(process.wait, timeout=DEADLINE_S)
-    finally:
-        process.kill()
-        process.wait()
     output, errors = said.read_text(), complained.read_text()
     # messages that a busy machine may cause: that the export waits for the metadata, and how far a slow tick is
     trouble = [line for line in errors.splitlines() if not re.search(r"is asked again|: \d+ of \d+ slices?$", line)]
@@ -205,6 +198,44 @@ async def test_follow_adds_what_comes_between_its_ticks_and_ends_quietly(lake: L
     assert last.startswith("stopped after ") and "4 rows in 4 files" in last
     assert last.endswith("; the table ends at offsets 0:4")
     assert [row["id"] for row in await lake.rows(table)] == [0, 1, 2, 3]
+
+
+async def test_follow_tends_its_iceberg_table_and_says_so(lake: Lake) -> None:
+    # given a table that keeps no old snapshots, and an export that follows
+    await lake.client.create_topic("t", partitions=1)
+    await lake.send_json("t", 0, {"id": 0})
+    await lake.exported("t", lake.iceberg())
+    raw = lake.catalog().load_table("lake.t")
+    raw.transaction().set_properties({"history.expire.max-snapshot-age-ms": "1"}).commit_transaction()
+    said = lake.place / "said"
+    place = ["--to", "iceberg:lake.t", "--warehouse", (lake.place / "warehouse").as_uri()]
+    with _following(lake, *place, said=said, complained=lake.place / "complained") as process:
+        # when records come between the rounds
+        for number in (1, 2):
+            await lake.send_json("t", 0, {"id": number})
+            await _until(lambda end=number + 1: f"offsets 0:{end};" in said.read_text())
+        process.send_signal(signal.SIGTERM)
+        await asyncio.to_thread(process.wait, timeout=DEADLINE_S)
+    # then each round that made a snapshot expired the one before it, and says so
+    told = [line.split("; ", 1)[1] for line in said.read_text().splitlines() if "; expired" in line]
+    assert told == ["expired 1 snapshot, removed 1 old file"] * 2, said.read_text()
+    assert len(lake.catalog().load_table("lake.t").metadata.snapshots) == 1
+    assert [row["id"] for row in await lake.rows(lake.iceberg())] == [0, 1, 2]
+
+
+@contextmanager
+def _following(lake: Lake, *more: str, said: Path, complained: Path) -> Generator[subprocess.Popen[bytes]]:
+    """An export that follows, once a second, in a process of its own."""
+    command = [sys.executable, "-m", "siltstone", *words(lake, *more, "--value", "json")]
+    command = [word for word in command if word not in ("--metadata", lake.metadata_url)]
+    environ = {**os.environ, "SILTSTONE_METADATA_URL": lake.metadata_url}  # it holds a password
+    with said.open("w") as out, complained.open("w") as err:
+        process = subprocess.Popen([*command, "--follow", "--every", "1s"], stdout=out, stderr=err, env=environ)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
 
 
 def _count(table: ParquetTable) -> int:
