@@ -74,7 +74,7 @@ def surviving_batches(
             f"topic {options.topic!r}, partition {part.partition}, offsets {part.start} to {part.end - 1}: {rows}"
             f" records with a key were read, and {met} latest ones among them; when their keys were read, it was"
             f" {surviving.rows} and {len(surviving.offsets)}",
-            remedy="call read_latest again; `siltstone fsck` shows what is damaged",
+            remedy="read again; `siltstone fsck` shows what is damaged",
         )
 
 

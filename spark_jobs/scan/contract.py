@@ -237,7 +237,7 @@ class Slice:
             raise SliceError(f"these bytes are not a slice: {error}") from error
 
     def of(self, start: int, end: int) -> Slice:
-        """A part of it."""
+        """A part of it, with the same aborted transactions."""
         # Found by halving, since a plan of 10,000 slices takes as many parts of one slice of 100,000 pieces.
         first = bisect_left(self.pieces, start, key=attrgetter("last_offset"))
         behind = bisect_left(self.pieces, end, lo=first, key=attrgetter("base_offset"))

@@ -11,7 +11,10 @@ Offsets that no extent covers are not looked for here: a reader meets and report
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from operator import itemgetter
 
 from metadata.contract.leveled import LeveledExtent
 from metadata.contract.readers import L0Extent, PartitionSnapshot, TopicSnapshot
@@ -48,7 +51,7 @@ def plan_slices(snapshot: TopicSnapshot, options: ScanOptions, *, slice_bytes: i
     for partition, (start, end) in partition_bounds(snapshot, options).items():
         if start < end:
             whole = slice_of(snapshot.partitions[partition], start, end, isolation=options.isolation)
-            slices += [whole] if options.view == LATEST_VIEW else _cut(whole, max(slice_bytes, 1))
+            slices += [whole] if options.view == LATEST_VIEW else _narrowed(_cut(whole, max(slice_bytes, 1)))
     return tuple(slices)
 
 
@@ -156,6 +159,20 @@ def _cut(whole: Slice, slice_bytes: int) -> Iterator[Slice]:
             start = cut
         size += wanted / max(parts, 1)
     yield whole.of(start, whole.end)
+
+
+def _narrowed(parts: Iterable[Slice]) -> Iterator[Slice]:
+    """The parts of one slice, in order, each with the aborted transactions that reach into it alone: ten thousand parts
+    with all of them would be a plan of gigabytes."""
+    waiting: deque[tuple[int, int, int]] | None = None
+    reaching: list[tuple[int, int, int]] = []
+    for part in parts:
+        if waiting is None:
+            waiting = deque(sorted(part.aborted, key=itemgetter(1)))
+        while waiting and waiting[0][1] < part.end:
+            reaching.append(waiting.popleft())
+        reaching = [each for each in reaching if each[2] > part.start]
+        yield replace(part, aborted=tuple(reaching))
 
 
 def _l0_piece(extent: L0Extent) -> Piece:

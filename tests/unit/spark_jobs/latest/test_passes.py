@@ -164,7 +164,7 @@ async def test_a_record_that_only_one_pass_could_read_ends_the_read() -> None:
         damaged[0]._replace(offsets=np.array([0, 7])),
         damaged[0]._replace(rows=1),
     ):
-        with pytest.raises(DataLossError, match="call read_latest again"):
+        with pytest.raises(DataLossError, match="read again; `siltstone fsck`"):
             taken(store, slices, options, [wrong], keep=False)
     store.close()
 
