@@ -32,7 +32,7 @@ from runtime.clock import SystemClock
 from runtime.errors import BugError
 from runtime.logging import get_logger
 from spark_jobs import worker_process
-from spark_jobs.keys.shuffle import KeyPlace, Surviving, surviving
+from spark_jobs.keys.shuffle import KeyPlace, Surviving, own_session, surviving
 from spark_jobs.scan.arrow import pa
 from spark_jobs.stored_plan import OpenPlan
 from storage.objects import ObjectExistsError, ObjectNotFoundError, ObjectStore
@@ -47,8 +47,6 @@ RecordBatch = Any
 """The type of pyarrow, which has no type hints."""
 WRITTEN_TYPE = "unit int, offsets long, records long"
 _WRITTEN_SCHEMA = pa.schema([("unit", pa.int32()), ("offsets", pa.int64()), ("records", pa.int64())])
-BLOBS_PER_BATCH = 4096
-"""Rows in one batch of Arrow: about 40 MB."""
 MANIFESTS_AT_ONCE = 64
 
 
@@ -82,13 +80,11 @@ def run(spark: SparkSession, plan: HeavyPlan, plan_url: str) -> None:
 def _group(
     spark: SparkSession, plan: HeavyPlan, plan_url: str, units: Sequence[tuple[Unit, Unit]]
 ) -> Sequence[Written]:
-    session: Any = spark.newSession()  # a session of its own, for its own setting
-    session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(BLOBS_PER_BATCH))
     reading, writing = (tuple(unit.number for unit in each) for each in zip(*units, strict=True))
     places = [_place(number, unit) for number, (unit, _) in enumerate(units)]
     try:
         written = surviving(
-            session,
+            own_session(spark),
             places,
             functools.partial(read_slice, plan_url, reading),
             functools.partial(write_slice, plan_url, writing),

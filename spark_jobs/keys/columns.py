@@ -46,15 +46,6 @@ Rows = NDArray[np.uint64]
 Offsets = NDArray[np.int64]
 
 
-class Surviving(NamedTuple):
-    """The records of a place that are the last of their keys."""
-
-    offsets: Offsets
-    """Rising: the records of the place that are the last of their key in the partition."""
-    rows: int
-    """The rows of this place that reached the reducers. The caller compares with what it read."""
-
-
 class Split(NamedTuple):
     """Rows by bucket. Rows of a bucket stay in the order in which they came."""
 

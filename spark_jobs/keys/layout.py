@@ -42,6 +42,15 @@ class KeyPlace(NamedTuple):
     """About how many records."""
 
 
+class Surviving(NamedTuple):
+    """The records of a place that are the last of their keys."""
+
+    offsets: Numbers
+    """Rising: the records of the place that are the last of their key in the partition."""
+    rows: int
+    """The rows of this place that reached the reducers. The caller compares with what it read."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Layout:
     """Places, partitions and buckets by their index. `..._edges`: part i has those from edge i up to edge i + 1."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 from compactor.heavy.key_scan import ROW_BYTES, KeyBlock
 from runtime.errors import BugError
 from spark_jobs.keys.columns import Offsets, Rows, count_in_places, cut_pieces, last_offsets, rows_of, split
-from spark_jobs.keys.columns import Surviving as Surviving
 from spark_jobs.keys.layout import KeyPlace as KeyPlace
 from spark_jobs.keys.layout import Layout, part_of, sizes
+from spark_jobs.keys.layout import Surviving as Surviving
 from spark_jobs.keys.spread import keys_of_tasks
 from spark_jobs.scan.arrow import pa
 
@@ -43,12 +43,14 @@ BUFFER_ROWS = 1 << 20
 """Rows that a map task holds before it splits them: 40 MB, and as much again while it does."""
 BLOB_ROWS = 256
 """Rows in one value. A batch of Arrow has up to 10,000 of them, Spark's default, so it stays near 100 MB."""
+BLOBS_PER_BATCH = 4096
 BLOB_OFFSETS = 1024
 
 Read = Callable[[int], Iterator[KeyBlock]]
 
 
 Take = Callable[[int, Surviving], Iterator[RecordBatch]]
+During = Callable[[], AbstractContextManager[object]]
 
 
 def surviving(
@@ -58,13 +60,15 @@ def surviving(
     take: Take,
     schema: str,
     *,
+    during: During = nullcontext,
     description: str = "",
 ) -> DataFrame:
     """A frame of the batches that `take` yields for all places, of `schema`. Nothing runs before the result is used.
 
     `read(number)` yields the keys of a place, offsets rising. `take(number, surviving)` is called once for every place,
-    and once more for each further try of its task. Both run in tasks and are pickled. `places`: by partition and
-    offset. `description`, if any, is shown in Spark's pages for all jobs that this thread starts from now on.
+    and once more for each further try of its task. `during` is entered by each task, of all three kinds, as long as it
+    runs. All three run in tasks and are pickled. `places`: by partition and offset. `description`, if any, is shown in
+    Spark's pages for all jobs that this thread starts from now on.
 
     Raises BugError for places that overlap or are out of order; tasks raise the errors of `read` and `take`, and
     BugError for a row outside its place.
@@ -74,19 +78,37 @@ def surviving(
     if not places:
         return cast(Any, session).createDataFrame([], schema)
     layout = sizes(places)
-    mapped = _mapped(session.range(0, layout.map_tasks, 1, layout.map_tasks), _split_keys, KEYS_TYPE, layout, read)
+    numbers = session.range(0, layout.map_tasks, 1, layout.map_tasks)
+    mapped = _mapped(numbers, during, _split_keys, KEYS_TYPE, layout, read)
     spread = mapped.repartition(layout.reduce_tasks, "to")
     # A task with one bucket needs no order: Spark does not copy its rows once more.
     if layout.reduce_tasks < layout.buckets:
         spread = spread.sortWithinPartitions("bucket")
-    found = _mapped(spread, _find_survivors, FOUND_TYPE, layout).repartition(layout.groups, "to")
+    found = _mapped(spread, during, _find_survivors, FOUND_TYPE, layout).repartition(layout.groups, "to")
     if layout.groups < layout.places:
         found = found.sortWithinPartitions("place")
-    return _mapped(found, _take_places, schema, layout, take)
+    return _mapped(found, during, _take_places, schema, layout, take)
 
 
-def _mapped(frame: DataFrame, function: Callable[..., Iterator[RecordBatch]], schema: str, *bound: object) -> DataFrame:
-    return cast(Any, frame).mapInArrow(functools.partial(function, *bound), schema)
+def own_session(spark: SparkSession) -> SparkSession:
+    """A session beside this one, with smaller batches of Arrow: about 40 MB of blobs at once."""
+    session: Any = spark.newSession()
+    session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(BLOBS_PER_BATCH))
+    return session
+
+
+def _mapped(
+    frame: DataFrame, during: During, function: Callable[..., Iterator[RecordBatch]], schema: str, *bound: object
+) -> DataFrame:
+    return cast(Any, frame).mapInArrow(functools.partial(_run, during, functools.partial(function, *bound)), schema)
+
+
+def _run(
+    during: During, function: Callable[[Iterator[RecordBatch]], Iterator[RecordBatch]], batches: Iterator[RecordBatch]
+) -> Iterator[RecordBatch]:
+    """One task. It begins before Spark has fetched and sorted its rows, which may take longer than the work on them."""
+    with during():
+        yield from function(batches)
 
 
 # ---- map tasks

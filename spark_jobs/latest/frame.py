@@ -9,6 +9,7 @@ The plan is made at the call, on the driver: snapshot, slices and pin. Spark rea
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -17,12 +18,10 @@ from weakref import WeakKeyDictionary
 from runtime.clock import SystemClock
 from runtime.errors import BadInputError
 from spark_jobs.latest.given import read_options
-from spark_jobs.scan.contract import Slice
+from spark_jobs.latest.places import places_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-    from spark_jobs.keys.shuffle import KeyPlace
 
 _TYPES: Mapping[str, str] = {
     "topic": "STRING NOT NULL",
@@ -54,7 +53,7 @@ def read_latest(spark: SparkSession, **options: object) -> DataFrame:
     had renewed the pin for `pinTtl`; call this again.
     """
     from spark_jobs.keys.shuffle import surviving
-    from spark_jobs.latest.tasks import LatestTasks
+    from spark_jobs.latest.tasks import LatestTasks, pin_renewal
     from spark_jobs.source.metadata import MetadataThread
     from spark_jobs.source.scan import plan_pinned
 
@@ -64,7 +63,9 @@ def read_latest(spark: SparkSession, **options: object) -> DataFrame:
         planned = plan_pinned(asked, metadata, clock)
     tasks = LatestTasks.of(asked, planned.pin, planned.slices)
     # Without a description: it would stay on all later jobs of the caller's thread.
-    frame = surviving(spark, places_of(planned.slices), tasks.read, tasks.take, schema_text(asked.scan.columns))
+    during = functools.partial(pin_renewal, asked.metadata_url, planned.pin)
+    places, schema = places_of(planned.slices), schema_text(asked.scan.columns)
+    frame = surviving(spark, places, tasks.read, tasks.take, schema, during=during)
     _ends[frame] = {number: max(start, end) for number, (start, end) in planned.bounds.items()}
     return frame
 
@@ -84,13 +85,3 @@ def end_offsets(frame: DataFrame) -> dict[int, int]:
 def schema_text(columns: Sequence[str]) -> str:
     """The columns in Spark's spelling, as `spark.read.format("siltstone")` has them."""
     return ", ".join(f"`{name}` {_TYPES[name]}" for name in columns)
-
-
-def places_of(slices: Sequence[Slice]) -> list[KeyPlace]:
-    """The slices as the shuffle wants them."""
-    from spark_jobs.keys.shuffle import KeyPlace
-
-    return [
-        KeyPlace(number, each.partition_id, each.start, each.end - 1, each.records)
-        for number, each in enumerate(slices)
-    ]

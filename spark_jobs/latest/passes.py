@@ -8,22 +8,20 @@ else.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from compactor.heavy.key_scan import KeyBlock
 from runtime.logging import get_logger
+from spark_jobs.keys.layout import Surviving
 from spark_jobs.scan.blocking import BlockingStore
 from spark_jobs.scan.blocks import blocks_of
 from spark_jobs.scan.contract import DataLossError, ScanOptions, Slice
 from spark_jobs.scan.decode import BatchMaker
 from spark_jobs.scan.read import BATCH_ROWS
 from wire.kernels.hashing import hash_keys
-
-if TYPE_CHECKING:
-    from spark_jobs.keys.columns import Surviving
 
 _log = get_logger(__name__)
 

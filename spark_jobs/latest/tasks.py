@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from compactor.heavy.key_scan import KeyBlock
-from runtime.clock import Clock, SystemClock
+from runtime.clock import SystemClock
 from runtime.errors import UnavailableError
 from spark_jobs import worker_process
+from spark_jobs.keys.layout import Surviving
 from spark_jobs.latest.passes import key_blocks, surviving_batches
 from spark_jobs.latest.pinned_store import PinnedStore
 from spark_jobs.scan.blocking import BlockingStore
@@ -19,9 +19,6 @@ from spark_jobs.scan.contract import PinLostError, Slice
 from spark_jobs.source.metadata import MetadataThread
 from spark_jobs.source.options import SourceOptions
 from spark_jobs.source.pins import Pin, Renewal, renew
-
-if TYPE_CHECKING:
-    from spark_jobs.keys.columns import Surviving
 
 _renewed_ms: dict[tuple[str, int], int] = {}
 """The time at which this process last renewed a pin, by metadata URL and pin id."""
@@ -42,30 +39,25 @@ class LatestTasks:
 
     def read(self, number: int) -> Iterator[KeyBlock]:
         """The keys of a slice. Raises as `read_slice`, and PinLostError."""
-        with self._pinned() as store:
-            yield from key_blocks(store, self._slice(number), self.options.scan)
+        yield from key_blocks(self._store(), self._slice(number), self.options.scan)
         worker_process.settle()
 
     def take(self, number: int, surviving: Surviving) -> Iterator[Any]:
         """Record batches of the survivors of a slice. Raises as `surviving_batches`, and PinLostError."""
-        with self._pinned() as store:
-            yield from surviving_batches(
-                store,
-                self._slice(number),
-                self.options.scan,
-                surviving,
-                keep_tombstones=self.options.keep_tombstones,
-            )
+        yield from surviving_batches(
+            self._store(),
+            self._slice(number),
+            self.options.scan,
+            surviving,
+            keep_tombstones=self.options.keep_tombstones,
+        )
         worker_process.settle()
 
     def _slice(self, number: int) -> Slice:
         return Slice.from_json(zlib.decompress(self.slices[number]))
 
-    @contextmanager
-    def _pinned(self) -> Generator[BlockingStore]:
-        clock = SystemClock()
-        with _renewal(self.options.metadata_url, self.pin, clock):
-            yield PinnedStore(BlockingStore.at(self.options.object_store_url), self._gone)
+    def _store(self) -> BlockingStore:
+        return PinnedStore(BlockingStore.at(self.options.object_store_url), self._gone)
 
     def _gone(self, key: str) -> None:
         """Return if the pin still holds. Raises PinLostError."""
@@ -86,9 +78,9 @@ class LatestTasks:
             )
 
 
-def _renewal(url: str, pin: Pin, clock: Clock) -> Renewal:
-    """The renewal for one slice: a process that reads many small ones asks Postgres no more often than for one."""
-    place = (url, pin.pin_id)
+def pin_renewal(url: str, pin: Pin) -> Renewal:
+    """The renewal for one task: a process that runs many small ones asks Postgres no more often than for one."""
+    place, clock = (url, pin.pin_id), SystemClock()
 
     def ask() -> bool:
         with MetadataThread(url, retry_ms=pin.renew_every_ms) as metadata:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from spark_jobs.keys.columns import Surviving
+from spark_jobs.keys.layout import Surviving
 from spark_jobs.latest.passes import surviving_batches
 from spark_jobs.scan.blocking import BlockingStore
 from spark_jobs.scan.contract import ScanOptions, Slice

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from compactor.heavy.key_scan import HASH_WORDS, KeyBlock
-from spark_jobs.keys.columns import ROW_WORDS, Surviving, last_offsets
+from spark_jobs.keys.columns import ROW_WORDS, last_offsets
+from spark_jobs.keys.layout import Surviving
 from spark_jobs.scan.contract import Slice
 from spark_jobs.tables.keyed.key_index import Wanted
 

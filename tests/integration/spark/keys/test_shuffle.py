@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -154,6 +156,31 @@ def test_a_frame_is_lazy_and_may_be_used_like_any_other(spark: SparkSession) -> 
     frame = surviving(spark, log.places, log.read, taken, TAKEN)
     assert frame.selectExpr("sum(rows)").first() == (sum(map(len, log.keys.values())),)
     assert surviving(spark, [], log.read, taken, TAKEN).collect() == []
+
+
+def test_each_task_of_all_three_kinds_enters_what_it_is_given_and_leaves_it(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """The renewal of a pin, say: reduce tasks may take longer than a pin lives."""
+    log = Log(partitions=2, places=3, rows_max=300, keys=100)
+    plan = layout.sizes(log.places)
+
+    @contextmanager
+    def during() -> Generator[None]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        task = tmp_path / f"{context.stageId()}-{context.partitionId()}"
+        task.mkdir()
+        yield
+        task.rename(task.with_name(f"{task.name}-left"))
+
+    check(log, surviving(spark, log.places, log.read, taken, TAKEN, during=during).collect())
+    entered = [path.name.split("-") for path in tmp_path.iterdir()]
+    assert all(words[2:] == ["left"] for words in entered)
+    stages = Counter(words[0] for words in entered)
+    assert sorted(stages.values()) == sorted([plan.map_tasks, plan.reduce_tasks, plan.groups])
 
 
 def test_an_offset_outside_its_place_ends_the_job(spark: SparkSession) -> None:

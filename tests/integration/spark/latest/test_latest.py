@@ -18,11 +18,11 @@ from runtime.clock import SystemClock
 from runtime.errors import BadInputError
 from spark_jobs.keys.shuffle import Surviving
 from spark_jobs.latest.given import read_options
-from spark_jobs.latest.tasks import LatestTasks
+from spark_jobs.latest.tasks import LatestTasks, pin_renewal
 from spark_jobs.scan.contract import DataLossError, OffsetOutOfRangeError, PinLostError
 from spark_jobs.source.metadata import MetadataThread
 from spark_jobs.source.options import SourceOptionError
-from spark_jobs.source.scan import plan_pinned
+from spark_jobs.source.scan import PlannedScan, plan_pinned
 from tests.fixtures.compactors import StartCompactor
 from tests.fixtures.hand_merges import HandMerger
 from tests.fixtures.log_lines import LogLines
@@ -319,15 +319,36 @@ async def test_a_task_that_reads_late_renews_the_pin_and_the_next_one_in_its_pro
     async def is_renewed() -> bool:
         return await until_ms() > planned_until_ms
 
-    # when one reads, then it renews the pin at once
-    reading = tasks.read(0)
-    await aside(lambda: next(reading))
-    await until(is_renewed)
-    await aside(lambda: list(reading))
+    # when one runs, then it renews the pin at once
+    with pin_renewal(topics.metadata_url, tasks.pin):
+        await until(is_renewed)
     renewed_until_ms = await until_ms()
     # and when another reads after it, then it leaves the pin as it is
-    await aside(lambda: list(tasks.read(1)))
+    with pin_renewal(topics.metadata_url, tasks.pin):
+        await aside(lambda: list(tasks.read(1)))
     assert await until_ms() == renewed_until_ms
+
+
+async def test_the_tasks_of_a_read_keep_its_pin(
+    spark: SparkSession, accounts: Accounts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a frame that was planned long ago
+    await accounts.write(3)
+
+    def long_ago(*planning: Any) -> PlannedScan:
+        planned = plan_pinned(*planning)
+        return planned._replace(pin=replace(planned.pin, made_ms=0))
+
+    monkeypatch.setattr("spark_jobs.source.scan.plan_pinned", long_ago)
+    options = accounts.topics.options("accounts", pinTtl="1h")
+    frame = await aside(lambda: read_latest(spark, **options))
+    [before] = await accounts.topics.metadata.operators.pins()
+    # when it is read
+    found = await aside(lambda: rows_of(frame))
+    # then its pin holds for longer
+    assert found == sorted(table_of(accounts.written).values())
+    [after] = await accounts.topics.metadata.operators.pins()
+    assert after[0] == before[0] and after[3] > before[3]
 
 
 async def test_a_task_that_cannot_ask_about_a_missing_object_says_so(

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from spark_jobs.keys.shuffle import Surviving
-from spark_jobs.latest.frame import places_of
 from spark_jobs.latest.passes import key_blocks, surviving_batches
+from spark_jobs.latest.places import places_of
 from spark_jobs.scan.blocking import BlockingStore
 from spark_jobs.scan.contract import DataLossError, ScanOptions, Slice
 from spark_jobs.scan.plan import plan_slices
