@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from pyspark import Accumulator, SparkContext
     from pyspark.sql import SparkSession
 
+    from spark_jobs.keys.layout import Surviving
     from spark_jobs.tables.cluster.unit import OpenExport
 
 LOOK_S = 0.1
@@ -94,19 +95,33 @@ def run_in_task(plan_url: str, told: Accumulator[list[Finished]], numbers: Itera
 
 def export_in_task(plan_url: str, told: Accumulator[list[Finished]], numbers: Iterable[int]) -> Iterator[Finished]:
     """As `run_in_task`, for the plan of an export."""
-    from spark_jobs.tables.cluster.unit import run_unit as run_export_unit
-
     worker_process.prepare()
     for number in numbers:
-        try:
-            finished = Finished(number, EXPORT, *run_export_unit(plan_url, number))
-        except SiltstoneError as error:
-            if error.retriable:
-                raise
-            finished = Finished(number, error=f"slice {number}: {error}")
+        finished = _exported(plan_url, number)
         told.add([finished])
         yield finished
     worker_process.settle()
+
+
+def export_survivors_in_task(
+    plan_url: str, told: Accumulator[list[Finished]], number: int, surviving: Surviving
+) -> None:
+    """As `export_in_task`, for one unit of a plan by key."""
+    worker_process.prepare()
+    told.add([_exported(plan_url, number, surviving)])
+    worker_process.settle()
+
+
+def _exported(plan_url: str, number: int, surviving: Surviving | None = None) -> Finished:
+    """As `_unit`, for the plan of an export."""
+    from spark_jobs.tables.cluster.unit import run_unit as run_export_unit
+
+    try:
+        return Finished(number, EXPORT, *run_export_unit(plan_url, number, surviving))
+    except SiltstoneError as error:
+        if error.retriable:
+            raise
+        return Finished(number, error=f"slice {number}: {error}")
 
 
 def _unit(plan_url: str, number: int) -> Finished:
@@ -155,9 +170,19 @@ class UnitJobs:
         if not numbers:
             return
         context = self._spark.sparkContext
+        self.telling(
+            lambda told: (
+                context.parallelize(numbers, len(numbers))
+                .mapPartitions(functools.partial(run, self._plan_url, told))
+                .collect()
+            ),
+            description,
+        )
+
+    def telling(self, work: Callable[[Accumulator[list[Finished]]], object], description: str) -> None:
+        """Run a Spark job whose tasks add finished units to the accumulator, and tell of each."""
         none: list[Finished] = []
-        told: Accumulator[list[Finished]] = context.accumulator(none, _list_param())
-        task = functools.partial(run, self._plan_url, told)
+        told: Accumulator[list[Finished]] = self._spark.sparkContext.accumulator(none, _list_param())
         shown = 0
 
         def tell() -> None:
@@ -170,7 +195,7 @@ class UnitJobs:
             if failed:
                 raise UnitFailedError(failed)
 
-        self.beside(lambda: context.parallelize(numbers, len(numbers)).mapPartitions(task).collect(), tell, description)
+        self.beside(lambda: work(told), tell, description)
 
     def beside(self, work: Callable[[], object], tell: Callable[[], None], description: str) -> None:
         """Run a Spark job in a thread and watch beside it: signals reach only the main thread."""
@@ -254,15 +279,24 @@ class ExportDriver:
         stop: threading.Event,
         tell: Callable[[Finished], None] = say,
     ) -> None:
-        self._head = plan.head
+        self._spark, self._plan, self._plan_url = spark, plan, plan_url
         self._jobs = UnitJobs(spark, _tag(plan.head.job_id, plan.fingerprint), plan_url, stop=stop, tell=tell)
 
     def run(self) -> None:
         """Run until every unit has its manifest. Raises UnitFailedError, StoppedError, and Spark's errors."""
-        sizes = self._head.sizes
-        numbers = sorted(range(len(sizes)), key=lambda number: -sizes[number])
-        description = f"writing {len(sizes)} slices of topic {self._head.options.topic} to {self._head.place_name}"
+        head = self._plan.head
+        description = f"writing {len(head.sizes)} slices of topic {head.options.topic} to {head.place_name}"
+        if head.places:
+            self._jobs.telling(self._by_key, description)
+            return
+        numbers = sorted(range(head.units), key=lambda number: -head.sizes[number])
         self._jobs.units(numbers, export_in_task, description)
+
+    def _by_key(self, told: Accumulator[list[Finished]]) -> None:
+        from spark_jobs.tables.cluster import keyed
+
+        write = functools.partial(export_survivors_in_task, self._plan_url, told)
+        keyed.run(self._spark, keyed.places_left(self._plan), self._plan_url, write)
 
 
 def _tag(job_id: int, fingerprint: str) -> str:

@@ -126,6 +126,8 @@ class Engine(Protocol):
     """The engine that runs tasks."""
 
     name: str
+    shuffles: bool
+    """Whether it runs tasks `by_key`: the latest records of a partition may then come from many slices."""
 
     def run(self, tasks: Sequence[WriteTask], done: Callable[[int], None]) -> Sequence[WriteResult]:
         """Run all tasks; results are in the same order, and `done` is called with the number of finished ones."""

@@ -15,6 +15,7 @@ from spark_jobs.tables.file_task import WriteResult, WriteTask, write_slice
 
 class InProcess:
     name = "process"
+    shuffles = False
 
     def run(self, tasks: Sequence[WriteTask], done: Callable[[int], None]) -> Sequence[WriteResult]:
         results: list[WriteResult] = []
@@ -29,6 +30,7 @@ class SparkEngine(Protocol):
     load PySpark."""
 
     name: str
+    shuffles: bool
 
     def run(self, tasks: Sequence[WriteTask], done: Callable[[int], None]) -> Sequence[WriteResult]: ...
 

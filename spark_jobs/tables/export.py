@@ -15,9 +15,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from runtime.logging import get_logger
-from spark_jobs.scan.contract import LATEST_VIEW, AtTimestamp, Edge, ScanOptions
+from spark_jobs.scan.contract import LATEST_VIEW, LOG, AtTimestamp, Edge, ScanOptions
 from spark_jobs.scan.plan import plan_slices
 from spark_jobs.tables.contract import Ask, Engine, Report, ShowProgress, Source, Table
+from spark_jobs.tables.engines import InProcess
 from spark_jobs.tables.errors import StaleWriterError
 from spark_jobs.tables.keyed.run import add_tail, cause_to_replace, tidy
 from spark_jobs.tables.progress import (
@@ -105,12 +106,16 @@ def _replace(writing: Writing, choose: Callable[[int], Engine]) -> Progress:
     begins = {each.partition: each.log_start_offset for each in snapshot.partitions}
     options = replace(_options(writing, begins), view=LATEST_VIEW)
     slices = plan_slices(snapshot, options, slice_bytes=ask.slice_bytes)
+    engine = choose(sum(part.bytes for part in slices)) if slices else InProcess()
+    if engine.shuffles:
+        writing.by_key, options = True, replace(options, view=LOG)
+        slices = plan_slices(snapshot, options, slice_bytes=ask.slice_bytes)
     writing.begin_table(slices, options)
     base = fresh(snapshot, ask.mode, ask.values.text, ends(snapshot))
     if not slices:
         return writing.commit([], base, replaces=True)
     writing.show(0, len(slices))
-    results = writing.written(choose(sum(part.bytes for part in slices)), slices, options, 0, len(slices))
+    results = writing.written(engine, slices, options, 0, len(slices))
     return writing.commit(results, base, replaces=True)
 
 

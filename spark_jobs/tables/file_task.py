@@ -47,6 +47,10 @@ class WriteTask:
     """The place for an index of the keys beside each file, for a table whose rows are superseded one by one."""
     final: bool = False
     """Whether the columns were made from all values, so that no better ones will come."""
+    by_key: bool = False
+    """Whether only the last record of each key is written, among those of all tasks of a run."""
+    survivors: bytes = b""
+    """These records, for a task `by_key`, if an earlier run found them (`spark_jobs/tables/keyed/writes.py`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +64,8 @@ class WriteResult:
     complete: bool
     """False: the columns did not hold everything, so `files` must not be committed."""
     seen: Kind
+    survivors: bytes = b""
+    """Those of a task `by_key` that may be run again with better columns."""
 
 
 def write_slice(task: WriteTask) -> WriteResult:

@@ -1,4 +1,5 @@
 """An export's tasks on Spark: each reads its slice and writes its files itself; only names and counts come back.
+Tasks `by_key` are one job with a shuffle before (`spark_jobs/tables/keyed/session_job.py`).
 
 A task that is tried again, or run twice, writes files under other names. No commit names the files of the attempt that
 Spark did not take. Only the driver commits.
@@ -14,7 +15,9 @@ from pyspark.sql import SparkSession
 
 from runtime.errors import SiltstoneError
 from spark_jobs.session import end_session, local_session
-from spark_jobs.tables.file_task import WriteResult, WriteTask, write_slice
+from spark_jobs.tables.file_task import WriteResult, WriteTask
+from spark_jobs.tables.keyed.session_job import written
+from spark_jobs.tables.keyed.writes import write_task
 
 POLL_S = 0.5
 
@@ -23,6 +26,7 @@ class OnSpark:
     """Runs tasks in a given session, or in one of its own on this machine, started at the first task."""
 
     name = "spark"
+    shuffles = True
 
     def __init__(self, session: SparkSession | None = None) -> None:
         self._session, self._given = session, session is not None
@@ -36,11 +40,15 @@ class OnSpark:
         context = cast("Any", self._session.sparkContext)
         counter = context.accumulator(0)
         ended = threading.Event()
-        watch = threading.Thread(target=_watch, args=(counter, done, ended), daemon=True)
+        watch = threading.Thread(target=_watch, args=(counter, len(tasks), done, ended), daemon=True)
         watch.start()
         try:
-            rdd = context.parallelize(list(tasks), len(tasks))
-            outcomes: list[WriteResult | SiltstoneError] = rdd.mapPartitions(_Work(counter)).collect()
+            outcomes: list[WriteResult | SiltstoneError]
+            if tasks[0].by_key and not tasks[0].survivors:
+                outcomes = written(self._session, tasks, counter)
+            else:
+                rdd = context.parallelize(list(tasks), len(tasks))
+                outcomes = rdd.mapPartitions(_Work(counter)).collect()
         finally:
             ended.set()
             # Before the last report below, or the watcher could show an older number after it.
@@ -69,7 +77,7 @@ class _Work:
     def __call__(self, tasks: Iterator[WriteTask]) -> Iterator[WriteResult | SiltstoneError]:
         for task in tasks:
             try:
-                result = write_slice(task)
+                result = write_task(task)
             except SiltstoneError as error:
                 if error.retriable:
                     raise
@@ -79,6 +87,6 @@ class _Work:
             yield result
 
 
-def _watch(counter: Any, done: Callable[[int], None], ended: threading.Event) -> None:
+def _watch(counter: Any, count_max: int, done: Callable[[int], None], ended: threading.Event) -> None:
     while not ended.wait(POLL_S):
-        done(int(counter.value))
+        done(min(int(counter.value), count_max))  # a task that Spark runs again counts again

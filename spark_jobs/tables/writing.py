@@ -38,6 +38,8 @@ class Writing:
         self.show, self._pinned = show, pinned
         self._given = ask.values.given_fields()
         self._warned = False
+        self.by_key = False
+        """Whether tasks write only the last record of each key, among those of all tasks."""
 
     # ---- columns
 
@@ -60,7 +62,8 @@ class Writing:
         fixed = self._fixed()
         self._columns = fixed
         if self.table.columns is None and self.ask.values.infers and slices:
-            self._columns = wanted_columns(fixed, self._sampled(slices[0], options))
+            # By key, the newest records are those that are likely to survive.
+            self._columns = wanted_columns(fixed, self._sampled(slices[-1 if self.by_key else 0], options))
         self.table.ensure(self._whole(fixed), self.snapshot.topic.name)
 
     def _sampled(self, part: Slice, options: ScanOptions) -> Any:
@@ -113,7 +116,14 @@ class Writing:
             # Nobody will commit them: the same slices are written again with better columns.
             self._remove([results[number] for number in again])
             redone = engine.run(
-                [replace(self._task(group[number], options, fixed, from_where), final=True) for number in again],
+                [
+                    replace(
+                        self._task(group[number], options, fixed, from_where),
+                        final=True,
+                        survivors=results[number].survivors,
+                    )
+                    for number in again
+                ],
                 lambda _count: None,
             )
             for number, result in zip(again, redone, strict=True):
@@ -147,6 +157,7 @@ class Writing:
             columns=self._columns,
             file_schema=self.table.file_schema(self._whole(self._columns)),
             stem=self.table.stem,
+            by_key=self.by_key,
             key_indexes=self.table.key_indexes if self.ask.mode == LATEST_MODE else None,
         )
 

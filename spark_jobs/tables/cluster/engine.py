@@ -26,12 +26,14 @@ from runtime.logging import get_logger
 from spark_jobs.scan.contract import Slice
 from spark_jobs.tables.cluster.plan import (
     ExportPlanError,
+    PlanUnit,
     decode_failure,
     decode_result,
     encode_plan,
     head_of,
     plans_url,
 )
+from spark_jobs.tables.cluster.unit import units_with
 from spark_jobs.tables.errors import BadTableError, StaleWriterError
 from spark_jobs.tables.file_task import WriteResult, WriteTask
 from spark_jobs.tables.objects import errors_of
@@ -66,6 +68,7 @@ class OnCluster:
     """Runs tasks as units of a stored plan, by a submitter."""
 
     name = "spark"
+    shuffles = True
 
     def __init__(self, submitter: Submitter, *, poll_ms: float = POLL_MS, left_after_ms: float = LEFT_AFTER_MS) -> None:
         self._submitter, self._poll_ms, self._left_after_ms = submitter, poll_ms, left_after_ms
@@ -125,16 +128,23 @@ class _Plan:
     url: str
     body: bytes
     parts: Sequence[Slice]
+    drivers_max: int
 
     @staticmethod
     def of(tasks: Sequence[WriteTask], url: ObjectStoreUrl, clock: Clock, ids: IdSource) -> _Plan:
         job_id = ids.uuid4().int >> 70
         head = head_of(tasks, job_id=job_id, ends_ms=clock.wall_ms() + LIMIT_MS)
-        parts = [each.part for each in tasks]
-        body = encode_plan(head, parts)
+        body = encode_plan(head, [PlanUnit(each.part, each.survivors) for each in tasks])
         fingerprint = fingerprint_of(body)
         plan_url = object_url(url, job_key(job_id, fingerprint, PLAN_NAME))
-        return _Plan(job_id=job_id, fingerprint=fingerprint, url=plan_url, body=body, parts=parts)
+        return _Plan(
+            job_id=job_id,
+            fingerprint=fingerprint,
+            url=plan_url,
+            body=body,
+            parts=[each.part for each in tasks],
+            drivers_max=TRIES_MAX if head.can_go_on else 1,
+        )
 
     def key(self, name: str) -> str:
         return job_key(self.job_id, self.fingerprint, name)
@@ -165,18 +175,19 @@ class _Following:
     async def results(self) -> Sequence[WriteResult]:
         """In the order of the slices."""
         state = SubmissionState(Phase.PENDING)
-        for number in range(1, TRIES_MAX + 1):
+        drivers_max = self._plan.drivers_max
+        for number in range(1, drivers_max + 1):
             state = await self._drive(number)
             if self._is_complete:
                 return [self._results[unit] for unit in range(len(self._plan.parts))]
             _log.warning("a driver ended before its slices", driver=number, said=state.detail)
             await self._raise_what_failed()
-            if number == TRIES_MAX:
+            if number == drivers_max:
                 break
             await self._pause()
         raise SlicesMissingError(
             f"{len(self._results)} of {len(self._plan.parts)} slices are written; nothing was committed:"
-            f" {TRIES_MAX} drivers ended before the rest, the last one {state.phase}:"
+            f" {drivers_max} drivers ended before the rest, the last one {state.phase}:"
             f" {state.detail[:DETAIL_CHARS_MAX]}",
             remedy="run the export again when the cluster works; `siltstone spark doctor` looks for mistakes",
         )
@@ -248,15 +259,7 @@ class _Following:
             raise StaleWriterError("another export of the table took this one for dead") from error
 
     async def _listed(self, name: str) -> Sequence[int]:
-        """The units that have an object of this name."""
-        found: list[int] = []
-        async for stat in self._store.list(self._plan.key("") + name):
-            with suppress(BadKeyError):
-                key = parse_job_key(stat.key)
-                number = key.unit if name == "u" else key.failed_unit
-                if number is not None:
-                    found.append(number)
-        return sorted(found)
+        return await units_with(self._store, self._plan.job_id, self._plan.fingerprint, name)
 
 
 async def _state(submission: Submission) -> SubmissionState | None:

@@ -2,8 +2,9 @@
 Pure.
 
 The plan is an object of frames (`compactor/heavy/plan/frames.py`). The head has everything that all units share; each
-frame is one slice. A result is the manifest of its unit. All of it is JSON, and none of it holds credentials: tasks
-find their own, as the AWS chain does.
+frame is one slice, with the packed offsets of the records to write behind it if an earlier plan found them. A result is
+the manifest of its unit. The rest is JSON, and none of it holds credentials: tasks find their own, as the AWS chain
+does.
 """
 
 from __future__ import annotations
@@ -12,12 +13,22 @@ import base64
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import zstandard
 
-from compactor.heavy.plan.frames import Directory, FramesError, decompress, dump_json, encode_frames, load_json
+from compactor.heavy.plan.frames import (
+    Directory,
+    FramesError,
+    decompress,
+    dump_json,
+    encode_frames,
+    load_json,
+    whole_number,
+)
 from runtime.errors import BadInputError, BugError, SiltstoneError
+from spark_jobs.keys.layout import KeyPlace
+from spark_jobs.latest.places import places_of
 from spark_jobs.scan.arrow import pa
 from spark_jobs.scan.contract import AtTimestamp, DataLossError, Edge, OffsetSpec, ScanOptions, Slice, SliceError
 from spark_jobs.stored_plan import EXPORT
@@ -30,8 +41,8 @@ from spark_jobs.tables.parquet_table import COMMITS, ParquetPlace
 from spark_jobs.tables.source import UrlReader
 from storage.urls import ObjectStoreUrl, parse_store_url
 
-VERSION = 1
-"""Of the plan, the results and the notes."""
+VERSION = 2
+"""Of the plan, the results and the notes. 2: plans by key, of which a driver of version 1 would write every record."""
 RESULT_BYTES_MAX = 256 << 20
 MESSAGE_CHARS_MAX = 2_000
 _PARQUET, _ICEBERG = "parquet", "iceberg"
@@ -69,19 +80,28 @@ class ExportHead:
     file_schema: Any
     stem: str
     final: bool
+    key_indexes: Place | None = None
+    places: tuple[KeyPlace, ...] = ()
+    """The slices of a plan whose units are written by key, after a shuffle of all their keys; () for other plans."""
 
     @property
     def units(self) -> int:
         return len(self.sizes)
 
     @property
+    def can_go_on(self) -> bool:
+        """Whether a driver may go on where another one ended. By key each unit depends on what was read of all others,
+        and another driver may find records that the first one skipped as lost."""
+        return not self.places or self.options.fail_on_data_loss
+
+    @property
     def place_name(self) -> str:
         """The table's place, for people."""
         return self.place.objects.url if isinstance(self.place, ParquetPlace) else getattr(self.place, "directory", "")
 
-    def task(self, part: Slice, place: Place) -> WriteTask:
+    def task(self, unit: PlanUnit, place: Place) -> WriteTask:
         return WriteTask(
-            part=part,
+            part=unit.part,
             options=self.options,
             reader=self.reader,
             place=place,
@@ -91,14 +111,25 @@ class ExportHead:
             file_schema=self.file_schema,
             stem=self.stem,
             final=self.final,
+            by_key=bool(self.places or unit.survivors),
+            survivors=unit.survivors,
+            key_indexes=self.key_indexes,
         )
+
+
+class PlanUnit(NamedTuple):
+    """A frame."""
+
+    part: Slice
+    survivors: bytes = b""
+    """As in `WriteTask`."""
 
 
 def head_of(tasks: Sequence[WriteTask], *, job_id: int, ends_ms: int) -> ExportHead:
     """The shared facts of tasks, which may differ by their slices alone. Raises BadTableError for a table or records
     that a cluster cannot reach."""
     first = tasks[0]
-    if any(each.final != first.final or each.stem != first.stem for each in tasks):
+    if any(_shared(each) != _shared(first) for each in tasks):
         raise BugError("the tasks of an export differ by more than their slices")
     reader = first.reader
     if not isinstance(reader, UrlReader):
@@ -116,10 +147,16 @@ def head_of(tasks: Sequence[WriteTask], *, job_id: int, ends_ms: int) -> ExportH
         file_schema=first.file_schema,
         stem=first.stem,
         final=first.final,
+        key_indexes=first.key_indexes,
+        places=tuple(places_of([each.part for each in tasks])) if first.by_key and not first.survivors else (),
     )
 
 
-def encode_plan(head: ExportHead, parts: Sequence[Slice]) -> bytes:
+def _shared(task: WriteTask) -> tuple[object, ...]:
+    return task.final, task.stem, task.by_key, bool(task.survivors)
+
+
+def encode_plan(head: ExportHead, units: Sequence[PlanUnit]) -> bytes:
     """Raises BadTableError for a place that a plan cannot name."""
     fields = {
         "version": VERSION,
@@ -136,8 +173,12 @@ def encode_plan(head: ExportHead, parts: Sequence[Slice]) -> bytes:
         "file_schema": _schema_text(head.file_schema),
         "stem": head.stem,
         "final": head.final,
+        "key_indexes": None if head.key_indexes is None else _place_json(head.key_indexes),
+        "places": [list(each) for each in head.places],
     }
-    return encode_frames(dump_json(fields), (each.to_json().encode() for each in parts))
+    return encode_frames(
+        dump_json(fields), (b"\n".join((each.part.to_json().encode(), each.survivors)) for each in units)
+    )
 
 
 def decode_head(stored: bytes, directory: Directory) -> ExportHead:
@@ -163,18 +204,23 @@ def decode_head(stored: bytes, directory: Directory) -> ExportHead:
             file_schema=_schema(fields["file_schema"]),
             stem=str(fields["stem"]),
             final=bool(fields["final"]),
+            key_indexes=None if fields["key_indexes"] is None else _place(fields["key_indexes"]),
+            places=tuple(KeyPlace(*(whole_number(each) for each in place)) for place in fields["places"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError, pa.ArrowException) as error:
         raise ExportPlanError(f"the plan of the export cannot be read: {error!r}") from error
     if head.units != len(directory.frames):
         raise ExportPlanError(f"the plan names {head.units} units and has {len(directory.frames)} slices")
+    if head.places and [each.number for each in head.places] != list(range(head.units)):
+        raise ExportPlanError("the plan does not name the keys of each of its slices")
     return head
 
 
-def decode_part(stored: bytes, directory: Directory, unit: int) -> Slice:
-    """The slice of a unit. Raises ExportPlanError."""
+def decode_unit(stored: bytes, directory: Directory, unit: int) -> PlanUnit:
+    """Raises ExportPlanError."""
     try:
-        return Slice.from_json(directory.frames[unit].body(stored))
+        part, _, survivors = directory.frames[unit].body(stored).partition(b"\n")
+        return PlanUnit(Slice.from_json(part), survivors)
     except (FramesError, SliceError) as error:
         raise ExportPlanError(
             f"slice {unit} of the plan cannot be read: {error.message}", remedy=error.remedy
@@ -190,6 +236,7 @@ def encode_result(result: WriteResult, *, fingerprint: str, unit: int) -> bytes:
         **{name: getattr(result, name) for name in ("partition", "start", "end", "rows", "errors", "complete")},
         "files": [asdict(file) for file in result.files],
         "seen": result.seen,
+        "survivors": base64.b64encode(result.survivors).decode(),
     }
     return _packed({"plan": fingerprint, "unit": unit, "result": fields})
 
@@ -201,6 +248,7 @@ def decode_result(stored: bytes, *, fingerprint: str, unit: int, part: Slice) ->
         row = dict(fields["result"])
         row["files"] = tuple(WrittenFile(**file) for file in row["files"])
         row["seen"] = _kind(row["seen"])
+        row["survivors"] = base64.b64decode(row["survivors"], validate=True)
         result = WriteResult(**row)
     except (KeyError, TypeError, ValueError) as error:
         raise ExportPlanError(f"the result of slice {unit} cannot be read: {error!r}") from error

@@ -11,8 +11,8 @@ A unit that cannot be done leaves a note, which the exporter shows.
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -21,22 +21,24 @@ from compactor.heavy.stored import LATE_SLACK_MS, Frames
 from runtime.clock import Clock, SystemClock
 from runtime.errors import SiltstoneError, UnavailableError
 from runtime.logging import get_logger
+from spark_jobs.keys.layout import Surviving
 from spark_jobs.scan.blocking import BlockingStore
-from spark_jobs.scan.contract import Slice
 from spark_jobs.tables.cluster.plan import (
     ExportHead,
     ExportPlanError,
+    PlanUnit,
     decode_head,
-    decode_part,
     decode_result,
+    decode_unit,
     encode_failure,
     encode_result,
 )
-from spark_jobs.tables.file_task import WriteResult, write_slice
+from spark_jobs.tables.file_task import WriteResult
 from spark_jobs.tables.file_writer import Place
+from spark_jobs.tables.keyed.writes import write_survivors, write_task
 from spark_jobs.tables.objects import errors_of
 from spark_jobs.tables.parquet_table import ParquetPlace
-from storage.keys import PLAN_NAME, failed_key, job_key, parse_job_key, unit_key
+from storage.keys import PLAN_NAME, BadKeyError, failed_key, job_key, parse_job_key, unit_key
 from storage.objects import ObjectExistsError, ObjectNotFoundError, ObjectStore
 from storage.urls import split_object_url
 from wire.crc import crc32c
@@ -89,15 +91,15 @@ class OpenExport:
     def call(self, work: Callable[[ObjectStore], Awaitable[T]]) -> T:
         return self._store.call(work)
 
-    def part(self, unit: int) -> Slice:
-        """The slice of a unit. Raises ExportPlanError, ExportOverError and the store's errors."""
+    def unit(self, unit: int) -> PlanUnit:
+        """Raises ExportPlanError, ExportOverError and the store's errors."""
         if not 0 <= unit < self.head.units:
             raise ExportPlanError(f"the plan has {self.head.units} units, so there is none with number {unit}")
         try:
             bodies = self.call(lambda _: self._frames.bodies([unit]))
         except ObjectNotFoundError as error:
             raise ExportOverError(f"there is no plan {self._frames.key!r}: its export has ended") from error
-        return decode_part(bodies[unit], self._frames.directory, unit)
+        return decode_unit(bodies[unit], self._frames.directory, unit)
 
     def place(self) -> Place:
         """The table's place, by stores that this process shares."""
@@ -117,6 +119,22 @@ class OpenExport:
             self.call(lambda store: store.head(key))
         except ObjectNotFoundError as error:
             raise ExportOverError(f"the plan {key!r} is gone: its export has ended") from error
+
+    def finished(self) -> Sequence[int]:
+        """The units that have results. Raises the store's errors."""
+        return self.call(lambda store: units_with(store, self.head.job_id, self.fingerprint, "u"))
+
+
+async def units_with(store: ObjectStore, job_id: int, fingerprint: str, name: str) -> Sequence[int]:
+    """The units of a plan that have an object whose name begins so: "u" (results) or FAILED_NAME (notes)."""
+    found: list[int] = []
+    async for stat in store.list(job_key(job_id, fingerprint) + name):
+        with suppress(BadKeyError):
+            key = parse_job_key(stat.key)
+            number = key.unit if name == "u" else key.failed_unit
+            if number is not None:
+                found.append(number)
+    return sorted(found)
 
 
 _kept: dict[tuple[int, str], OpenExport] = {}
@@ -138,37 +156,48 @@ class _SharedPlace:
                 BlockingStore.at(self.url).call(lambda store: store.delete_many(list(names)))
 
 
-def run_unit(plan_url: str, unit: int, *, clock: Clock | None = None) -> UnitDone:
-    """Run a unit. Raises the errors of `write_slice`, ExportPlanError, ExportOverError, and the store's errors. An
-    error that another try cannot heal leaves a note."""
+def run_unit(plan_url: str, unit: int, surviving: Surviving | None = None, *, clock: Clock | None = None) -> UnitDone:
+    """Run a unit. `surviving`: the records to write, for a plan whose head has places.
+
+    Raises the errors of `write_slice`, ExportPlanError, ExportOverError, and the store's errors. An error that another
+    try cannot heal leaves a note.
+    """
     clock = clock or SystemClock()
     opened = OpenExport.at(plan_url)
     began_ms = clock.monotonic_ms()
-    try:
-        result = _run(opened, unit, clock)
-    except SiltstoneError as error:
-        if not error.retriable:
-            _leave_note(opened, unit, error)
-        raise
+    with noted(opened, unit):
+        result = _run(opened, unit, surviving, clock)
     seconds = round((clock.monotonic_ms() - began_ms) / 1000, 3)
     return UnitDone(seconds, opened.head.sizes[unit], sum(file.size_bytes for file in result.files))
 
 
-def _run(opened: OpenExport, unit: int, clock: Clock) -> WriteResult:
-    part = opened.part(unit)
+@contextmanager
+def noted(opened: OpenExport, unit: int) -> Generator[None]:
+    """Leave a note of an error that another try cannot heal."""
+    try:
+        yield
+    except SiltstoneError as error:
+        if not error.retriable:
+            _leave_note(opened, unit, error)
+        raise
+
+
+def _run(opened: OpenExport, unit: int, surviving: Surviving | None, clock: Clock) -> WriteResult:
+    planned = opened.unit(unit)
     key = opened.key(unit_key, unit)
 
     def known() -> WriteResult | None:
         with suppress(ObjectNotFoundError):
             stored = opened.call(lambda store: store.get(key))
-            return decode_result(stored, fingerprint=opened.fingerprint, unit=unit, part=part)
+            return decode_result(stored, fingerprint=opened.fingerprint, unit=unit, part=planned.part)
         return None
 
     done = known()
     if done is not None:
         return done
     opened.check_stands(clock)
-    result = write_slice(opened.head.task(part, opened.place()))
+    task = opened.head.task(planned, opened.place())
+    result = write_task(task) if surviving is None else write_survivors(task, surviving)
     # Again: after an hour of work the exporter may have ended, and nobody would remove the manifest.
     opened.check_stands(clock)
     body = encode_result(result, fingerprint=opened.fingerprint, unit=unit)

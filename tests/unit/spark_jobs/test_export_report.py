@@ -96,6 +96,7 @@ class CountingEngine:
     """Writes nothing: each task has one file with a row for each offset."""
 
     name = "counting"
+    shuffles = False
 
     def run(self, tasks: Sequence[WriteTask], done: Callable[[int], None]) -> Sequence[WriteResult]:
         return [self._result(task.part) for task in tasks]

@@ -24,7 +24,7 @@ from spark_jobs.tables.cluster.unit import run_unit
 from spark_jobs.tables.contract import Table
 from spark_jobs.tables.errors import BadValueError
 from spark_jobs.tables.parquet_table import ParquetTable
-from tests.fixtures.lake import JSON, RAW, Lake
+from tests.fixtures.lake import JSON, Lake
 from tests.fixtures.s3 import ROOT
 from tests.fixtures.waiting import until, wait_until
 
@@ -152,14 +152,6 @@ async def test_drivers_that_all_die_end_the_export_with_what_was_said(
     assert submitter.submitted == cluster_engine.TRIES_MAX
     assert sum(path.name.startswith("alive-") for path in submitter.seen) == 1
     assert plan_objects(lake) == []
-
-
-async def test_the_latest_records_come_by_units_too(lake: Lake) -> None:
-    await filled(lake)
-    table = lake.parquet()
-    report = await lake.exported("t", table, RAW, OnCluster(Killing(0), poll_ms=10), mode="latest")
-    assert report.rows == 2
-    await same_as_in_process(lake, table, RAW, mode="latest")
 
 
 async def test_two_exports_at_once_of_one_table_write_each_record_once(lake: Lake) -> None:
