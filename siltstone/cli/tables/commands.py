@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -17,9 +17,9 @@ import click
 from runtime.clock import SystemClock
 from runtime.errors import BadInputError, SiltstoneError
 from runtime.text import size_text
-from siltstone.cli.options.completion import TOPIC
 from siltstone.cli.options.system_options import SystemOptions, Urls, resolved, system_options
 from siltstone.cli.options.usage import WrongUsageError, as_usage
+from siltstone.cli.tables.options import catalog_options, table_options
 from siltstone.cli.tables.report import Rounds, print_report, report_json, shown_progress
 from siltstone.embedded.run_file import read_run_file
 from siltstone.kafka.offset_spec import Anchor, parse_offsets
@@ -51,119 +51,16 @@ def tables() -> None:
     \b
     Examples:
       siltstone tables export flights --to parquet:./flights --data ./data
-      siltstone tables export flights --to iceberg:demo.flights --follow
+      siltstone tables follow users --to iceberg:demo.users --mode latest
       siltstone tables catalog --data ./data > .pyiceberg.yaml
     """
 
 
-def _catalog_options(command: Callable[..., T]) -> Callable[..., T]:
-    """Add `--catalog`, `--warehouse` and `--catalog-property` (as `properties`)."""
-    for option in (
-        click.option(
-            "--catalog-property",
-            "properties",
-            multiple=True,
-            metavar="NAME=VALUE",
-            help="Another property of the catalog, for pyiceberg. Repeatable.",
-        ),
-        click.option(
-            "--warehouse",
-            default="",
-            metavar="URL",
-            help="Place of new Iceberg tables. Default: DIR/tables of --data, or the catalog's own.",
-        ),
-        click.option(
-            "--catalog",
-            default="",
-            metavar="URL",
-            help="Iceberg catalog: http(s)://, glue://, ... Default: in the Postgres of the metadata.",
-        ),
-    ):
-        command = option(command)
-    return command
-
-
 @tables.command()
-@click.argument("topic", type=TOPIC)
-@click.option(
-    "--to",
-    "destination",
-    required=True,
-    metavar="KIND:PLACE",
-    help="The table: parquet:DIR, parquet:s3://BUCKET/PREFIX?endpoint=..., or iceberg:NAMESPACE.TABLE.",
-)
-@_catalog_options
-@click.option(
-    "--value",
-    type=click.Choice(["raw", "json", "avro"]),
-    default="raw",
-    show_default=True,
-    help="Format of the values; json and avro get a column for each field.",
-)
-@click.option(
-    "--key",
-    "keys",
-    type=click.Choice(["raw", "text", "json"]),
-    default="raw",
-    show_default=True,
-    help="The column kafka_key: the key's bytes, or a text (UTF-8); json also checks that it is JSON.",
-)
-@click.option(
-    "--schema",
-    "schema_file",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    metavar="FILE",
-    help="JSON Schema or Avro schema of the values; it defines the columns.",
-)
-@click.option(
-    "--framing",
-    type=click.Choice(["none", "confluent"]),
-    default="none",
-    show_default=True,
-    help="confluent: each Avro value begins with the header of a schema registry.",
-)
-@click.option(
-    "--on-error",
-    type=click.Choice(["column", "fail"]),
-    default="column",
-    show_default=True,
-    help="If a value or key does not fit: keep its bytes, with the reason in kafka_error, or fail.",
-)
-@click.option(
-    "--mode",
-    type=click.Choice(["log", "latest"]),
-    default="log",
-    show_default=True,
-    help="log: append every record. latest: rewrite the table with the latest record of each key.",
-)
-@click.option(
-    "--from",
-    "begin",
-    default="start",
-    show_default=True,
-    metavar="OFFSET",
-    help="Where a new table begins: start, end, N or @TIME.",
-)
-@click.option(
-    "--engine",
-    type=click.Choice(["auto", "process", "spark"]),
-    default="auto",
-    show_default=True,
-    help="Read in this process or on Spark, as spark.submitter says; auto decides by size.",
-)
-@click.option("--follow", is_flag=True, help="Repeat the export every --every, until Ctrl-C.")
-@click.option(
-    "--every",
-    default="60s",
-    show_default=True,
-    metavar="TIME",
-    help="With --follow: the interval, for example 10s or 5m.",
-)
-@click.option("--recreated", is_flag=True, help="Continue with a topic that was deleted and created again.")
-@click.option("--skip-lost", is_flag=True, help="Leave out records that are gone or damaged, with a warning.")
+@table_options
 @system_options
 @json_option
-def export(topic: str, every: str, follow: bool, given: SystemOptions, as_json: bool, **options: Any) -> None:
+def export(topic: str, given: SystemOptions, as_json: bool, **options: Any) -> None:
     """Write TOPIC to a table, continuing where the table ends.
 
     Each commit stores its offsets together with its rows, so every record is in the table exactly once, even if the
@@ -176,31 +73,54 @@ def export(topic: str, every: str, follow: bool, given: SystemOptions, as_json: 
     Examples:
       siltstone tables export flights --to parquet:./flights --value json \\
           --data ./siltstone-data
-      siltstone tables export flights --to iceberg:demo.flights --value json \\
-          --follow --every 30s
       siltstone tables export users --to iceberg:demo.users --mode latest \\
           --key text --catalog https://catalog.example/api \\
           --warehouse s3://lake/tables
       siltstone tables export orders --to parquet:s3://lake/orders --value avro \\
           --schema order.avsc
     """
+    with _running(topic, given, options) as running:
+        print_report(running.once(), running.table.name, as_json=as_json)
+
+
+@tables.command()
+@table_options
+@click.option("--every", default="60s", show_default=True, metavar="TIME", help="The interval, for example 10s or 5m.")
+@system_options
+@json_option
+def follow(topic: str, every: str, given: SystemOptions, as_json: bool, **options: Any) -> None:
+    """Keep a table up to date: an export of TOPIC every --every, until Ctrl-C.
+
+    Each round does what `siltstone tables export` does. An Iceberg table is tended too: old snapshots expire, and files
+    that nothing needs are removed. If a place is away, the next round tries again.
+
+    \b
+    Examples:
+      siltstone tables follow flights --to iceberg:demo.flights --value json \\
+          --every 30s
+      siltstone tables follow users --to iceberg:demo.users --mode latest \\
+          --key text --value json
+    """
     seconds = _seconds(every)
+    with quiet_interrupts(), _running(topic, given, options) as running:
+        running.follow(seconds, every, as_json=as_json)
+
+
+@contextmanager
+def _running(topic: str, given: SystemOptions, options: Mapping[str, Any]) -> Generator[_Running]:
     wanted = _Wanted(topic=topic, given=given, **options)
     _check_destination(wanted)
     _require_extra()
-    with resolved(given) as urls, quiet_interrupts() if follow else _plainly():
+    with resolved(given) as urls:
         running = _Running(wanted, urls)
         try:
-            if follow:
-                running.follow(seconds, every, as_json=as_json)
-            else:
-                print_report(running.once(), running.table.name, as_json=as_json)
+            yield running
         finally:
             running.close()
 
 
 @tables.command("catalog")
-@_catalog_options
+@catalog_options
 @system_options
 @json_option
 def show_catalog(
@@ -485,8 +405,3 @@ def _required(url: str, option: str) -> str:
             remedy=f"give --data DIR of `siltstone dev`, or {option} URL",
         )
     return url
-
-
-@contextmanager
-def _plainly() -> Generator[None]:
-    yield

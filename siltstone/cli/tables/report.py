@@ -1,4 +1,4 @@
-"""The output of `siltstone tables export`: the progress of a run, its result, and the rounds of `--follow`."""
+"""The output of `siltstone tables export` and `follow`: the progress of a run, its result, and the rounds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 TELL_MS = 10_000
 """Without a terminal for a bar, a line of progress is printed this often."""
 QUIET_MS = 60_000
-"""Rounds of `--follow` that find nothing print a line this often."""
+"""Rounds that find nothing print a line this often."""
 PARTITIONS_SHOWN = 8
 
 
@@ -57,7 +57,9 @@ def offsets_text(offsets: Mapping[int, int]) -> str:
 
 
 class Rounds:
-    """The lines of `--follow`. With `as_json` stdout has only the reports; the first and last line go to stderr."""
+    """The lines of `siltstone tables follow`. With `as_json` stdout has only the reports; the first and last line go to
+    stderr.
+    """
 
     def __init__(self, topic: str, table: str, every: str, clock: Clock, *, as_json: bool) -> None:
         self._topic, self._table, self._every, self._clock = topic, table, every, clock

@@ -78,7 +78,6 @@ async def test_the_command_writes_and_says_what_it_wrote(lake: Lake) -> None:
         ),
         (["--to", "iceberg:lake.t"], "remedy: give --warehouse"),
         (["--to", "parquet:x", "--value", "avro"], "remedy: give --schema FILE.avsc"),
-        (["--to", "parquet:x", "--every", "soon"], "remedy: give, for example, 10s"),
         (["--to", "parquet:x", "--from", "1:2"], "remedy: give start, end, N or @TIME"),
         (["--to", "parquet:x", "--catalog", "sqlite:///x"], "remedy: give --catalog, --warehouse"),
         (["--to", "iceberg:t", "--warehouse", "/x", "--catalog", "sqlite://"], "remedy: write iceberg:NAMESPACE.TABLE"),
@@ -90,6 +89,12 @@ def test_what_cannot_be_is_said_with_a_remedy(options: list[str], says: str, tmp
     assert ran.exit_code != 0
     assert says in ran.stderr and "Traceback" not in ran.output
     assert "object.store.url" not in ran.stderr and "remedy: " in ran.stderr
+
+
+def test_an_interval_that_is_none_is_refused_with_a_remedy() -> None:
+    ran = CliRunner().invoke(main, ["tables", "follow", "t", "--to", "parquet:x", "--every", "soon"])
+    assert ran.exit_code != 0
+    assert "remedy: give, for example, 10s" in ran.stderr
 
 
 async def test_a_place_that_cannot_be_written_is_called_the_tables(lake: Lake) -> None:
@@ -228,9 +233,10 @@ def _following(lake: Lake, *more: str, said: Path, complained: Path) -> Generato
     """An export that follows, once a second, in a process of its own."""
     command = [sys.executable, "-m", "siltstone", *words(lake, *more, "--value", "json")]
     command = [word for word in command if word not in ("--metadata", lake.metadata_url)]
+    command[command.index("export")] = "follow"
     environ = {**os.environ, "SILTSTONE_METADATA_URL": lake.metadata_url}  # it holds a password
     with said.open("w") as out, complained.open("w") as err:
-        process = subprocess.Popen([*command, "--follow", "--every", "1s"], stdout=out, stderr=err, env=environ)
+        process = subprocess.Popen([*command, "--every", "1s"], stdout=out, stderr=err, env=environ)
     try:
         yield process
     finally:

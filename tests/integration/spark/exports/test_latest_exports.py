@@ -120,7 +120,7 @@ async def test_many_slices_of_a_partition_make_the_table_that_this_process_makes
         return shuffled(session, tasks, counter)
 
     monkeypatch.setattr(on_spark, "written", counted)
-    monkeypatch.setattr("spark_jobs.tables.export.SAMPLE_RECORDS", 1)
+    monkeypatch.setattr("spark_jobs.tables.writing.SAMPLE_RECORDS", 1)
     table = accounts.parquet() if kind == "parquet" else accounts.iceberg()
     # when they are exported on Spark
     report, shown = await aside(lambda: followed(accounts, table, OnSpark(spark)))

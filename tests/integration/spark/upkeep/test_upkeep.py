@@ -76,10 +76,8 @@ def test_metadata_stays_of_one_size_and_files_in_bounds(table: TendedTable, repl
     # then the metadata of the last ones is no larger than that of early ones, and only a few snapshots are there
     early, late = statistics.median(sizes[20:36]), statistics.median(sizes[44:])
     assert late <= early * 1.02
-    assert len(table.kept()) <= (2 if replaces else 1) * 14
-    # and every snapshot reads as it was committed, with no file too many but what merges leave
-    table.left = merged_away(table)
-    assert 10 <= len(table.left) <= 20 or (replaces and not table.left)
+    assert len(table.kept()) <= 14
+    # and every snapshot reads as it was committed, with no file too many
     table.check()
     assert sum(each.endswith(".metadata.json") for each in table.files()) <= 21
     if replaces:
@@ -194,7 +192,7 @@ def test_a_place_that_refuses_deletions_fails_no_round_and_is_tried_again(table:
     FaultyIO.calls_left, FaultyIO.error = 3, PermissionError
     said = table.tend()
     # then it is told, and not tried with each round
-    assert said.snapshots == 10 and "upkeep failed: " in said.text and "no more calls" in said.text
+    assert said.snapshots == 5 and "upkeep failed: " in said.text and "no more calls" in said.text
     assert table.tend().text == ""
     # and when it is allowed, it is finished
     FaultyIO.calls_left = None
@@ -236,7 +234,7 @@ def test_a_commit_between_choice_and_expiry_refuses_the_expiry(
     if what == "expiry":  # pyiceberg leaves the files
         table.left = table.files() - table.named(table.raw)
     # and the next round does it
-    assert table.tend().snapshots >= 9
+    assert table.tend().snapshots >= 4
     assert (before[2] in table.kept()) == (what == "tag")
     table.check()
 
@@ -323,7 +321,7 @@ def test_a_table_in_a_bucket(s3_url: BucketUrl, tmp_path: Path, monkeypatch: pyt
     # when rounds follow one another
     said = [table.tend() for _ in range(20) if table.round(replaces=True) is None]
     # then old files go there too, with and without key indexes
-    assert sum(each.snapshots for each in said) > 12 and not any(each.failed for each in said)
+    assert sum(each.snapshots for each in said) > 6 and not any(each.failed for each in said)
     table.check()
     killed = table.write()
     table.now_ms += DAY_MS

@@ -1,4 +1,4 @@
-"""The lines of `siltstone tables export --follow`."""
+"""The lines of `siltstone tables follow`."""
 
 from __future__ import annotations
 
