@@ -1,6 +1,6 @@
 """Rows of one partition written as Parquet files, with an index of their keys where the table wants one.
 
-A file is made in memory, because `Place.put` takes a whole one: at most `FILE_BYTES`, compressed.
+A file is made in memory, because `Place.put` takes a whole one: at most about `FILE_BYTES`, compressed.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from spark_jobs.tables.keyed.key_index import Hashes
 
 FILE_BYTES = 256 << 20
 COMPRESSION = "zstd"
+INDEXED_BYTES = 64 << 20
+"""As FILE_BYTES, for a file with a key index: all of it is in memory when it is rewritten without its dead rows."""
 INDEXED_ROWS = 2 << 20
-"""The most rows of a file with a key index, which is made in memory: 68 bytes a row."""
+"""The most rows of such a file, whose index is made in memory: 68 bytes a row."""
 ROW_GROUP_BYTES = 32 << 20
 """Arrow's bytes in memory; readers decode one row group at once."""
 parquet: Any = _parquet
@@ -80,7 +82,8 @@ class FileWriter:
             self._hashes.append(hashes)
         if self._pending_bytes >= ROW_GROUP_BYTES:
             self._flush()
-        if self._sink.tell() >= FILE_BYTES or (self._hashes and self._rows >= INDEXED_ROWS):
+        bytes_max = FILE_BYTES if self._key_indexes is None else INDEXED_BYTES
+        if self._sink.tell() >= bytes_max or (self._hashes and self._rows >= INDEXED_ROWS):
             self.close(end)
 
     def close(self, end: int) -> None:

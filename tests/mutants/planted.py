@@ -19,6 +19,7 @@ from tests.mutants.planted_in_erase_command import ASKED
 from tests.mutants.planted_in_erasures import ERASING
 from tests.mutants.planted_in_heavy_plans import HEAVY_PLANS
 from tests.mutants.planted_in_held_offsets import HELD_OFFSETS
+from tests.mutants.planted_in_keyed_tables import KEYED_TABLES
 from tests.mutants.planted_in_listeners import LISTENERS
 from tests.mutants.planted_in_quotas import QUOTAS
 from tests.mutants.planted_in_sums import SUMS
@@ -377,6 +378,7 @@ MUTANTS = (
     *COMMITS,
     *DRAINS,
     *HEAVY_PLANS,
+    *KEYED_TABLES,
     *HELD_OFFSETS,
     *BORDERS,
     *LISTENERS,

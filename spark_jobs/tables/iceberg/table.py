@@ -321,11 +321,12 @@ class IcebergTable:
         place, properties = self.place, {PROGRESS: progress.as_json()}
         self._extend(transaction, columns)
         paths = [place.path(file.name) for file in files]
-        keyed = self.keyed_files()
         if self._takes_deltas:
             delta = RowDelta(transaction, properties)
             for path in paths:
                 delta.add(path)
+            # A commit that only adds need not know the files that are there.
+            keyed = self.keyed_files() if replaces or dead else None
             if keyed is not None:
                 for file in keyed.files if replaces else ():
                     delta.remove(keyed.live(file.path))

@@ -45,7 +45,9 @@ def test_rows_are_found_by_their_whole_hash(rows: int, first_words: int, monkeyp
     index = KeyIndex(Reads(body), len(body))
     assert index.rows == rows
     known = hashes[chance.permutation(rows)[: rows // 3]]
-    wanted = np.concatenate([known, random_hashes(chance, 100, first_words=first_words)])
+    near = hashes[: rows // 2].copy()  # keys that differ from one with a row by a single bit
+    near[np.arange(len(near)), chance.integers(1, 4, len(near))] ^= np.uint64(1)
+    wanted = np.concatenate([known, near, random_hashes(chance, 100, first_words=first_words)])
     held = {row.tobytes() for row in wanted}
     expected = [position for position, row in enumerate(hashes) if row.tobytes() in held]
     assert index.find(Wanted.of(wanted)).tolist() == expected
