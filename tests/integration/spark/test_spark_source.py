@@ -20,6 +20,8 @@ from tests.fixtures.spark_topics import Row, SparkTopics, aside
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.timeout(600)
+
 
 def read_now(spark: SparkSession, options: Mapping[str, str], folder: Path) -> list[dict[str, Any]]:
     """Run a streaming query once, from its checkpoint to the present end. Returns the progress of its batches."""

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import spark_jobs.tables.iceberg.table as iceberg
+from metadata.contract.store import MetadataStore
 from metadata.urls import open_metadata
 from siltstone.kafka.admin import delete_records_before
 from spark_jobs.tables.columns.convert import ValueFormat
@@ -29,6 +30,7 @@ from storage.local import LocalStore
 from tests.fixtures.compactors import RunningCompactor, StartCompactor
 from tests.fixtures.lake import Lake
 from tests.fixtures.transactional_log import Producer, TransactionalWriter, Write
+from tests.fixtures.waiting import until
 from wire.records import NewRecord, build_batch
 
 pytestmark = pytest.mark.timeout(600)
@@ -54,6 +56,7 @@ class Sent:
 class History:
     lake: Lake
     compactor: RunningCompactor
+    metadata: MetadataStore
     writer: TransactionalWriter
     producer: Producer
     chance: random.Random
@@ -125,7 +128,7 @@ async def history(
     compactor = await start_compactor(store=store, metadata=metadata)
     seed = request.param
     print(f"seed {seed}")
-    yield History(lake, compactor, writer, producer, random.Random(seed))
+    yield History(lake, compactor, metadata, writer, producer, random.Random(seed))
     await compactor.compactor.stop()
     await metadata.close()
 
@@ -231,3 +234,27 @@ def forget_indexes(lake: Lake, chance: random.Random) -> int:
             path.write_bytes(body)
             hurt += 1
     return hurt
+
+
+@pytest.mark.parametrize("history", [0], indirect=True)
+async def test_a_tombstone_that_a_dedupe_dropped_before_it_was_read_takes_its_row_away(history: History) -> None:
+    # given a table with a row of a key
+    lake = history.lake
+    await lake.send(history.topic, 0, b'{"n": 1}', key=b"gone")
+    await lake.send(history.topic, 0, b'{"n": 2}', key=b"stays")
+    await export(lake, "t", history.topic)
+    # when the key is deleted, and the compactor drops its tombstone
+    await lake.send(history.topic, 0, None, key=b"gone")
+
+    async def dropped() -> bool:
+        await lake.send(history.topic, 0, b'{"n": 3}', key=b"other")  # so that there is something to dedupe
+        part = (await history.metadata.readers.topic_snapshot(history.topic)).partitions[0]
+        return any(
+            extent.base_offset <= 2 <= extent.last_offset and not extent.has_tombstones for extent in part.extents
+        )
+
+    await until(dropped)
+    # then the row goes all the same
+    await export(lake, "t", history.topic)
+    rows, _, _ = await asyncio.to_thread(held_by, lake, "t")
+    assert sorted(key for _, key in rows) == ["other", "stays"]
