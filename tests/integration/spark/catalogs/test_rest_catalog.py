@@ -263,9 +263,10 @@ async def test_the_command_follows_with_a_secret_from_the_environment_through_an
     refused = await asyncio.to_thread(subprocess.run, command, env=environ, capture_output=True, text=True)
     assert refused.returncode == 1 and "no token of ours" in refused.stderr
     environ["PYICEBERG_CATALOG__SILTSTONE__CREDENTIAL"] = f"{CLIENT_ID}:secret"
+    command[command.index("export")] = "follow"
     said, complained = lake.place / "said", lake.place / "complained"
     with said.open("w") as out, complained.open("w") as err:
-        process = subprocess.Popen([*command, "--follow", "--every", "1s"], stdout=out, stderr=err, env=environ)
+        process = subprocess.Popen([*command, "--every", "1s"], stdout=out, stderr=err, env=environ)
     try:
         await asyncio.to_thread(wait_until, lambda: "offsets 0:1" in said.read_text())
         # when the catalog dies, records come, and it is started again

@@ -43,7 +43,7 @@ def assert_harmless(said: str) -> None:
         ("produce", "t", "--partition", ESC),
         ("tables", "export", "t", "--to", f"parquet:{ESC}", "--schema", ESC),
         ("tables", "export", "t", "--to", ESC),
-        ("tables", "export", "t", "--to", "parquet:x", "--every", ESC),
+        ("tables", "follow", "t", "--to", "parquet:x", "--every", ESC),
         ("tables", "export", "t", "--to", "parquet:x", "--value", ESC),
         ("fsck", "--data", ESC),
         ("record", "diagnose", "t", ESC, "0"),
