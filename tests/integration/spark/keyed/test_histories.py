@@ -253,7 +253,7 @@ async def test_a_tombstone_that_a_dedupe_dropped_before_it_was_read_takes_its_ro
             extent.base_offset <= 2 <= extent.last_offset and not extent.has_tombstones for extent in part.extents
         )
 
-    await until(dropped)
+    await until(dropped, timeout_s=300)
     # then the row goes all the same
     await export(lake, "t", history.topic)
     rows, _, _ = await asyncio.to_thread(held_by, lake, "t")
