@@ -118,7 +118,7 @@ def dead_positions(io: Any, live: LiveFile) -> Positions:
 
 
 def positions_in(io: Any, deletes: Sequence[DeleteFile], path: str) -> Positions:
-    """What delete files say about one data file, sorted and distinct. Raises WrongTableError."""
+    """The positions in delete files that are about one data file, sorted and distinct. Raises WrongTableError."""
     return union(*(read(io, file).get(path, NO_POSITIONS) for file in {each.file for each in deletes}))
 
 

@@ -1,4 +1,4 @@
-"""The manifests of a snapshot: those that name nothing changed stay as they are, the others are written anew.
+"""The manifests of a snapshot: those that name nothing changed stay as they are, the others are written again.
 
 A commit writes one manifest of each kind (data or deletes, by partition spec): the new entries, and the entries of all
 manifests that name a file that goes. So that commits which only add do not heap up manifests, one that finds

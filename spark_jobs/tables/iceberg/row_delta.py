@@ -85,7 +85,7 @@ if _missing_names():
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileChanges:
-    """What a commit changes, by file."""
+    """The changes of a commit, by file."""
 
     added: Sequence[Any]
     """`DataFile`s of data."""
