@@ -35,6 +35,7 @@ def _module(name: str, doc: str, *, folder: str = "bench.cases") -> Benchmark:
 POSTGRES = "bench.cases.postgres"
 TOGETHER = "bench.cases.together"
 TRANSACTIONS = "bench.cases.transactions"
+KEYED_TABLE = "bench.cases.keyed_table"
 
 BENCHMARKS: tuple[Benchmark, ...] = (
     _module("file_build", "grouping batches by partition and laying out one 8 MiB file"),
@@ -53,6 +54,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     _module("kernels", "the compactor's compiled kernels, per record"),
     _module("compact", "a whole compaction of one partition, per record"),
     _module("spark", "heavy merges on Spark and without"),
+    _module("keyed_table", "changed keys merged into an Iceberg table with one row per key", folder=KEYED_TABLE),
     _module("produce", "producing through Kafka clients"),
     _module("stock", "producing through clients as they come, with nothing set but the address"),
     _module("consume", "consuming through Kafka clients"),

@@ -17,7 +17,7 @@ import pytest
 from compactor.planning.spec import MIB
 from spark_jobs.tables.iceberg.catalog import CatalogPlace, open_catalog
 from tests.fixtures.spark_topics import SparkTopics
-from tests.integration.spark.latest.test_latest_at_size import write_keys
+from tests.integration.spark.latest.test_latest_at_size import write_accounts
 
 ROWS, CHANGED = 10_000_000, 1_000_000
 MEMORY_MAX = 1024 * MIB
@@ -47,12 +47,12 @@ async def test_a_million_changed_keys_take_seconds_and_little_memory(spark_topic
     print(f"seed {seed}")
     chance = np.random.default_rng(seed)
     await spark_topics.client.create_topic("accounts", partitions=1, configs={"retention.ms": "-1"})
-    await write_keys(spark_topics, np.arange(ROWS, dtype=np.int64))
+    await write_accounts(spark_topics, np.arange(ROWS, dtype=np.int64))
     base, wall_s, cpu_s, peak = await asyncio.to_thread(export, spark_topics, tmp_path)
     print(f"base: {base['rows']:,} rows, {wall_s:.1f} s wall, {cpu_s:.1f} s CPU, {peak / MIB:.0f} MiB")
     # when a million of them change
     changed = chance.permutation(ROWS)[:CHANGED].astype(np.int64)
-    await write_keys(spark_topics, changed)
+    await write_accounts(spark_topics, changed)
     tail, wall_s, cpu_s, peak = await asyncio.to_thread(export, spark_topics, tmp_path)
     print(f"tail: {tail['rows']:,} rows, {wall_s:.1f} s wall, {cpu_s:.1f} s CPU, {peak / MIB:.0f} MiB")
     # then one commit took them, and each key has one row, the latest

@@ -17,24 +17,17 @@ import pyarrow.dataset as ds
 import pytest
 from numpy.typing import NDArray
 
-from bench.loads.merge_inputs import KEY_BYTES, numbered_keys, stamped_batches
+from bench.loads.keyed_topic import BATCH_RECORDS, FILE_RECORDS, write_keys
+from bench.loads.merge_inputs import KEY_BYTES, numbered_keys
 from compactor.planning.spec import MIB
-from metadata.contract.l0_commit import CommitL0, L0Batch
-from metadata.contract.leases import AgentAddress
-from runtime.clock import SystemClock
-from runtime.ids import SystemIds
 from spark_jobs.environment import find_environment
-from storage.keys import file_key
 from tests.fixtures.dedupe_process import peak_bytes
 from tests.fixtures.spark import SMALL_JVM, SparkCluster, children, command
-from tests.fixtures.spark_topics import START_MS, SparkTopics
-from wire.crc import crc32c
+from tests.fixtures.spark_topics import SparkTopics
 
 ROOT = Path(__file__).resolve().parents[4]
 KEYS = 20_000_000
 OVERWRITES = 5_000_000
-FILE_RECORDS, BATCH_RECORDS = 500_000, 5_000
-VALUES = np.frombuffer(b"12345678", dtype=np.uint8).reshape(1, 8)
 WORKER_BYTES_MAX = 640 * MIB
 """What docs/spark.md says that a task takes in Python."""
 PROGRAM = """
@@ -50,33 +43,10 @@ spark.stop()
 """
 
 
-async def write_keys(topics: SparkTopics, numbers: NDArray[np.int64]) -> None:
-    """A record for each number, in files of one batch after another, without an agent in between."""
+async def write_accounts(topics: SparkTopics, numbers: NDArray[np.int64]) -> None:
+    """A record for each number."""
     [partition_id] = (await topics.topic("accounts")).partition_ids
-    lease = await topics.metadata.agents.register_agent(AgentAddress(host="writer", port=1))
-    for seq, first in enumerate(range(0, len(numbers), FILE_RECORDS), start=1):
-        keys = numbered_keys(numbers[first : first + FILE_RECORDS])
-        joined = b"".join(stamped_batches(keys, VALUES, batch_records=BATCH_RECORDS))
-        count = len(keys) // BATCH_RECORDS
-        length = len(joined) // count  # batches of one shape have one size
-        laid = [
-            L0Batch(
-                partition_id=partition_id,
-                position=number * length,
-                length=length,
-                record_count=BATCH_RECORDS,
-                min_timestamp_ms=START_MS,
-                max_timestamp_ms=START_MS,
-            )
-            for number in range(count)
-        ]
-        now_ms = SystemClock().wall_ms()
-        ids = {"writer_id": lease.writer_id, "epoch": lease.epoch, "file_uuid": SystemIds().uuid7(now_ms)}
-        key = file_key(level=0, created_ms=now_ms, **ids)
-        await topics.store.put_if_absent(key, joined, crc32c=crc32c(joined))
-        commit = CommitL0(lease=lease, seq=seq, key=key, size_bytes=len(joined), crc32c=crc32c(joined), batches=laid)
-        committed = await topics.metadata.agents.commit_l0(commit)
-        assert not any(result.error for result in committed.results)
+    await write_keys(topics.metadata, topics.store, partition_id, numbers)
 
 
 class Ran(NamedTuple):
@@ -144,7 +114,7 @@ async def test_twenty_million_keys_of_a_partition_are_exact_and_no_task_has_more
     numbers = np.concatenate((chance.permutation(keys), chance.integers(0, keys, OVERWRITES * keys // KEYS)))
     numbers = numbers[: len(numbers) // BATCH_RECORDS * BATCH_RECORDS]
     await spark_topics.client.create_topic("accounts", partitions=1, configs={"retention.ms": "-1"})
-    await write_keys(spark_topics, numbers)
+    await write_accounts(spark_topics, numbers)
     # when a program reads the latest record of each key
     events, table = tmp_path / "events", tmp_path / "table"
     events.mkdir()

@@ -1,0 +1,1 @@
+"""Changed keys merged into an Iceberg table with one row per key."""
