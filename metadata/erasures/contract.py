@@ -137,6 +137,15 @@ class PendingFile(NamedTuple):
     """A reader's pin keeps the dead file."""
 
 
+class TopicErasure(NamedTuple):
+    """An erasure, as far as a copy of its topic's records has to follow it."""
+
+    erasure_id: int
+    stage: ErasureStage
+    erases_tombstones: bool
+    """As of `Erasure`."""
+
+
 class HoldingTransaction(NamedTuple):
     """An open transaction that began below the marks of an erasure."""
 
@@ -184,6 +193,11 @@ class ErasureMetadata(Protocol):
 
     async def erasure_marks(self, erasure_id: int) -> Mapping[int, Sequence[KeyMark]]:
         """The marks by partition number, as requested; {} for an unknown erasure."""
+        ...
+
+    async def topic_erasures(self, topic_id: uuid.UUID) -> Sequence[TopicErasure]:
+        """All of a topic that are remembered, by id: those that are done are for 30 days. Ids are given before they can
+        be seen, so a smaller one may come later. With `erasure_marks`, all that a reader's role may ask."""
         ...
 
     async def pending_files(self, erasure_id: int, *, limit: int = 10_000) -> Sequence[PendingFile]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,6 +19,7 @@ from metadata.erasures.contract import (
     KeyMark,
     NewErasure,
     PendingFile,
+    TopicErasure,
 )
 from metadata.erasures.marks import check_marks, end_offset
 from metadata.erasures.stamps import OpenStamp, StampedRange, is_pending, raised
@@ -75,6 +77,10 @@ class MemoryErasures:
     async def erasure_marks(self, erasure_id: int) -> Mapping[int, Sequence[KeyMark]]:
         found = self.database.erasures.get(erasure_id)
         return {} if found is None else dict(found.marks)
+
+    async def topic_erasures(self, topic_id: uuid.UUID) -> Sequence[TopicErasure]:
+        rows = [each.row for _, each in sorted(self.database.erasures.items()) if each.row.topic_id == topic_id]
+        return [TopicErasure(each.erasure_id, each.stage, each.erases_tombstones) for each in rows]
 
     async def pending_files(self, erasure_id: int, *, limit: int = 10_000) -> Sequence[PendingFile]:
         found = self.database.erasures.get(erasure_id)

@@ -9,12 +9,13 @@ never changed, so everything read until then is right.)
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
 from metadata.contract.errors import MetadataUnavailableError
 from metadata.contract.readers import TopicSnapshot
 from metadata.contract.store import ClusterIdentity, MetadataStore
+from metadata.erasures.contract import KeyMark, TopicErasure
 from metadata.urls import open_metadata
 from runtime.clock import Clock, SystemClock
 from runtime.errors import BugError
@@ -116,6 +117,16 @@ class PinnedSnapshot:
         if not keep:
             self.let_go()
         return snapshot
+
+    def topic_erasures(self) -> Sequence[TopicErasure]:
+        """The erasures of the topic. Of one that is done, the snapshot has no record: while an older file was among its
+        own, the pin would keep that file, and the erasure open. Raises MetadataUnavailableError, RightsMissingError.
+        """
+        return self._call(lambda metadata: metadata.erasures.topic_erasures(self.snapshot.topic.topic_id))
+
+    def erasure_marks(self, erasure_id: int) -> Mapping[int, Sequence[KeyMark]]:
+        """Raises as `topic_erasures`."""
+        return self._call(lambda metadata: metadata.erasures.erasure_marks(erasure_id))
 
     def let_go(self) -> None:
         """End all pins but the newest."""

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from metadata.contract.readers import TopicSnapshot
+from metadata.erasures.contract import KeyMark, TopicErasure
 from spark_jobs.scan.contract import AtTimestamp, Edge
 from spark_jobs.tables.columns.convert import ValueFormat
+from spark_jobs.tables.erasing.gone import Erased, GoneRows
 from spark_jobs.tables.file_task import SliceReader, WriteResult, WriteTask
 from spark_jobs.tables.file_writer import Place, WrittenFile
 from spark_jobs.tables.keyed.key_index import Wanted
@@ -39,6 +41,7 @@ class KeyedFile(NamedTuple):
     partition: int | None
     """None if it has rows of several."""
     first_offset: int
+    last_offset: int
     rows: int
     """Dead ones too."""
     dead: int
@@ -76,6 +79,11 @@ class Table(Protocol):
         """The place for key indexes; None if rows of the table cannot be deleted one by one."""
         ...
 
+    @property
+    def file_count(self) -> int:
+        """The number of data files; 0 if files of the table are never written again."""
+        ...
+
     def keyed_files(self) -> KeyedFiles | None:
         """None if rows of the table cannot be deleted one by one."""
         ...
@@ -96,6 +104,19 @@ class Table(Protocol):
         """Write each group of files, of one partition and in the order of offsets, again as one, without dead rows."""
         ...
 
+    def erase(self, gone: GoneRows, progress: Progress, *, by_index: bool, now_ms: int) -> Erased | None:
+        """Write each file that has some of these rows, dead ones too, again without them, in one commit with
+        `progress`. Then delete all that no longer belongs to the table, its past included. None: rows of this table
+        cannot be erased, which was told. `by_index`: each file has a key index, or may get one.
+
+        Raises as `commit`. What cannot be deleted is tried again by the next run.
+        """
+        ...
+
+    def finish_erasures(self, now_ms: int) -> None:
+        """Delete what an earlier run should have, and tell what cannot be deleted."""
+        ...
+
 
 class Pinned(Protocol):
     @property
@@ -104,6 +125,12 @@ class Pinned(Protocol):
     def check(self) -> None:
         """Raises PinLostError when files of the snapshot may be gone."""
         ...
+
+    def topic_erasures(self) -> Sequence[TopicErasure]:
+        """Of one that is done, the snapshot has no record. Raises RightsMissingError."""
+        ...
+
+    def erasure_marks(self, erasure_id: int) -> Mapping[int, Sequence[KeyMark]]: ...
 
 
 class Source(Protocol):
@@ -154,6 +181,7 @@ class Report:
     """Partition -> the table's present end."""
     behind: int = 0
     """The offsets above it when the run began: those of open transactions."""
+    erased: Erased = field(default_factory=Erased)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from spark_jobs.scan.plan import plan_slices
 from spark_jobs.tables.contract import Ask, Engine, Report, ShowProgress, Source, Table
 from spark_jobs.tables.engines import InProcess
 from spark_jobs.tables.errors import StaleWriterError
+from spark_jobs.tables.keyed.decide import are_to_tidy
 from spark_jobs.tables.keyed.run import add_tail, cause_to_replace, tidy
 from spark_jobs.tables.progress import (
     LATEST_MODE,
@@ -66,18 +67,31 @@ def _run(writing: Writing, choose: Callable[[int], Engine]) -> Report:
     progress = check_same(
         writing.table.load(), snapshot, mode=ask.mode, values=ask.values.text, recreated=ask.recreated
     )
+    if progress is not None:
+        writing.erasing.warn(progress)
+        writing.table.finish_erasures(snapshot.taken_ms)
+        progress = writing.erase(progress)
+    files = writing.table.file_count
+    held = writing.erase(_written(writing, choose, progress))
+    if writing.report.commits and (
+        ask.mode == LATEST_MODE or are_to_tidy(files, writing.table.file_count, len(snapshot.partitions))
+    ):
+        tidy(writing.table, held)
+    return writing.ended(held if writing.report.commits else writing.erasing.note(held))
+
+
+def _written(writing: Writing, choose: Callable[[int], Engine], progress: Progress | None) -> Progress:
+    """Bring the table up to date; returns the progress that it has then."""
+    ask, snapshot = writing.ask, writing.snapshot
     if ask.mode != LATEST_MODE:
-        return writing.ended(_append(writing, choose, progress))
+        return _append(writing, choose, progress)
     if progress is not None and unchanged(progress, snapshot):
-        return writing.ended(progress)
+        return progress
     cause = "" if progress is None else cause_to_replace(writing.table, progress, snapshot)
     if progress is None or cause is not None:
         _log.debug("the whole table is written", table=writing.table.name, cause=cause)
-        held = _replace(writing, choose)
-    else:
-        held = add_tail(writing, progress)
-    tidy(writing.table, held)
-    return writing.ended(held)
+        return _replace(writing, choose)
+    return add_tail(writing, progress)
 
 
 def _append(writing: Writing, choose: Callable[[int], Engine], progress: Progress | None) -> Progress:
@@ -86,10 +100,10 @@ def _append(writing: Writing, choose: Callable[[int], Engine], progress: Progres
     begins = start_offsets(snapshot, progress, _wanted_start(writing) if progress is None else Edge.EARLIEST)
     options = _options(writing, begins)
     slices = plan_slices(snapshot, options, slice_bytes=ask.slice_bytes)
-    base = fresh(snapshot, ask.mode, ask.values.text, begins)
+    base = writing.erasing.noted(fresh(snapshot, ask.mode, ask.values.text, begins), progress)
     writing.begin_table(slices, options)
     if not slices:
-        return base if progress is not None else writing.commit([], base, replaces=False)
+        return writing.commit([], base, replaces=False) if progress is None else progress.moved(begins)
     engine = choose(sum(part.bytes for part in slices))
     done = 0
     writing.show(done, len(slices))
@@ -111,7 +125,7 @@ def _replace(writing: Writing, choose: Callable[[int], Engine]) -> Progress:
         writing.by_key, options = True, replace(options, view=LOG)
         slices = plan_slices(snapshot, options, slice_bytes=ask.slice_bytes)
     writing.begin_table(slices, options)
-    base = fresh(snapshot, ask.mode, ask.values.text, ends(snapshot))
+    base = writing.erasing.noted(fresh(snapshot, ask.mode, ask.values.text, ends(snapshot)), None)
     if not slices:
         return writing.commit([], base, replaces=True)
     writing.show(0, len(slices))

@@ -9,6 +9,9 @@ and the other reads again. Files come first, the commit last; a crash in between
 commit exists without naming the file, no commit ever will, and the file is removed: by its writer when it is fenced,
 otherwise by the next commit and by the next run. Between a crash and that moment a listing of the directory shows too
 many files.
+
+**Erasures** name all files of the table again, with new ones in place of those that had erased rows. Such a commit has
+a format of its own: an older release, which would take files of earlier commits for replaced ones, refuses it.
 """
 
 from __future__ import annotations
@@ -24,18 +27,22 @@ from runtime.errors import BugError
 from runtime.ids import SystemIds
 from spark_jobs.scan.arrow import pa
 from spark_jobs.tables.contract import DeadRows, KeyedFile
-from spark_jobs.tables.errors import StaleWriterError, TableError
-from spark_jobs.tables.file_writer import WrittenFile
+from spark_jobs.tables.erasing.gone import Erased, GoneRows
+from spark_jobs.tables.erasing.parquet_file import schema_of, write_without
+from spark_jobs.tables.errors import PlaceUnavailableError, StaleWriterError, TableError
+from spark_jobs.tables.file_systems import file_system
+from spark_jobs.tables.file_writer import FileWriter, WrittenFile
 from spark_jobs.tables.objects import Objects
 from spark_jobs.tables.progress import BadProgressError, Progress
 from storage.objects import ObjectExistsError, ObjectStore
 
 COMMITS = "_siltstone/"
-FORMAT = 1
+FORMAT, KEEPING_FORMAT = 1, 2
+"""The second is that of a commit that replaces the table, but keeps files of earlier commits."""
 SWEPT_BACK = 100
 """The newest commits in which a run looks, when it begins, for files that were left behind."""
 _COMMIT = re.compile(r"_siltstone/(\d{10})\.json", re.ASCII)
-_FILE = re.compile(r"p\d{5,}-\d{19}-\d{19}-(\d{10})-[0-9a-f]{12}\.parquet", re.ASCII)
+_FILE = re.compile(r"p(\d{5,})-(\d{19})-(\d{19})-(\d{10})-[0-9a-f]{12}\.parquet", re.ASCII)
 
 
 class BadCommitError(TableError):
@@ -51,9 +58,12 @@ class Commit:
     """Whether the files are the whole table."""
     files: tuple[str, ...]
     rows: int
+    """Those of new files."""
     columns: Any
     """`pyarrow.Schema` of all columns of the table."""
     progress: Progress
+    keeps: bool = False
+    """Whether files of earlier commits are among the files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +101,11 @@ class ParquetTable:
         """None: readers know no dead rows."""
         return None
 
+    @property
+    def file_count(self) -> int:
+        """0: files are not merged, because readers of the directory would miss them."""
+        return 0
+
     def keyed_files(self) -> None:
         """None, as `key_indexes`."""
         return
@@ -104,8 +119,9 @@ class ParquetTable:
         """Read the table's progress. Raises BadCommitError."""
         self._newest = self.place.objects.call(_newest)
         if not self._swept:
+            is_whole = self._newest is not None and self._newest.replaces
+            self._sweep(1 if is_whole else max(1, self._sequence() - SWEPT_BACK))
             self._swept = True
-            self._sweep(max(1, self._sequence() - SWEPT_BACK))
         return None if self._newest is None else self._newest.progress
 
     def ensure(self, columns: Any, topic: str) -> None:
@@ -138,13 +154,71 @@ class ParquetTable:
             columns=columns,
             progress=progress,
         )
+        self._put(commit)
+        return str(commit.sequence)
+
+    def erase(self, gone: GoneRows, progress: Progress, *, by_index: bool, now_ms: int) -> Erased:
+        """Raises as `commit`."""
+        files = live_files(self.url)
+        rows, kept, written = 0, list[str](), list[WrittenFile]()
+        hit = 0
+        for name in files:
+            found, new = self._without(name, gone)
+            kept += [name] if not found else [file.name for file in new]
+            written += new
+            rows, hit = rows + found, hit + bool(found)
+        try:
+            self._put(
+                Commit(
+                    sequence=self._sequence(),
+                    writer=SystemIds().uuid4().hex,
+                    replaces=True,
+                    files=tuple(kept),
+                    rows=sum(file.rows for file in written),
+                    columns=self.columns,
+                    progress=progress,
+                    keeps=True,
+                )
+            )
+        except StaleWriterError:
+            self.place.remove([file.name for file in written])
+            raise
+        return Erased(rows, hit, gone.requests)
+
+    def finish_erasures(self, now_ms: int) -> None:
+        """Do nothing: `load` removes what is left."""
+
+    def _without(self, name: str, gone: GoneRows) -> tuple[int, Sequence[WrittenFile]]:
+        """The number of those rows in a file, and if there are some, the files to take its place."""
+        named = _FILE.fullmatch(name)
+        if named is None:
+            raise BadCommitError(f"a commit of {self.url} names {name}, which is no file of a table")
+        partition, start, end = (int(each) for each in named.groups()[:3])
+        if not gone.may_be_in(partition, start, end - 1):
+            return 0, ()
+        system, root = file_system(self.url)
+        try:
+            with system.open_input_file(f"{root}/{name}") as stream:
+                schema = schema_of(stream)
+                writer = FileWriter(
+                    place=self.place, key_indexes=None, schema=schema, partition=partition, start=start, stem=self.stem
+                )
+                return write_without(stream, gone, writer, end), writer.written
+        except OSError as error:
+            raise PlaceUnavailableError(
+                f"{name} of {self.url} cannot be read: {error}", remedy="check the place and the rights to it"
+            ) from error
+
+    def _put(self, commit: Commit) -> None:
+        """Raises StaleWriterError."""
         try:
             self.place.objects.put(_key(commit.sequence), encode(commit))
         except ObjectExistsError:
             raise StaleWriterError(f"somebody else made commit {commit.sequence} of {self.url}") from None
         self._newest = commit
-        self._sweep(1 if replaces else commit.sequence)
-        return str(commit.sequence)
+        self._swept = False
+        self._sweep(1 if commit.replaces else commit.sequence)
+        self._swept = True
 
     def rewrite(self, groups: Sequence[Sequence[KeyedFile]], progress: Progress) -> None:
         raise BugError("files of a Parquet table have no dead rows")
@@ -186,7 +260,7 @@ def open_dataset(url: str) -> Any:
 
 def encode(commit: Commit) -> bytes:
     row = {
-        "format": FORMAT,
+        "format": KEEPING_FORMAT if commit.keeps else FORMAT,
         "sequence": commit.sequence,
         "writer": commit.writer,
         "replaces": commit.replaces,
@@ -203,8 +277,8 @@ def decode(text: bytes, name: str) -> Commit:
     """Raises BadCommitError."""
     try:
         row: Mapping[str, Any] = json.loads(text)
-        if row["format"] != FORMAT:
-            raise BadCommitError(f"{name} has format {row['format']!r}, but this release reads {FORMAT}")
+        if row["format"] not in (FORMAT, KEEPING_FORMAT):
+            raise BadCommitError(f"{name} has format {row['format']!r}, but this release reads up to {KEEPING_FORMAT}")
         return Commit(
             sequence=int(row["sequence"]),
             writer=str(row["writer"]),
@@ -213,6 +287,7 @@ def decode(text: bytes, name: str) -> Commit:
             rows=int(row["rows"]),
             columns=pa.ipc.read_schema(pa.py_buffer(base64.b64decode(row["arrow_schema"]))),
             progress=Progress.from_json(json.dumps(row["progress"])),
+            keeps=row["format"] == KEEPING_FORMAT,
         )
     except (ValueError, KeyError, TypeError, pa.ArrowException, BadProgressError) as error:
         raise BadCommitError(f"{name} is not a commit of a table: {error}") from error
@@ -254,14 +329,14 @@ async def _left(store: ObjectStore, since: int, newest: int) -> list[str]:
     by_sequence: dict[int, list[str]] = {}
     async for stat in store.list("p"):
         found = _FILE.fullmatch(stat.key)
-        if found and since <= int(found[1]) <= newest:
-            by_sequence.setdefault(int(found[1]), []).append(stat.key)
+        if found and since <= int(found[4]) <= newest:
+            by_sequence.setdefault(int(found[4]), []).append(stat.key)
     if not by_sequence:
         return []
     last = await _read(store, newest)
     left: list[str] = []
     for sequence, keys in by_sequence.items():
-        commit = last if sequence == newest else await _read(store, sequence)
-        replaced = last.replaces and sequence < newest
-        left += [key for key in keys if replaced or key not in commit.files]
+        # A commit that replaces the table names all files that stay.
+        commit = last if last.replaces or sequence == newest else await _read(store, sequence)
+        left += [key for key in keys if key not in commit.files]
     return left

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from metadata.contract.readers import PartitionSnapshot, TopicSnapshot
 from spark_jobs.scan.contract import Edge
@@ -17,6 +17,15 @@ from spark_jobs.tables.errors import BadTableError, RecreatedTopicError, TableEr
 
 LOG_MODE, LATEST_MODE = "log", "latest"
 FORMAT = 2
+
+
+class Applied(NamedTuple):
+    """The part of an erasure that a table has had."""
+
+    step: int
+    """1: the records below the marks are gone; 2: the tombstones at them too."""
+    through: Mapping[int, int]
+    """Partition -> the table's end when its rows were searched, where that was below the marks."""
 
 
 class BadProgressError(TableError):
@@ -35,6 +44,10 @@ class Progress:
     """Partition -> the first offset that is not in the table."""
     starts: Mapping[int, int]
     """Partition -> its log start when this was written. With `offsets` it tells whether the latest view can differ."""
+    erased: Mapping[int, Applied] = field(default_factory=dict[int, Applied])
+    """Erasure id -> what of it was applied: of those that were remembered when this was written."""
+    looked_ms: int | None = None
+    """When a run last asked for erasures, about, by the clock of the metadata. None: an older release wrote this."""
 
     def as_json(self) -> str:
         return json.dumps(
@@ -46,6 +59,8 @@ class Progress:
                 "values": self.values,
                 "offsets": {str(partition): offset for partition, offset in sorted(self.offsets.items())},
                 "starts": {str(partition): offset for partition, offset in sorted(self.starts.items())},
+                "erased": {str(number): _applied_json(each) for number, each in sorted(self.erased.items())},
+                "looked_ms": self.looked_ms,
             },
             separators=(",", ":"),
         )
@@ -67,12 +82,23 @@ class Progress:
                 values=str(row["values"]),
                 offsets=_numbers(row["offsets"]),
                 starts=_numbers(row["starts"]),
+                # An older release wrote neither, and passes over both.
+                erased={
+                    int(number): Applied(int(each["step"]), _numbers(each.get("through", {})))
+                    for number, each in row.get("erased", {}).items()
+                },
+                looked_ms=row.get("looked_ms"),
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise BadProgressError(f"the table's offsets cannot be read: {error}") from error
 
     def moved(self, offsets: Mapping[int, int]) -> Progress:
         return replace(self, offsets={**self.offsets, **offsets})
+
+
+def _applied_json(applied: Applied) -> dict[str, Any]:
+    through = {str(partition): offset for partition, offset in sorted(applied.through.items())}
+    return {"step": applied.step, **({"through": through} if through else {})}
 
 
 def _numbers(row: Mapping[str, Any]) -> dict[int, int]:
@@ -151,7 +177,10 @@ def check_begin(snapshot: TopicSnapshot, offset: int) -> None:
 
 def unchanged(progress: Progress | None, snapshot: TopicSnapshot) -> bool:
     """Whether the latest view that the table holds is still that of the topic."""
-    return progress is not None and progress == fresh(snapshot, progress.mode, progress.values, ends(snapshot))
+    if progress is None:
+        return False
+    at_end = fresh(snapshot, progress.mode, progress.values, ends(snapshot))
+    return progress == replace(at_end, erased=progress.erased, looked_ms=progress.looked_ms)
 
 
 def _options_of(values: str) -> str:

@@ -17,6 +17,7 @@ from spark_jobs.scan.contract import ScanOptions, Slice
 from spark_jobs.tables.columns.convert import BASE_NAMES, Converter, table_schema, value_fields
 from spark_jobs.tables.columns.kinds import COLUMNS_MAX, Kind, shown, size
 from spark_jobs.tables.contract import Ask, DeadRows, Engine, Pinned, Report, ShowProgress, Source, Table
+from spark_jobs.tables.erasing.run import Erasing
 from spark_jobs.tables.errors import CommitRefusedError, StaleWriterError, WrongTableError
 from spark_jobs.tables.file_task import SliceReader, WriteResult, WriteTask, all_seen, same, wanted_columns
 from spark_jobs.tables.keyed.key_index import index_name
@@ -36,6 +37,7 @@ class Writing:
         self.table, self.ask, self.snapshot, self.report = table, ask, pinned.snapshot, report
         self.source = source
         self.show, self._pinned = show, pinned
+        self.erasing = Erasing(table, pinned)
         self._given = ask.values.given_fields()
         self._warned = False
         self.by_key = False
@@ -192,6 +194,12 @@ class Writing:
             added_columns=(*report.added_columns, *(each for each in columns.names if each not in before)),
         )
         return moved
+
+    def erase(self, progress: Progress) -> Progress:
+        """Erase what is due from the table, which has this progress. Raises as `Table.erase`."""
+        after, done = self.erasing.apply(progress)
+        self.report = replace(self.report, erased=self.report.erased.plus(done))
+        return after
 
     def ended(self, held: Progress) -> Report:
         """The report of a run that leaves the table with this progress."""

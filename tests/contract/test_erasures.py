@@ -15,6 +15,7 @@ from metadata.erasures.contract import (
     ErasurePendingError,
     ErasureStage,
     KeyMark,
+    TopicErasure,
 )
 from tests.contract.erasing import (
     DAY_MS,
@@ -57,6 +58,19 @@ async def test_an_erasure_is_stored_as_it_was_requested(world: World) -> None:
     assert (found.deadline_ms, found.done_ms) == (found.created_ms + 7 * DAY_MS, None)
     stored = await world.service.erasures.erasure_marks(number)
     assert {number: list(each) for number, each in stored.items()} == {0: sorted(marks[0]), 2: marks[2]}
+
+
+async def test_the_erasures_of_a_topic_are_told_by_id_in_their_stages(world: World) -> None:
+    topic, _ = await a_log(world)
+    (other,) = [await new_topic(world.service, name="other")]
+    first = await request(world.service, topic, mark("a", 4))
+    await request(world.service, other, mark("a", 0))
+    second = await request(world.service, topic, mark("b", 4), wait_ms=HOUR_MS)
+    assert await world.service.erasures.topic_erasures(topic.topic_id) == [
+        TopicErasure(first, ErasureStage.ERASING, erases_tombstones=False),
+        TopicErasure(second, ErasureStage.WAITING, erases_tombstones=False),
+    ]
+    assert await world.service.erasures.topic_erasures(uuid.uuid4()) == []
 
 
 async def test_without_a_wait_an_erasure_is_erasing_at_once(world: World) -> None:

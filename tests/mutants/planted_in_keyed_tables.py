@@ -1,4 +1,4 @@
-"""Bugs in tables with one row per key, in their key indexes and in the deletion of rows."""
+"""Bugs in tables with one row per key, in their key indexes, in the deletion of rows, and in erasures of tables."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ _DROPPED = (
 )
 _DECIDE = "tests/unit/spark_jobs/tables/keyed/test_decide.py"
 _INDEX = "tests/unit/spark_jobs/tables/keyed/test_key_index.py"
+_ERASED = "tests/integration/spark/erasing/test_erased_tables.py"
+_STOPPED = "tests/integration/spark/erasing/test_stopped_erasures.py::test_the_next_run_finishes_an_erasure"
 
 KEYED_TABLES = (
     Mutant(
@@ -70,5 +72,47 @@ KEYED_TABLES = (
         text="if number is not None and tiers[number] <= tier:",
         replacement="if number is not None and (tiers[number] <= tier or tiers[number] == _TIERS):",
         tests=(f"{_DECIDE}::test_neighbours_of_one_size_are_merged_and_others_are_left",),
+    ),
+    Mutant(
+        name="files-of-killed-writers-outlive-an-erasure",
+        file="spark_jobs/tables/iceberg/upkeep/purge.py",
+        text="for each in (*files.data, *_ours(table))",
+        replacement="for each in files.data",
+        tests=(f"{_ERASED}::test_files_of_a_killed_writer_go_with_an_erasure",),
+    ),
+    Mutant(
+        name="an-erasure-deletes-files-that-a-tag-keeps",
+        file="spark_jobs/tables/iceberg/upkeep/purge.py",
+        text="paths = reach.unnamed(table.io, metadata, location, note.files.data, others)",
+        replacement="paths = [*others[:0], *reach.unreached(table.io, metadata, location, note.files)]",
+        tests=(f"{_ERASED}::test_refs_that_keep_the_past_are_named_and_a_tables_own_wish_is_kept",),
+    ),
+    Mutant(
+        name="removed-files-keep-their-bounds-in-manifests",
+        file="spark_jobs/tables/iceberg/manifests.py",
+        text="for position in _BOUNDS:",
+        replacement="for position in _BOUNDS[:0]:",
+        tests=(f"{_ERASED}::test_erased_rows_leave_a_table_with_all_their_bytes",),
+    ),
+    Mutant(
+        name="a-new-table-has-had-all-erasures",
+        file="spark_jobs/tables/erasing/decide.py",
+        text="for each in known if each.stage is ErasureStage.DONE}",
+        replacement="for each in known if each.stage in ErasureStage}",
+        tests=(f"{_ERASED}::test_a_table_behind_its_topic_gets_no_erased_rows",),
+    ),
+    Mutant(
+        name="rows-that-come-below-the-marks-later-stay",
+        file="spark_jobs/tables/erasing/decide.py",
+        text="return Applied(step, ends)",
+        replacement="return Applied(step, dict[int, int](list(ends.items())[:0]))",
+        tests=(f"{_ERASED}::test_rows_behind_an_open_transaction_are_erased_when_they_come",),
+    ),
+    Mutant(
+        name="an-erasure-that-was-killed-is-not-looked-for",
+        file="spark_jobs/tables/iceberg/upkeep/purge.py",
+        text='        self._is_settled = False\n        """Whether no removal',
+        replacement='        self._is_settled = True\n        """Whether no removal',
+        tests=(_STOPPED,),
     ),
 )

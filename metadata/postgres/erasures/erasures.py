@@ -10,6 +10,7 @@ records were committed before, and a deletion of the topic at the same time leav
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from metadata.erasures.contract import (
     KeyMark,
     NewErasure,
     PendingFile,
+    TopicErasure,
 )
 from metadata.erasures.marks import check_marks, decode_marks, encode_marks, end_offset
 from metadata.postgres.connection import Database
@@ -117,6 +119,15 @@ class PostgresErasures:
             query = sa.select(ERASURE_KEYS.c.partition, ERASURE_KEYS.c.marks)
             query = query.where(ERASURE_KEYS.c.erasure_id == erasure_id).order_by(ERASURE_KEYS.c.partition)
             return {row.partition: decode_marks(row.marks) for row in await connection.execute(query)}
+
+        return await self._database.read(work)
+
+    async def topic_erasures(self, topic_id: uuid.UUID) -> Sequence[TopicErasure]:
+        async def work(connection: AsyncConnection) -> Sequence[TopicErasure]:
+            query = sa.select(ERASURES.c.erasure_id, ERASURES.c.stage, ERASURES.c.erases_tombstones)
+            query = query.where(ERASURES.c.topic_id == topic_id).order_by(ERASURES.c.erasure_id)
+            rows = await connection.execute(query)
+            return [TopicErasure(row.erasure_id, ErasureStage(row.stage), row.erases_tombstones) for row in rows]
 
         return await self._database.read(work)
 

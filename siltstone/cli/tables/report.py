@@ -91,9 +91,10 @@ class Rounds:
         if self._as_json:
             return
         now_ms = self._clock.monotonic_ms()
-        if report.commits or upkeep or self._told_ms is None or now_ms - self._told_ms >= QUIET_MS:
+        parts = _parts(report)
+        if parts or upkeep or self._told_ms is None or now_ms - self._told_ms >= QUIET_MS:
             self._told_ms = now_ms
-            what = report_line(report) if report.commits else "nothing new"
+            what = ", ".join(parts) or "nothing new"
             behind = f", {report.behind:,} behind its end" if report.behind else ""
             tended = f"; {upkeep}" if upkeep else ""
             say(f"{self._time()} {what}, at offsets {offsets_text(self._held)}{behind}{tended}")
@@ -124,10 +125,20 @@ def report_json(report: Report, table: str) -> Mapping[str, Any]:
         "bytes": report.size_bytes,
         "fenced": report.fenced,
         "added_columns": list(report.added_columns),
+        "erased": {
+            "rows": report.erased.rows,
+            "files": report.erased.files,
+            "requests": sorted(report.erased.requests),
+        },
         "partitions": {
             str(partition): {"from": start, "to": end} for partition, (start, end) in (report.offsets or {}).items()
         },
     }
+
+
+def _parts(report: Report) -> list[str]:
+    """What a run did, for people; empty for nothing."""
+    return ([report_line(report)] if report.commits else []) + ([report.erased.text] if report.erased.text else [])
 
 
 def report_line(report: Report) -> str:
@@ -139,10 +150,14 @@ def print_report(report: Report, table: str, *, as_json: bool) -> None:
     if as_json:
         print_json(report_json(report, table))
         return
-    if not report.commits:
+    if not _parts(report):
         say(f"{table} is up to date")
         return
-    pairs = {"written": report_line(report), "commits": ", ".join(report.commits)}
+    pairs: dict[str, str] = {}
+    if report.commits:
+        pairs = {"written": report_line(report), "commits": ", ".join(report.commits)}
+    if report.erased.text:
+        pairs["erased"] = report.erased.text.removeprefix("erased ")
     if report.added_columns:
         pairs["new columns"] = ", ".join(report.added_columns)
     print_pairs(pairs, title=table)

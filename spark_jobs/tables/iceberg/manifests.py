@@ -18,6 +18,7 @@ from spark_jobs.tables.iceberg.catalog import missing
 
 try:
     from pyiceberg.manifest import (
+        DATA_FILE_TYPE,
         ManifestContent,
         ManifestEntry,
         ManifestEntryStatus,
@@ -34,6 +35,12 @@ MANIFEST_BYTES = 8 << 20
 FORMAT_VERSION = 2
 _entry: Any = ManifestEntry.from_args
 _write_manifest: Any = write_manifest
+_BOUNDS = [
+    position
+    for position, field in enumerate(DATA_FILE_TYPE[FORMAT_VERSION].fields)
+    if field.name in ("lower_bounds", "upper_bounds")
+]
+"""Where a `DataFile` has the least and the greatest values of its columns."""
 
 Kind: TypeAlias = tuple[ManifestContent, int]
 """The kind of a manifest's files and their partition spec's id."""
@@ -113,6 +120,9 @@ class ManifestFiles:
             if entry.data_file.file_path in gone:
                 found.add(entry.data_file.file_path)
                 entry.status = ManifestEntryStatus.DELETED
+                # They hold the beginnings of values, which the manifest would keep beyond the file.
+                for position in _BOUNDS:
+                    entry.data_file[position] = None
             else:
                 entry.status = ManifestEntryStatus.EXISTING
             yield entry

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from runtime.errors import BugError
 from spark_jobs.scan.arrow import pa
 from spark_jobs.tables.file_writer import FileWriter, Place, WrittenFile
 from spark_jobs.tables.iceberg.catalog import missing
-from spark_jobs.tables.iceberg.keyed_files import KEY_COLUMNS, row_hashes
-from spark_jobs.tables.iceberg.live_files import LiveFile
+from spark_jobs.tables.iceberg.live_files import LiveFile, dead_positions
+from spark_jobs.tables.iceberg.position_deletes import NO_POSITIONS, Positions, union
+from spark_jobs.tables.keyed.key_index import KEY_COLUMNS, row_hashes
 
 try:
     from pyiceberg.expressions import AlwaysTrue
@@ -19,37 +23,59 @@ except ModuleNotFoundError as _error:
     raise missing(_error.name or "pyiceberg") from _error
 
 
+_ROWS_OF = "_record_batches_from_scan_tasks_and_deletes"
+"""pyiceberg's private name: its public one holds all rows of a file in memory."""
+if not hasattr(ArrowScan, _ROWS_OF):
+    raise BugError(f"this pyiceberg reads no file bit by bit: its ArrowScan no longer has {_ROWS_OF}")
+
+
 def rewritten(
-    table: Any, files: Sequence[LiveFile], partition: int, schema: Any, place: Place, indexes: Place
+    table: Any,
+    files: Sequence[LiveFile],
+    schema: Any,
+    place: Place,
+    indexes: Place | None,
+    gone: Mapping[str, Positions],
 ) -> Sequence[WrittenFile]:
-    """New files with the living rows of these, which are of one partition and in the order of their offsets.
+    """New files with the living rows of these, which are of one partition and in the order of their offsets, or with
+    those of one file. `gone`: by path, rows that are left out too.
 
     `table`: `pyiceberg.table.Table`; `schema`: `pyarrow.Schema` of its files. Raises the errors of `Place.put`.
     """
     writer: FileWriter | None = None
     end = 0
-    for batch in _living(table, files, schema):
+    for batch in _living(table, files, schema, gone):
         offsets = batch.column("kafka_offset")
         end = int(offsets[-1].as_py()) + 1
         if writer is None:
-            start = int(offsets[0].as_py())
             writer = FileWriter(
-                place=place, key_indexes=indexes, schema=schema, partition=partition, start=start, stem="data"
+                place=place,
+                key_indexes=indexes,
+                schema=schema,
+                partition=int(batch.column("kafka_partition")[0].as_py()),
+                start=int(offsets[0].as_py()),
+                stem="data",
             )
         keys = {name: batch.column(name) for name in KEY_COLUMNS if name in batch.schema.names}
-        writer.write(batch, row_hashes(keys), end)
+        writer.write(batch, None if indexes is None else row_hashes(keys), end)
     if writer is None:
         return []
     writer.close(end)
     return writer.written
 
 
-def _living(table: Any, files: Sequence[LiveFile], schema: Any) -> Iterator[Any]:
-    """pyiceberg reads columns by their ids and leaves out the dead rows, as every reader of the table does."""
+def _living(table: Any, files: Sequence[LiveFile], schema: Any, gone: Mapping[str, Positions]) -> Iterator[Any]:
+    """The rows that stay; pyiceberg reads columns by their ids."""
     scan: Any = ArrowScan(table.metadata, table.io, table.schema(), AlwaysTrue())
     for file in files:
-        task = FileScanTask(data_file=file.file, delete_files={each.file for each in file.deletes})
-        for batch in scan.to_record_batches([task]):
-            if batch.num_rows:
+        dead = union(dead_positions(table.io, file), gone.get(file.path, NO_POSITIONS))
+        start = 0
+        for batch in getattr(scan, _ROWS_OF)([FileScanTask(data_file=file.file)], {}):
+            first, last = np.searchsorted(dead, (start, start + batch.num_rows))
+            stays = np.ones(batch.num_rows, np.bool_)
+            stays[dead[first:last] - start] = False
+            start += batch.num_rows
+            if stays.any():
+                rows = pa.Table.from_batches([batch]).filter(pa.array(stays))
                 # Text and lists come in their large forms.
-                yield from pa.Table.from_batches([batch]).select(schema.names).cast(schema).to_batches()
+                yield from rows.select(schema.names).cast(schema).to_batches()

@@ -137,6 +137,11 @@ class RowDelta(UpdateTableMetadata["RowDelta"]):
         self._dying: dict[str, tuple[LiveFile, Positions]] = {}
         self._removed: dict[str, LiveFile] = {}
 
+    @property
+    def snapshot_id(self) -> int:
+        """The id that the new snapshot gets."""
+        return self._snapshot_id
+
     def add(self, path: str) -> None:
         """Add a Parquet file that is written already, with the ids of the table's columns."""
         self._adds.append(path)

@@ -21,14 +21,16 @@ removes its own.
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, cast
 
 from runtime.errors import BugError, Outcome, SiltstoneError
+from runtime.logging import get_logger
 from spark_jobs.scan.arrow import pa
 from spark_jobs.tables.columns.kinds import DOC, Field
 from spark_jobs.tables.contract import DeadRows, KeyedFile
+from spark_jobs.tables.erasing.gone import Erased, GoneRows
 from spark_jobs.tables.errors import (
     CommitRefusedError,
     PlaceUnavailableError,
@@ -40,11 +42,13 @@ from spark_jobs.tables.file_writer import WrittenFile
 from spark_jobs.tables.iceberg.catalog import asked, missing, shown_of
 from spark_jobs.tables.iceberg.keyed_files import FIELD_ID, KEYS_DIRECTORY, KeyedFiles
 from spark_jobs.tables.iceberg.manifests import FORMAT_VERSION
+from spark_jobs.tables.iceberg.position_deletes import Positions
 from spark_jobs.tables.iceberg.rewrite import rewritten
 from spark_jobs.tables.iceberg.row_delta import RowDelta
 from spark_jobs.tables.iceberg.upkeep.expiry import FOR_NEW_TABLES
+from spark_jobs.tables.iceberg.upkeep.purge import Purge
 from spark_jobs.tables.keyed.key_index import index_name
-from spark_jobs.tables.progress import Progress
+from spark_jobs.tables.progress import LATEST_MODE, Progress
 
 try:
     import pyiceberg.exceptions as _exceptions
@@ -57,6 +61,8 @@ except ModuleNotFoundError as _error:
 
 PROGRESS = "siltstone.progress"
 TOPIC = "siltstone.topic"
+ERASURES = "siltstone.erasures"
+"""In the summary of a snapshot that erased rows: the ids of the requests."""
 _REPAIR = "_rebuild_snapshot_updates"
 """pyiceberg's private name, because it has no public one; `tests/integration/spark/test_tables.py` proves that a stale
 writer is refused."""
@@ -75,6 +81,7 @@ _REFUSALS = (
     _exceptions.TooManyRequestsError,
 )
 """Answers of a REST catalog that say that a commit did not happen. All other errors may come after it."""
+_log = get_logger(__name__)
 _to_arrow: Any = cast("Any", _pyarrow_io).schema_to_pyarrow
 _load_io: Any = load_file_io
 
@@ -140,6 +147,20 @@ class IcebergPlace:
         return _load_io(dict(self.properties), self.directory)
 
 
+@dataclass(frozen=True, slots=True)
+class Going:
+    """The rows that an erasure takes."""
+
+    rows: Mapping[str, Positions]
+    """By the path of their file."""
+    requests: frozenset[int]
+    now_ms: int
+
+    @property
+    def requests_text(self) -> str:
+        return ",".join(map(str, sorted(self.requests)))
+
+
 class IcebergTable:
     """One writer's view of the table, as of `load`; made in the catalog by the first `ensure`."""
 
@@ -152,6 +173,7 @@ class IcebergTable:
         self._table: Any = None
         self._files: tuple[int, KeyedFiles] | None = None
         """The files of the snapshot with that id."""
+        self._purge = Purge()
 
     @property
     def name(self) -> str:
@@ -186,6 +208,13 @@ class IcebergTable:
     @property
     def _takes_deltas(self) -> bool:
         return self._table.metadata.format_version == FORMAT_VERSION
+
+    @property
+    def file_count(self) -> int:
+        snapshot = None if self._table is None else self._table.current_snapshot()
+        if snapshot is None or snapshot.summary is None or not self._takes_deltas:
+            return 0
+        return int(snapshot.summary.additional_properties.get("total-data-files", 0))
 
     def keyed_files(self) -> KeyedFiles | None:
         """Raises WrongTableError, CatalogUnavailableError, PlaceUnavailableError."""
@@ -264,27 +293,96 @@ class IcebergTable:
 
     def rewrite(self, groups: Sequence[Sequence[KeyedFile]], progress: Progress) -> None:
         """Write each group of files again as one, in one commit. Raises as `commit`."""
-        keyed, indexes = self.keyed_files(), self.key_indexes
-        if keyed is None or indexes is None:
-            raise BugError(f"files of {self._identifier} have no key indexes")
+        self._write_again(groups, progress, by_index=progress.mode == LATEST_MODE)
+
+    def erase(self, gone: GoneRows, progress: Progress, *, by_index: bool, now_ms: int) -> Erased | None:
+        """Raises as `commit`, and CatalogUnavailableError, PlaceUnavailableError."""
+        found = self._rows_of(gone, by_index=by_index)
+        if found is None:
+            return None
+        files = [file for file in self._live_files().files if file.path in found]
+        self._write_again([[file] for file in files], progress, Going(found, gone.requests, now_ms), by_index=by_index)
+        self.finish_erasures(now_ms)
+        return Erased(sum(map(len, found.values())), len(files), gone.requests)
+
+    def finish_erasures(self, now_ms: int) -> None:
+        """Delete what erasures took from the table, also those of a process that ended before. Errors are told."""
+        try:
+            with asked(shown_of(self._catalog), _KNOWN):
+                if self._purge.finish(self._table, now_ms):
+                    now = self._catalog.load_table(self._identifier)
+                    # Another writer's commit must fence the next one of ours.
+                    if now.metadata.current_snapshot_id == self._table.metadata.current_snapshot_id:
+                        self._table = now
+        except (SiltstoneError, *_KNOWN) as error:
+            _log.warning(
+                "files with erased rows could not be deleted yet; the next run tries again",
+                table=self._identifier,
+                reason=str(error),
+            )
+
+    def _rows_of(self, gone: GoneRows, *, by_index: bool) -> Mapping[str, Positions] | None:
+        """The positions of those rows by path; None if they cannot be erased, which is told."""
+        names = set(self.columns.names)
+        try:
+            if not self._takes_deltas or not {"kafka_partition", "kafka_offset"} <= names:
+                version = self._table.metadata.format_version
+                raise WrongTableError(f"it has the format version {version}, and the columns {sorted(names)}")
+            with self._asked():
+                files = self._live_files()
+                found = {file.path: files.gone(file, gone, by_index=by_index) for file in files.files}
+        except WrongTableError as error:
+            _log.warning(
+                "rows of the table cannot be erased: export to another table, and drop this one",
+                table=self._identifier,
+                reason=error.message,
+            )
+            return None
+        return {path: positions for path, positions in found.items() if len(positions)}
+
+    def _live_files(self) -> KeyedFiles:
+        keyed = self.keyed_files()
+        if keyed is None:
+            raise BugError(f"files of {self._identifier} cannot be written again")
+        return keyed
+
+    def _write_again(
+        self,
+        groups: Sequence[Sequence[KeyedFile]],
+        progress: Progress,
+        going: Going | None = None,
+        *,
+        by_index: bool,
+    ) -> None:
+        """Commit each group of files as one. `going`: rows that are left out; without it the rows stay the same."""
+        keyed, indexes = self._live_files(), self.key_indexes if by_index else None
         transaction: Any = FencedTransaction(self._table)
         place, schema = self.place, arrow_schema(self._table.schema(), ids=True)
+        properties = {PROGRESS: progress.as_json(), **({} if going is None else {ERASURES: going.requests_text})}
         written: list[WrittenFile] = []
+        removal = ""
         try:
             with self._committing(transaction):
-                delta = RowDelta(transaction, {PROGRESS: progress.as_json()}, rewrites=True)
+                delta = RowDelta(transaction, properties, rewrites=going is None)
                 for group in groups:
                     old = [keyed.live(file.path) for file in group]
-                    new = rewritten(self._table, old, group[0].partition or 0, schema, place, indexes)
+                    new = rewritten(self._table, old, schema, place, indexes, {} if going is None else going.rows)
                     written += new
                     for file in new:
                         delta.add(place.path(file.name))
                     for live in old:
                         delta.remove(live)
+                if going is not None:
+                    staying = [*keyed.paths_without(going.rows), *(place.path(file.name) for file in written)]
+                    removal = self._purge.begin(self._table, staying, delta.snapshot_id, going.now_ms)
                 delta.commit()
         except (StaleWriterError, CommitRefusedError):
             place.remove([file.name for file in written])
-            indexes.remove([index_name(file.name) for file in written])
+            if indexes is not None:
+                indexes.remove([index_name(file.name) for file in written])
+            if removal:
+                with suppress(OSError):  # a removal without its snapshot is dropped by a later run
+                    self._purge.drop(self._table, removal)
             raise
 
     @contextmanager

@@ -61,6 +61,14 @@ def _has_gap(part: PartitionSnapshot, start: int) -> bool:
     )
 
 
+def are_to_tidy(before: int, after: int, partitions: int) -> bool:
+    """Whether a run that brought a log's table from so many files to so many looks for files to merge. Looking means to
+    read all manifests, which a run that only adds does not, so it is done once for some FANOUT files of each partition.
+    """
+    step = FANOUT * partitions
+    return before // step != after // step
+
+
 def to_rewrite(files: Sequence[FileFacts]) -> list[list[int]]:
     """Groups of files, by their place in `files`, each to be rewritten as one: at most REWRITE_BYTES, or one group.
 

@@ -14,7 +14,7 @@ hold a key, so a few keys are found by reading a few blocks, and many by reading
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -28,6 +28,8 @@ from wire.kernels.hashing import hash_keys
 
 BLOCK_ROWS = 4096
 HASH_WORDS = 4
+KEY_COLUMNS = ("kafka_key", "kafka_key_bytes")
+"""The columns of a table that hold a record's key; the second may be missing."""
 ROW_BYTES = 8 * HASH_WORDS + 4
 ROWS_MAX = 2**32 - 1
 """Positions have 32 bits."""
@@ -80,6 +82,15 @@ def key_hashes(keys: Any) -> Hashes:
     if keys.null_count:
         lengths[keys.is_null().to_numpy(zero_copy_only=False)] = -1
     return hash_keys(arena, edges[:-1].astype(np.int64), lengths)
+
+
+def row_hashes(columns: Mapping[str, Any]) -> Hashes:
+    """The hash of each row's key, from Arrow arrays of the KEY_COLUMNS; the second may be missing."""
+    hashes = key_hashes(columns["kafka_key"])
+    if "kafka_key_bytes" in columns:  # keys that are no text
+        other = columns["kafka_key_bytes"].is_valid().to_numpy(zero_copy_only=False)
+        hashes[other] = key_hashes(columns["kafka_key_bytes"])[other]
+    return hashes
 
 
 def index_name(data_file: str) -> str:

@@ -64,7 +64,7 @@ def add_tail(writing: Writing, progress: Progress) -> Progress:
     )
     slices = plan_slices(snapshot, options, slice_bytes=ask.slice_bytes)
     writing.begin_table(slices, options)
-    base = fresh(snapshot, ask.mode, ask.values.text, begins)
+    base = writing.erasing.noted(fresh(snapshot, ask.mode, ask.values.text, begins), progress)
     groups = in_groups([(part.records, part) for part in slices], TAIL_ROWS) or [[]]
     url, done = writing.source.object_store_url, 0
     for group in groups:
@@ -82,6 +82,7 @@ def add_tail(writing: Writing, progress: Progress) -> Progress:
 
 def tidy(table: Table, progress: Progress) -> None:
     """Rewrite files that are small, or have many dead rows, in a commit of its own, which leaves all rows as they are.
+    Tables of logs have no dead rows of ours.
 
     Raises the errors of the table's commit, but for one: if another writer is quicker, the next run tries again.
     """

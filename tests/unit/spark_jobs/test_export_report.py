@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from metadata.contract.readers import TopicSnapshot
+from metadata.erasures.contract import KeyMark, TopicErasure
 from spark_jobs.scan.contract import ScanOptions, Slice
 from spark_jobs.tables.columns.convert import ValueFormat
 from spark_jobs.tables.columns.kinds import NULL
 from spark_jobs.tables.contract import Ask, DeadRows, Engine, KeyedFile, Pinned
+from spark_jobs.tables.erasing.gone import Erased, GoneRows
 from spark_jobs.tables.errors import StaleWriterError
 from spark_jobs.tables.export import export
 from spark_jobs.tables.file_task import WriteResult, WriteTask
@@ -49,8 +51,15 @@ class FencedTable:
 
     key_indexes: None = None
 
+    file_count: int = 0
+
     def keyed_files(self) -> None:
         return None
+
+    def erase(self, gone: GoneRows, progress: Progress, *, by_index: bool, now_ms: int) -> Erased:
+        raise AssertionError("nothing is erased here")
+
+    def finish_erasures(self, now_ms: int) -> None: ...
 
     def rewrite(self, groups: Sequence[Sequence[KeyedFile]], progress: Progress) -> None:
         raise AssertionError("nothing is rewritten here")
@@ -87,6 +96,12 @@ class OneTopic:
         yield self
 
     def check(self) -> None: ...
+
+    def topic_erasures(self) -> Sequence[TopicErasure]:
+        return ()
+
+    def erasure_marks(self, erasure_id: int) -> Mapping[int, Sequence[KeyMark]]:
+        raise AssertionError("there is no erasure")
 
     def at_time(self, snapshot: TopicSnapshot, timestamp_ms: int) -> Mapping[int, int]:
         raise AssertionError("no times are asked for")

@@ -14,7 +14,8 @@ from runtime.ids import SystemIds
 from spark_jobs.tables.errors import TableError
 from spark_jobs.tables.iceberg.upkeep.reach import Reached
 
-FORMAT = 1
+FORMAT, ERASURE_FORMAT = 1, 2
+"""The second is that of an erasure's removal, which an older release leaves alone."""
 
 
 class BadRemovalError(TableError):
@@ -27,15 +28,18 @@ class Removal:
     snapshots: tuple[int, ...]
     """If any of them is still in the table, the expiry was not committed."""
     files: Reached
+    erasure: int | None = None
+    """The snapshot of an erasure, after whose commit the others are to expire at once; None for a common expiry."""
 
     def as_json(self) -> bytes:
         row = {
-            "format": FORMAT,
+            "format": FORMAT if self.erasure is None else ERASURE_FORMAT,
             "made_ms": self.made_ms,
             "snapshots": self.snapshots,
             "metadata": self.files.metadata,
             "manifests": self.files.manifests,
             "data": self.files.data,
+            **({} if self.erasure is None else {"erasure": self.erasure}),
         }
         return json.dumps(row, separators=(",", ":")).encode()
 
@@ -44,8 +48,8 @@ class Removal:
         """Raises BadRemovalError."""
         try:
             row: Any = json.loads(text)
-            if row["format"] != FORMAT:
-                raise ValueError(f"it has format {row['format']!r}, and this release reads {FORMAT}")
+            if row["format"] not in (FORMAT, ERASURE_FORMAT):
+                raise ValueError(f"it has format {row['format']!r}, and this release reads up to {ERASURE_FORMAT}")
             return cls(
                 made_ms=int(row["made_ms"]),
                 snapshots=tuple(int(each) for each in row["snapshots"]),
@@ -54,6 +58,7 @@ class Removal:
                     manifests=tuple(map(str, row["manifests"])),
                     data=tuple(map(str, row["data"])),
                 ),
+                erasure=row.get("erasure"),
             )
         except (ValueError, KeyError, TypeError) as error:
             raise BadRemovalError(

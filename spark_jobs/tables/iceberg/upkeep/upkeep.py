@@ -20,15 +20,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pyiceberg.exceptions as _exceptions
-from pydantic import PrivateAttr
 from pyiceberg.table import TableProperties
 from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
-from pyiceberg.table.update import (
-    AssertRefSnapshotId,
-    AssertTableUUID,
-    RemovePartitionStatisticsUpdate,
-    RemoveSnapshotsUpdate,
-)
 from pyiceberg.utils.properties import property_as_bool, property_as_int
 
 from runtime.errors import SiltstoneError
@@ -38,16 +31,24 @@ from spark_jobs.tables.iceberg.catalog import asked
 from spark_jobs.tables.iceberg.table import PROGRESS, IcebergTable
 from spark_jobs.tables.iceberg.upkeep import reach, removal
 from spark_jobs.tables.iceberg.upkeep.expiry import Ref, Taken, enough, expired
+from spark_jobs.tables.iceberg.upkeep.expiry_commit import expiry_of
+from spark_jobs.tables.iceberg.upkeep.layout import (
+    OUR_FILE,
+    data_of,
+    drops_log,
+    index_beside,
+    keys_of,
+    loaded_again,
+    metadata_of,
+    note_path,
+)
 from spark_jobs.tables.iceberg.upkeep.place import get, listed, put, remove
+from spark_jobs.tables.iceberg.upkeep.purge import SETTLED_MS
 from spark_jobs.tables.iceberg.upkeep.removal import BadRemovalError, Removal
 
 DAY_MS = 86_400_000
 RETRY_MS = 300_000
 """The pause after an error, so that a place that refuses deletions is not asked every round."""
-SETTLED_MS = 600_000
-"""A commit that was not seen for so long will not come any more."""
-OUR_FILE = re.compile(r"(p\d{5,}-\d{19}-\d{19}-[a-z-]+-[0-9a-f]{12})\.(parquet|keys)")
-"""The names that `file_task.file_name` makes, and those of key indexes beside them."""
 METADATA_MS = 3 * DAY_MS
 """Iceberg's own age of orphans: other engines that commit to the table give these files the same names."""
 LIST_OR_MANIFEST = re.compile(r"(snap-\d+-\d+-)?[0-9a-f-]{36}(-m\d+)?\.avro")
@@ -73,29 +74,6 @@ class Tended:
         parts += [f"removed {plural(self.files, 'old file')}"] if self.files else []
         parts += [f"upkeep failed: {self.failed}"] if self.failed else []
         return ", ".join(parts)
-
-
-class AsChosen(AssertTableUUID):
-    """Asserts that branches, tags and the chosen snapshots are as they were.
-
-    Catalogs that check in this process see all of it; a REST catalog is sent the assertion of the table's id alone.
-    """
-
-    _chosen_from: Any = PrivateAttr()
-    _ids: frozenset[int] = PrivateAttr()
-
-    @classmethod
-    def of(cls, metadata: Any, ids: Sequence[int]) -> AsChosen:
-        made = cls(uuid=metadata.table_uuid)
-        made._chosen_from, made._ids = metadata.refs, frozenset(ids)
-        return made
-
-    def validate(self, base_metadata: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        super().validate(base_metadata)
-        if base_metadata.refs != self._chosen_from:
-            raise _exceptions.CommitFailedException("branches or tags have changed")
-        if not self._ids <= {each.snapshot_id for each in base_metadata.snapshots}:
-            raise _exceptions.CommitFailedException("somebody else expired snapshots")
 
 
 class Upkeep:
@@ -129,16 +107,16 @@ class Upkeep:
         if not property_as_bool(table.properties, "gc.enabled", default=True):
             return  # other tables may share its files
         if self._swept_ms is None or now_ms - self._swept_ms >= DAY_MS:
-            table = _loaded_again(table)
+            table = loaded_again(table)
             self._find_removals(table)
             self._remove_orphans(table, now_ms)
             self._swept_ms = now_ms
         if self._pending:
-            table = _loaded_again(table)
+            table = loaded_again(table)
             for name in list(self._pending):
                 self._finish(table, table.metadata, table.metadata_location, name, now_ms)
         if _chosen(table.metadata, now_ms):
-            self._expire(_loaded_again(table), now_ms)
+            self._expire(loaded_again(table), now_ms)
 
     # ---- expiry
 
@@ -147,9 +125,9 @@ class Upkeep:
         ids = _chosen(metadata, now_ms)
         if not ids:
             return
-        files = reach.only_reached_by(table.io, metadata, set(ids), log_files=_drops_log(metadata))
+        files = reach.only_reached_by(table.io, metadata, set(ids), log_files=drops_log(metadata))
         name, note = removal.new_name(now_ms), Removal(made_ms=now_ms, snapshots=ids, files=files)
-        put(table.io, _note(table, name), note.as_json())
+        put(table.io, note_path(table, name), note.as_json())
         self._pending[name] = note
         try:
             answer = table.catalog.commit_table(table, *expiry_of(metadata, ids))
@@ -167,11 +145,14 @@ class Upkeep:
             if each.name in self._pending:
                 continue
             try:
-                self._pending[each.name] = Removal.from_json(get(table.io, _note(table, each.name)), each.name)
+                found = Removal.from_json(get(table.io, note_path(table, each.name)), each.name)
             except FileNotFoundError:
                 continue  # its process finished it just now
             except BadRemovalError as error:
                 _log.warning("a removal is left alone", reason=error.message, remedy=error.remedy)
+            else:
+                if found.erasure is None:  # `purge.py` finishes the others
+                    self._pending[each.name] = found
 
     def _finish(self, table: Any, metadata: Any, location: str, name: str, now_ms: int) -> None:
         """Delete the files of a removal. Raises OSError if one cannot be deleted; the removal stays then."""
@@ -181,12 +162,12 @@ class Upkeep:
                 self._drop(table, name)
             return
         paths = reach.unreached(table.io, metadata, location, note.files)
-        indexes = [each for path in paths if (each := _index_beside(table, path))]
+        indexes = [each for path in paths if (each := index_beside(table, path))]
         self._remove(table, [*paths, *indexes])
         self._drop(table, name)
 
     def _drop(self, table: Any, name: str) -> None:
-        _, error = remove(table.io, [_note(table, name)])
+        _, error = remove(table.io, [note_path(table, name)])
         if error is not None:
             raise error
         del self._pending[name]
@@ -196,16 +177,16 @@ class Upkeep:
     def _remove_orphans(self, table: Any, now_ms: int) -> None:
         """Remove files that nothing names: those with names of ours after a day, those of metadata later."""
         data: dict[str, list[str]] = {}
-        for directory in (_data(table), _keys(table)):
+        for directory in (data_of(table), keys_of(table)):
             for each in listed(table.io, directory):
                 ours = OUR_FILE.fullmatch(each.name)
                 if ours is not None and now_ms - each.written_ms >= DAY_MS:
                     data.setdefault(f"{ours[1]}.parquet", []).append(f"{directory}/{each.name}")
         # Commits that were killed or fenced leave them, and each merge of manifests leaves one.
-        kinds = [LIST_OR_MANIFEST, METADATA] if _drops_log(table.metadata) else [LIST_OR_MANIFEST]
+        kinds = [LIST_OR_MANIFEST, METADATA] if drops_log(table.metadata) else [LIST_OR_MANIFEST]
         metadata = [
-            f"{_metadata(table)}/{each.name}"
-            for each in listed(table.io, _metadata(table))
+            f"{metadata_of(table)}/{each.name}"
+            for each in listed(table.io, metadata_of(table))
             if now_ms - each.written_ms >= METADATA_MS and any(kind.fullmatch(each.name) for kind in kinds)
         ]
         if data or metadata:
@@ -221,15 +202,6 @@ class Upkeep:
 
 
 _OF_OTHERS = (_exceptions.CommitFailedException, _exceptions.NoSuchTableError)
-
-
-def _loaded_again(table: Any) -> Any:
-    return table.catalog.load_table(table.name())
-
-
-def _drops_log(metadata: Any) -> bool:
-    """Whether metadata files that fall out of the log are to be deleted."""
-    return property_as_bool(metadata.properties, TableProperties.METADATA_DELETE_AFTER_COMMIT_ENABLED, default=False)
 
 
 def _chosen(metadata: Any, now_ms: int) -> tuple[int, ...]:
@@ -262,37 +234,3 @@ def _chosen(metadata: Any, now_ms: int) -> tuple[int, ...]:
     ]
     ids = expired(snapshots, refs, now_ms, int(keep_ms or 0), int(keep_last or 0))
     return ids if enough(len(ids), len(snapshots)) else ()
-
-
-def expiry_of(metadata: Any, ids: Sequence[int]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """The requirements and the updates of the commit."""
-    made: Any = AssertRefSnapshotId
-    refs = [made(ref=name, snapshot_id=ref.snapshot_id) for name, ref in metadata.refs.items()]
-    statistics: Any = RemovePartitionStatisticsUpdate
-    updates = [
-        statistics(snapshot_id=each.snapshot_id) for each in metadata.partition_statistics if each.snapshot_id in ids
-    ]
-    expiry: Any = RemoveSnapshotsUpdate
-    return (AsChosen.of(metadata, ids), *refs), (*updates, expiry(snapshot_ids=list(ids)))
-
-
-def _data(table: Any) -> str:
-    return f"{table.location()}/data"
-
-
-def _metadata(table: Any) -> str:
-    return f"{table.location()}/metadata"
-
-
-def _keys(table: Any) -> str:
-    return f"{table.location()}/_siltstone/keys"
-
-
-def _note(table: Any, name: str) -> str:
-    return f"{removal.directory(table.location())}/{name}"
-
-
-def _index_beside(table: Any, path: str) -> str:
-    """The key index of a data file of ours; empty for all others."""
-    ours = OUR_FILE.fullmatch(reach.name_of(path))
-    return f"{_keys(table)}/{ours[1]}.keys" if ours is not None and ours[2] == "parquet" else ""

@@ -1,5 +1,5 @@
 """Random histories of a topic and of its table with one row per key: each snapshot is the log's latest view at the
-offsets that it names.
+offsets that it names, and no file has a row that was erased.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as _parquet  # pyright: ignore[reportMissingTypeStubs]
 import pytest
 
 import spark_jobs.tables.iceberg.table as iceberg
@@ -24,10 +25,13 @@ from spark_jobs.tables.columns.convert import ValueFormat
 from spark_jobs.tables.errors import StaleWriterError
 from spark_jobs.tables.iceberg.row_delta import RowDelta
 from spark_jobs.tables.iceberg.table import IcebergPlace
+from spark_jobs.tables.iceberg.upkeep import purge
+from spark_jobs.tables.iceberg.upkeep.purge import Purge
 from spark_jobs.tables.keyed import decide, run
-from spark_jobs.tables.progress import LATEST_MODE
+from spark_jobs.tables.progress import LATEST_MODE, LOG_MODE
 from storage.local import LocalStore
 from tests.fixtures.compactors import RunningCompactor, StartCompactor
+from tests.fixtures.erased_bytes import request_erasure
 from tests.fixtures.lake import Lake
 from tests.fixtures.transactional_log import Producer, TransactionalWriter, Write
 from tests.fixtures.waiting import until
@@ -38,6 +42,7 @@ PARTITIONS, STEPS = 2, 70
 KILL_SHARE = 0.015
 """Of the times before and after each step of a writer."""
 JSON = ValueFormat(kind="json")
+parquet: Any = _parquet
 
 
 class Killed(BaseException):
@@ -64,6 +69,8 @@ class History:
     sent: list[Sent] = field(default_factory=list[Sent])
     starts: dict[int, int] = field(default_factory=lambda: dict.fromkeys(range(PARTITIONS), 0))
     ends: dict[int, int] = field(default_factory=lambda: dict.fromkeys(range(PARTITIONS), 0))
+    erased: dict[tuple[int, bytes], int] = field(default_factory=dict[tuple[int, bytes], int])
+    """(partition, key) -> the offset below which its records go."""
     number: int = 0
 
     def record(self) -> tuple[bytes, dict[str, Any] | None]:
@@ -93,11 +100,38 @@ class History:
         if ends != "aborted":
             self.sent += [Sent(partition, base + at, key, row) for at, (key, row) in enumerate(records)]
 
+    async def send_plain(self, partition: int) -> None:
+        records = [self.record() for _ in range(self.chance.randrange(1, 12))]
+        news = [NewRecord(1_000, key, None if row is None else json.dumps(row).encode()) for key, row in records]
+        base = await self.lake.client.produce(self.topic, partition, build_batch(news))
+        self.ends[partition] = base + len(news)
+        self.sent += [Sent(partition, base + at, key, row) for at, (key, row) in enumerate(records)]
+
     async def delete_records(self) -> None:
         partition = self.chance.randrange(PARTITIONS)
         offset = self.chance.randint(self.starts[partition], self.ends[partition])
         await delete_records_before(self.lake.client, {(self.topic, partition): offset})
         self.starts[partition] = offset
+
+    async def erase(self) -> None:
+        keys = [f"key {self.chance.randrange(40)}".encode() for _ in range(self.chance.randrange(1, 4))]
+        await request_erasure(self.metadata, self.topic, sorted(set(keys)), wait_ms=self.chance.choice([0, 0, 60_000]))
+        self.erased.update({(partition, key): end for key in keys for partition, end in self.ends.items()})
+
+    def is_erased(self, partition: int, key: bytes, offset: int) -> bool:
+        return offset < self.erased.get((partition, key), 0)
+
+    def erased_offsets(self) -> set[tuple[int, int]]:
+        return {
+            (each.partition, each.offset) for each in self.sent if self.is_erased(each.partition, each.key, each.offset)
+        }
+
+    def without_erased(self, rows: Mapping[tuple[int, str], Any]) -> dict[tuple[int, str], Any]:
+        return {
+            (partition, key): row
+            for (partition, key), row in rows.items()
+            if not self.is_erased(partition, key.encode(), row[0])
+        }
 
     def view(self, ends: Mapping[int, int], starts: Mapping[int, int]) -> dict[tuple[int, str], Any]:
         rows: dict[tuple[int, str], Any] = {}
@@ -160,6 +194,9 @@ def with_kills(monkeypatch: pytest.MonkeyPatch, chance: random.Random) -> Callab
     dying(IcebergPlace, "put")
     dying(RowDelta, "commit")
     dying(iceberg.FencedTransaction, "commit_transaction")
+    dying(Purge, "begin")
+    dying(Purge, "finish")
+    dying(purge, "remove")
 
     def end() -> None:
         alive[0] = True
@@ -182,9 +219,9 @@ def held_by(lake: Lake, name: str) -> tuple[dict[tuple[int, str], Any], Mapping[
     return rows, progress.offsets, progress.starts
 
 
-async def export(lake: Lake, name: str, topic: str) -> None:
+async def export(lake: Lake, name: str, topic: str, mode: str = LATEST_MODE) -> None:
     values = ValueFormat(kind="json", keys="text")
-    await lake.exported(topic, lake.iceberg(name), values, mode=LATEST_MODE, slice_bytes=300)
+    await lake.exported(topic, lake.iceberg(name), values, mode=mode, slice_bytes=300)
 
 
 @pytest.mark.parametrize("history", [int(os.environ.get("KEYED_SEED", "1")), 2], indirect=True)
@@ -194,6 +231,7 @@ async def test_the_table_is_the_latest_view_at_the_offsets_that_it_names(
     small_numbers(monkeypatch)
     revive = with_kills(monkeypatch, history.chance)
     lake, kills, hurt = history.lake, 0, 0
+    place = lake.place / "warehouse"
     for _ in range(STEPS):
         step = history.chance.random()
         if step < 0.55:
@@ -204,21 +242,38 @@ async def test_the_table_is_the_latest_view_at_the_offsets_that_it_names(
             await asyncio.sleep(0.3)  # the compactor merges and dedupes
         elif step < 0.70:
             hurt += forget_indexes(lake, history.chance)
+        elif step < 0.75:
+            await history.erase()
         else:
+            killed = False
             try:
                 await export(lake, "t", history.topic)
             except (Killed, StaleWriterError):
-                kills += 1
+                kills, killed = kills + 1, True
             rows, ends, starts = await asyncio.to_thread(held_by, lake, "t")
-            assert rows == history.view(ends, starts)
+            expected = history.without_erased(history.view(ends, starts))
+            assert (history.without_erased(rows) if killed else rows) == expected
+            assert killed or not await asyncio.to_thread(erased_in, history, place)
     revive()
     await export(lake, "t", history.topic)
     rows, ends, _ = await asyncio.to_thread(held_by, lake, "t")
-    assert rows == history.view(history.ends, history.starts)
+    assert rows == history.without_erased(history.view(history.ends, history.starts))
+    assert not await asyncio.to_thread(erased_in, history, place)
     assert dict(ends) == history.ends
     kinds = Counter(snapshot.summary.operation.value for snapshot in lake.catalog().load_table("lake.t").snapshots())
     merges = history.compactor.merges("done")
-    print(f"{kinds}, {kills} kills, {hurt} lost indexes, {merges:.0f} merges, {len(rows)} rows")
+    erasures = len(await history.metadata.erasures.erasures())
+    print(f"{kinds}, {erasures} erasures, {kills} kills, {hurt} lost indexes, {merges:.0f} merges, {len(rows)} rows")
+
+
+def erased_in(history: History, place: Path) -> list[str]:
+    """Erased records in the files below a place, whether or not the table still names these."""
+    return [
+        f"{path.name}: {row}"
+        for path in place.rglob("*/data/p*.parquet")
+        for row in parquet.read_table(path, columns=["kafka_partition", "kafka_offset", "kafka_key"]).to_pylist()
+        if history.is_erased(row["kafka_partition"], row["kafka_key"].encode(), row["kafka_offset"])
+    ]
 
 
 def forget_indexes(lake: Lake, chance: random.Random) -> int:
@@ -258,3 +313,53 @@ async def test_a_tombstone_that_a_dedupe_dropped_before_it_was_read_takes_its_ro
     await export(lake, "t", history.topic)
     rows, _, _ = await asyncio.to_thread(held_by, lake, "t")
     assert sorted(key for _, key in rows) == ["other", "stays"]
+
+
+@pytest.mark.parametrize("history", [int(os.environ.get("KEYED_SEED", "3"))], indirect=True)
+async def test_a_table_of_a_log_has_each_record_but_the_erased_ones(
+    history: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a topic from which nothing but erasures takes records, and a table whose files are often merged
+    small_numbers(monkeypatch)
+    lake, kills, killed = history.lake, 0, False
+    place = lake.place / "warehouse"
+    history.topic = "visits"
+    await lake.client.create_topic("visits", partitions=PARTITIONS, configs={"retention.ms": "-1"})
+    revive = with_kills(monkeypatch, history.chance)
+    for number in range(STEPS + 1):
+        step = history.chance.random()
+        if step < 0.45 and number < STEPS:
+            await history.send_plain(history.chance.randrange(PARTITIONS))
+        elif step < 0.55 and number < STEPS:
+            await history.erase()
+        else:
+            # when it is exported, again and again, with kills in between
+            if number == STEPS:
+                revive()
+            try:
+                await export(lake, "l", "visits", LOG_MODE)
+                killed = False
+            except Killed:
+                kills, killed = kills + 1, True
+            # then it has all records below the offsets that it names, each once, and none that was erased
+            rows, ends = await asyncio.to_thread(offsets_of, lake, "l")
+            erased = history.erased_offsets()
+            expected = sorted(
+                (each.partition, each.offset) for each in history.sent if each.offset < ends.get(each.partition, 0)
+            )
+            assert [row for row in rows if not killed or row not in erased] == [
+                each for each in expected if each not in erased
+            ]
+            assert killed or not await asyncio.to_thread(erased_in, history, place)
+    kinds = Counter(snapshot.summary.operation.value for snapshot in lake.catalog().load_table("lake.l").snapshots())
+    print(f"{kinds}, {len(await history.metadata.erasures.erasures())} erasures, {kills} kills")
+
+
+def offsets_of(lake: Lake, name: str) -> tuple[list[tuple[int, int]], Mapping[int, int]]:
+    """(partition, offset) of each row of the table, sorted, and the ends that its newest snapshot names."""
+    table = lake.iceberg(name)
+    progress = table.load()
+    if progress is None:
+        return [], {}
+    rows = lake.catalog().load_table(table.name).scan().to_arrow().to_pylist()
+    return sorted((row["kafka_partition"], row["kafka_offset"]) for row in rows), progress.offsets

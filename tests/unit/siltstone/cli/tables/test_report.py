@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import pytest
+from click.testing import CliRunner
 
 from runtime.clock import ManualClock
-from siltstone.cli.tables.report import QUIET_MS, TELL_MS, Rounds, offsets_text, shown_progress
+from siltstone.cli.tables.report import (
+    QUIET_MS,
+    TELL_MS,
+    Rounds,
+    offsets_text,
+    print_report,
+    report_json,
+    shown_progress,
+)
 from spark_jobs.tables.contract import Report
+from spark_jobs.tables.erasing.gone import Erased
 
 START_MS = 1_700_000_000_000
 """22:13:20 UTC."""
@@ -28,7 +38,8 @@ def test_rounds_are_told_with_their_time_and_offsets_and_summed_up_at_the_end(
     for _ in range(13):
         clock.advance_ms(5_000)
         rounds.ended(Report(held={0: 5}))
-    # an upkeep is always told
+    # an erasure and an upkeep are always told
+    rounds.ended(Report(held={0: 5}, erased=Erased(3, 2, frozenset({7}))))
     rounds.ended(Report(held={0: 5}), "expired 13 snapshots")
     rounds.failed(OSError("away"))
     rounds.stopped()
@@ -38,8 +49,9 @@ def test_rounds_are_told_with_their_time_and_offsets_and_summed_up_at_the_end(
         "following bookings -> demo.bookings every 5s, from offsets 0:3; Ctrl-C stops",
         "22:13:20Z 2 rows in 1 file, 2.0 KiB, at offsets 0:5, 1 behind its end",
         "22:14:20Z nothing new, at offsets 0:5",
+        "22:14:25Z erased 3 rows of 1 request from 2 files, at offsets 0:5",
         "22:14:25Z nothing new, at offsets 0:5; expired 13 snapshots",
-        "stopped after 15 rounds: 2 rows in 1 file, 2.0 KiB; the table ends at offsets 0:5",
+        "stopped after 16 rounds: 2 rows in 1 file, 2.0 KiB; the table ends at offsets 0:5",
     ]
     assert told.err == "22:14:25Z round failed, the next one in 5s tries again: away\n"
     assert QUIET_MS == 60_000
@@ -68,3 +80,12 @@ def test_where_there_is_no_terminal_slices_are_told_every_ten_seconds(capsys: py
 def test_of_many_partitions_the_sum_is_told() -> None:
     assert offsets_text({1: 7, 0: 3}) == "0:3 1:7"
     assert offsets_text(dict.fromkeys(range(9), 1000)) == "9,000 over 9 partitions"
+
+
+def test_an_export_that_only_erased_says_what() -> None:
+    report = Report(erased=Erased(3, 2, frozenset({7})))
+    with CliRunner().isolation() as (out, *_):
+        print_report(report, "demo.t", as_json=False)
+        said = out.getvalue().decode()
+    assert "erased" in said and "3 rows of 1 request from 2 files" in said and "up to date" not in said
+    assert report_json(report, "demo.t")["erased"] == {"rows": 3, "files": 2, "requests": [7]}

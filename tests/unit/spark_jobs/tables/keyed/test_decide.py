@@ -11,6 +11,7 @@ from spark_jobs.tables.keyed.decide import (
     FANOUT,
     REWRITE_BYTES,
     FileFacts,
+    are_to_tidy,
     tail_rows,
     to_rewrite,
     with_gaps,
@@ -84,3 +85,8 @@ def test_many_rounds_leave_few_files_and_rewrite_each_row_a_few_times() -> None:
     assert most <= 5 * FANOUT
     assert rewritten <= 6 * written
     assert DEAD_SHARE < 1
+
+
+def test_a_logs_files_are_looked_at_once_for_some_of_each_partition() -> None:
+    assert [after for after in range(1, 50) if are_to_tidy(after - 1, after, 2)] == [16, 32, 48]
+    assert are_to_tidy(14, 18, 2) and not are_to_tidy(16, 16, 2)

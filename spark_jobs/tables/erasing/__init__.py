@@ -1,0 +1,1 @@
+"""Erasures of a topic carried on to its tables."""

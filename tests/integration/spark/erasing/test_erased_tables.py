@@ -1,0 +1,306 @@
+"""Erasures of a topic reach its tables: the rows go, and so do their bytes, whatever stops a run in between."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from metadata.contract.store import MetadataStore
+from metadata.erasures.contract import KeyMark
+from metadata.erasures.stages import KEPT_MS
+from metadata.migrations.grants import READER, grant
+from metadata.urls import open_metadata
+from spark_jobs.tables.contract import Report, Table
+from spark_jobs.tables.erasing.decide import LOOKED_KEPT_MS
+from spark_jobs.tables.iceberg.table import FencedTransaction
+from spark_jobs.tables.progress import LATEST_MODE, LOG_MODE, Applied
+from storage.local import LocalStore
+from tests.fixtures.erased_bytes import files_with, request_erasure, request_marks
+from tests.fixtures.erasures import hash_of
+from tests.fixtures.lake import RAW, Lake
+from tests.fixtures.log_lines import LogLines
+from tests.fixtures.postgres import run_sql
+from tests.fixtures.tended_tables import Killed
+from tests.fixtures.transactional_log import TransactionalWriter, Write
+from wire.records import NewRecord
+
+KINDS = [(kind, mode) for kind in ("iceberg", "parquet") for mode in (LOG_MODE, LATEST_MODE)]
+SECRET = b"a secret of augusta"
+
+
+@pytest.fixture
+async def metadata(lake: Lake) -> AsyncIterator[MetadataStore]:
+    service = open_metadata(lake.metadata_url)
+    await service.open()
+    yield service
+    await service.close()
+
+
+def opened(lake: Lake, kind: str) -> Table:
+    """The table as a new process would open it."""
+    return lake.iceberg() if kind == "iceberg" else lake.parquet()
+
+
+def place_of(lake: Lake, kind: str) -> Path:
+    return lake.place / ("warehouse" if kind == "iceberg" else "parquet")
+
+
+async def exported(lake: Lake, kind: str, mode: str, **ask: Any) -> Report:
+    return await lake.exported("t", opened(lake, kind), RAW, mode=mode, **ask)
+
+
+async def rows_of(lake: Lake, kind: str) -> list[tuple[int, bytes, bytes]]:
+    rows = await lake.rows(opened(lake, kind))
+    return [(row["kafka_offset"], row["kafka_key"], row["kafka_value"]) for row in rows]
+
+
+@pytest.mark.parametrize(("kind", "mode"), KINDS)
+async def test_erased_rows_leave_a_table_with_all_their_bytes(
+    lake: Lake, metadata: MetadataStore, kind: str, mode: str
+) -> None:
+    # given a table with rows of two keys, in several files and snapshots
+    await lake.client.create_topic("t", partitions=1)
+    for number in range(3):
+        await lake.send("t", 0, SECRET + b" %d" % number, key=b"augusta")
+        await lake.send("t", 0, b"of bob %d" % number, key=b"bob")
+        await exported(lake, kind, mode)
+    place = place_of(lake, kind)
+    assert files_with(place, SECRET)
+    # when a key is erased
+    await request_erasure(metadata, "t", [b"augusta"])
+    report = await exported(lake, kind, mode)
+    # then the next run takes its rows away, and no file of the table's place has their bytes
+    kept = [(number * 2 + 1, b"bob", b"of bob %d" % number) for number in range(3)]
+    assert await rows_of(lake, kind) == (kept[2:] if mode == LATEST_MODE else kept)
+    assert files_with(place, SECRET) == []
+    assert files_with(place, b"augusta") == []
+    assert report.erased.rows >= 1 and report.erased.requests == {1}
+    # and the next run finds nothing to do
+    again = await exported(lake, kind, mode)
+    assert (again.commits, again.erased.requests) == ((), frozenset())
+    # and records of the key that come later stay
+    await lake.send("t", 0, b"augusta is back", key=b"augusta")
+    report = await exported(lake, kind, mode)
+    assert (await rows_of(lake, kind))[-1] == (6, b"augusta", b"augusta is back")
+    if mode == LOG_MODE or kind == "iceberg":
+        assert not report.erased.requests
+
+
+async def test_a_table_behind_its_topic_gets_no_erased_rows(lake: Lake, metadata: MetadataStore) -> None:
+    # given tables of which one has no record yet, one the first, and an erasure while the log still has all
+    await lake.client.create_topic("t", partitions=1)
+    await lake.send("t", 0, SECRET, key=b"augusta")
+    await lake.exported("t", lake.iceberg("begun"), RAW)
+    await lake.send("t", 0, SECRET, b"other", key=b"augusta")
+    await lake.send("t", 0, b"of bob", key=b"bob")
+    await request_erasure(metadata, "t", [b"augusta"])
+    # when they are exported
+    for table in (lake.iceberg("begun"), lake.iceberg("new"), lake.parquet("new"), lake.iceberg("latest")):
+        mode = LATEST_MODE if table.name.endswith("latest") else LOG_MODE
+        report = await lake.exported("t", table, RAW, mode=mode)
+        # then the records are read, and leave the table and its place in the same run
+        rows = await lake.rows(table)
+        assert [row["kafka_key"] for row in rows] == [b"bob"], table.name
+        assert report.erased.requests == {1}
+    assert files_with(lake.place / "warehouse", SECRET) == files_with(lake.place / "parquet", SECRET) == []
+    # and later runs look for them no more
+    assert not (await lake.exported("t", lake.iceberg("begun"), RAW)).erased.requests
+
+
+async def test_rows_behind_an_open_transaction_are_erased_when_they_come(
+    lake: Lake, metadata: MetadataStore, tmp_path: Path
+) -> None:
+    # given an erasure with marks above an open transaction, at which the table ends
+    await lake.client.create_topic("t", partitions=1)
+    await lake.send("t", 0, SECRET, key=b"augusta")
+    (topic,) = [each for each in await metadata.agents.list_topics() if each.name == "t"]
+    writer = await TransactionalWriter.start(metadata, LocalStore(tmp_path / "objects"), topic)
+    producer = await writer.producer("p")
+    await writer.write([Write(0, [NewRecord(1_000, b"bob", b"of bob")], producer)])
+    await lake.send("t", 0, SECRET, key=b"augusta")
+    await request_erasure(metadata, "t", [b"augusta"])
+    # when it is exported, then what it has goes, once
+    first = await exported(lake, "iceberg", LOG_MODE)
+    assert (first.erased.rows, first.behind) == (1, 2)
+    again = await exported(lake, "iceberg", LOG_MODE)
+    assert (again.commits, again.erased.requests) == ((), frozenset())
+    # and when the transaction ends, so does what came behind it
+    await writer.end([(producer, True)])
+    last = await exported(lake, "iceberg", LOG_MODE)
+    assert last.erased.rows == 1
+    assert await rows_of(lake, "iceberg") == [(1, b"bob", b"of bob")]
+    assert files_with(place_of(lake, "iceberg"), SECRET) == []
+    await writer.leave()
+
+
+@pytest.mark.parametrize("kind", ["iceberg", "parquet"])
+async def test_tombstones_go_with_the_second_stage(lake: Lake, metadata: MetadataStore, kind: str) -> None:
+    # given a log's table with a key's value and its tombstone, and an erasure that is to take both
+    await lake.client.create_topic("t", partitions=1)
+    await lake.send("t", 0, SECRET, None, key=b"augusta")
+    await lake.send("t", 0, b"of bob", None, key=b"bob")
+    await exported(lake, kind, LOG_MODE)
+    mark = KeyMark(hash_of(b"augusta"), 1, tombstone=True)
+    number = await request_marks(metadata, "t", {0: [mark]})
+    # when its first stage has begun, then the value goes
+    await exported(lake, kind, LOG_MODE)
+    bobs = [(2, b"bob", b"of bob"), (3, b"bob", None)]
+    assert await rows_of(lake, kind) == [(1, b"augusta", None), *bobs]
+    # and when its second stage has begun, the tombstone goes, and nothing has the key
+    await begin_second_stage(lake, number)
+    report = await exported(lake, kind, LOG_MODE)
+    assert await rows_of(lake, kind) == bobs and report.erased.rows == 1
+    assert files_with(place_of(lake, kind), b"augusta") == []
+
+
+async def begin_second_stage(lake: Lake, number: int) -> None:
+    """As compactors do when no file is pending and the rest is over."""
+    await run_sql(
+        lake.metadata_url,
+        f"UPDATE erasures SET erases_tombstones = true, stamp = stamp + 1 WHERE erasure_id = {number}",
+    )
+
+
+async def test_refs_that_keep_the_past_are_named_and_a_tables_own_wish_is_kept(
+    lake: Lake, metadata: MetadataStore, log_lines: LogLines
+) -> None:
+    # given a table with a tag on an older state, and one that shares its files
+    await lake.client.create_topic("t", partitions=1)
+    await lake.send("t", 0, SECRET, key=b"augusta")
+    for name in ("tagged", "shared"):
+        await lake.exported("t", lake.iceberg(name), RAW)
+    tagged = lake.catalog().load_table("lake.tagged")
+    tagged.manage_snapshots().create_tag(tagged.current_snapshot().snapshot_id, "audit").commit()
+    shared = lake.catalog().load_table("lake.shared")
+    shared.transaction().set_properties({"gc.enabled": "false"}).commit_transaction()
+    # when the key is erased
+    await request_erasure(metadata, "t", [b"augusta"])
+    for name in ("tagged", "shared"):
+        await lake.exported("t", lake.iceberg(name), RAW)
+        assert await lake.rows(lake.iceberg(name)) == []
+    # then the tag reads as before, and is named; so is the other table
+    tagged = lake.catalog().load_table("lake.tagged")
+    assert tagged.scan(snapshot_id=tagged.snapshot_by_name("audit").snapshot_id).to_arrow().num_rows == 1
+    (told,) = log_lines.named("a ref keeps an older state of the table, which may still hold erased rows: remove it")
+    assert (told["table"], told["kind"], told["ref"]) == ("tagged", "tag", "audit")
+    shared_told = "files of the table may not be deleted (gc.enabled), so erased rows stay in them"
+    assert [each["table"] for each in log_lines.named(shared_told)] == ["shared"]
+    assert len(lake.catalog().load_table("lake.shared").snapshots()) == 2
+
+
+async def test_a_table_of_an_older_release_goes_on_and_gets_all_erasures(lake: Lake, metadata: MetadataStore) -> None:
+    # given a table whose commits say nothing of erasures, and an erasure from before
+    await lake.client.create_topic("t", partitions=1)
+    await lake.send("t", 0, SECRET, key=b"augusta")
+    await exported(lake, "parquet", LOG_MODE)
+    commit = lake.place / "parquet" / "t" / "_siltstone" / "0000000001.json"
+    row = json.loads(commit.read_text())
+    del row["progress"]["erased"], row["progress"]["looked_ms"]
+    commit.write_text(json.dumps(row))
+    await request_erasure(metadata, "t", [b"augusta"])
+    await lake.send("t", 0, b"of bob", key=b"bob")
+    # when this release goes on with it, then the erasure is applied, and noted
+    report = await exported(lake, "parquet", LOG_MODE)
+    assert (report.rows, report.erased.rows) == (1, 1)
+    assert await rows_of(lake, "parquet") == [(1, b"bob", b"of bob")]
+    held = opened(lake, "parquet").load()
+    assert held is not None and held.erased == {1: Applied(1, {})} and held.looked_ms is not None
+
+
+async def test_a_table_that_was_away_for_long_is_told_and_one_without_news_notes_that_it_was_not(
+    lake: Lake, metadata: MetadataStore, log_lines: LogLines
+) -> None:
+    # given a table whose topic gets no records
+    await lake.client.create_topic("t", partitions=1)
+    await lake.send("t", 0, b"of bob", key=b"bob")
+    await exported(lake, "parquet", LOG_MODE)
+    commits = lake.place / "parquet" / "t" / "_siltstone"
+    missed = "the table was last exported so long ago that erasures since may be forgotten: request them again"
+    for away_ms, notes, warnings in ((0, 0, 0), (LOOKED_KEPT_MS, 1, 0), (KEPT_MS, 1, 1)):
+        newest = max(commits.glob("*.json"))
+        row = json.loads(newest.read_text())
+        row["progress"]["looked_ms"] -= away_ms
+        newest.write_text(json.dumps(row))
+        # when it is exported after that time
+        await exported(lake, "parquet", LOG_MODE)
+        # then it is noted that it asked for erasures; a warning names it when some may be forgotten
+        assert len([each for each in commits.glob("*.json") if each > newest]) == notes
+        assert [each["table"] for each in log_lines.named(missed)] == [opened(lake, "parquet").name] * warnings
+        assert await rows_of(lake, "parquet") == [(0, b"bob", b"of bob")]
+
+
+async def test_a_role_without_the_right_is_told_and_the_table_gets_the_erasure_once_it_has_it(
+    lake: Lake, metadata: MetadataStore, log_lines: LogLines
+) -> None:
+    # given a reader's role of an older release
+    owner = lake.metadata_url
+    await lake.client.create_topic("t", partitions=1)
+    await lake.send("t", 0, SECRET, key=b"augusta")
+    await run_sql(owner, "CREATE ROLE exporter LOGIN PASSWORD 'only-reads'")
+    try:
+        await grant(owner, "exporter", READER)
+        of_older = "REVOKE SELECT (erasure_id, topic_id, stage, erases_tombstones) ON erasures FROM exporter"
+        await run_sql(owner, of_older)
+        lake.metadata_url = f"postgresql://exporter:only-reads@{owner.rpartition('@')[2]}"
+        await exported(lake, "parquet", LOG_MODE)
+        await request_erasure(metadata, "t", [b"augusta"])
+        # when it exports, then it is told what is missing, and the table goes on
+        await lake.send("t", 0, b"of bob", key=b"bob")
+        assert (await exported(lake, "parquet", LOG_MODE)).rows == 1
+        told = log_lines.named("the erasures of the topic cannot be read, so the table keeps erased rows")
+        assert len(told) == 2 and "siltstone migrate --reader" in told[0]["remedy"]
+        assert len(await rows_of(lake, "parquet")) == 2
+        # and with the rights of this release the erasure comes
+        await grant(owner, "exporter", READER)
+        await exported(lake, "parquet", LOG_MODE)
+        assert await rows_of(lake, "parquet") == [(1, b"bob", b"of bob")]
+    finally:
+        lake.metadata_url = owner
+        await run_sql(owner, "DROP OWNED BY exporter", "DROP ROLE exporter")
+
+
+async def test_files_of_a_killed_writer_go_with_an_erasure(
+    lake: Lake, metadata: MetadataStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given data files of a run that was killed before its commit
+    await lake.client.create_topic("t", partitions=1)
+    await lake.send("t", 0, b"of bob", key=b"bob")
+    for mode in (LOG_MODE, LATEST_MODE):
+        await lake.exported("t", lake.iceberg(mode), RAW, mode=mode)
+    await lake.send("t", 0, SECRET, key=b"augusta")
+    with monkeypatch.context() as patched:
+        patched.setattr(FencedTransaction, "commit_transaction", killed)
+        for mode in (LOG_MODE, LATEST_MODE):
+            with pytest.raises(Killed):
+                await lake.exported("t", lake.iceberg(mode), RAW, mode=mode)
+    await request_erasure(metadata, "t", [b"augusta"])
+    assert len(files_with(lake.place / "warehouse", SECRET)) >= 2
+    # when the key is erased, then they go too
+    for mode in (LOG_MODE, LATEST_MODE):
+        await lake.exported("t", lake.iceberg(mode), RAW, mode=mode)
+        assert [row["kafka_key"] for row in await lake.rows(lake.iceberg(mode))] == [b"bob"]
+    assert files_with(lake.place / "warehouse", SECRET) == []
+
+
+def killed(*_arguments: Any) -> None:
+    raise Killed
+
+
+async def test_small_files_of_a_log_are_merged(lake: Lake) -> None:
+    # given a table that gets a small file with each run
+    await lake.client.create_topic("t", partitions=2)
+    counts: list[int] = []
+    for number in range(24):
+        await lake.send("t", number % 2, b"%d" % number)
+        await exported(lake, "iceberg", LOG_MODE)
+        counts.append(lake.catalog().load_table("lake.t").inspect.data_files().num_rows)
+    # then it has few files, in commits that say that they changed no row, and each record once
+    assert max(counts) < 24 and counts[-1] < 16, counts
+    operations = {each.summary.operation.value for each in lake.catalog().load_table("lake.t").snapshots()}
+    assert operations == {"append", "replace"}
+    assert await lake.offsets(lake.iceberg()) == [(part, offset) for part in (0, 1) for offset in range(12)]
+    assert not list(lake.place.rglob("*.keys"))
