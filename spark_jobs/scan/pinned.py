@@ -119,8 +119,10 @@ class PinnedSnapshot:
         return snapshot
 
     def topic_erasures(self) -> Sequence[TopicErasure]:
-        """The erasures of the topic. Of one that is done, the snapshot has no record: while an older file was among its
-        own, the pin would keep that file, and the erasure open. Raises MetadataUnavailableError, RightsMissingError.
+        """The erasures of the topic. The snapshot has no record of one that is done: the pin keeps every file of the
+        snapshot, and a file that still had the record would keep the erasure open.
+
+        Raises MetadataUnavailableError, RightsMissingError.
         """
         return self._call(lambda metadata: metadata.erasures.topic_erasures(self.snapshot.topic.topic_id))
 

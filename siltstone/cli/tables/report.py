@@ -137,7 +137,7 @@ def report_json(report: Report, table: str) -> Mapping[str, Any]:
 
 
 def _parts(report: Report) -> list[str]:
-    """What a run did, for people; empty for nothing."""
+    """The parts of the line that tells people of a run; none if the run did nothing."""
     return ([report_line(report)] if report.commits else []) + ([report.erased.text] if report.erased.text else [])
 
 

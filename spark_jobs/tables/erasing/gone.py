@@ -100,6 +100,14 @@ class GoneRows:
         return found
 
 
+def staying(gone: NDArray[np.int64], start: int, rows: int) -> NDArray[np.bool_]:
+    """Whether each row of a batch stays. `gone`: rising positions in the file; `start`: the position of the batch."""
+    first, last = np.searchsorted(gone, (start, start + rows))
+    stays = np.ones(rows, np.bool_)
+    stays[gone[first:last] - start] = False
+    return stays
+
+
 def _words(marks: Sequence[KeyMark]) -> Hashes:
     packed = np.frombuffer(b"".join(mark.key_hash for mark in marks), dtype=">u8")
     return packed.astype(np.uint64).reshape(-1, HASH_WORDS)

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pyarrow.parquet as _parquet  # pyright: ignore[reportMissingTypeStubs]
-from numpy.typing import NDArray
 
 from spark_jobs.scan.arrow import pa
-from spark_jobs.tables.erasing.gone import ROW_COLUMNS, GoneRows
+from spark_jobs.tables.erasing.gone import ROW_COLUMNS, GoneRows, staying
 from spark_jobs.tables.file_writer import FileWriter
 
 BATCH_ROWS = 1 << 16
@@ -26,7 +24,7 @@ def write_without(stream: Any, gone: GoneRows, writer: FileWriter, end: int) -> 
     if len(positions):
         start = 0
         for batch in file.iter_batches(batch_size=BATCH_ROWS):
-            stays = _staying(positions, start, batch.num_rows)
+            stays = staying(positions, start, batch.num_rows)
             start += batch.num_rows
             for left in pa.Table.from_batches([batch]).filter(pa.array(stays)).to_batches():
                 writer.write(left, None, int(left.column("kafka_offset")[-1].as_py()) + 1)
@@ -43,10 +41,3 @@ def _key_columns(file: Any) -> Iterator[dict[str, Any]]:
     names = [name for name in ROW_COLUMNS if name in file.schema_arrow.names]
     for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=names):
         yield {name: batch.column(name) for name in names}
-
-
-def _staying(positions: NDArray[np.int64], start: int, rows: int) -> NDArray[np.bool_]:
-    first, last = np.searchsorted(positions, (start, start + rows))
-    stays = np.ones(rows, np.bool_)
-    stays[positions[first:last] - start] = False
-    return stays

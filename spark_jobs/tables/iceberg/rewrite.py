@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from runtime.errors import BugError
 from spark_jobs.scan.arrow import pa
+from spark_jobs.tables.erasing.gone import staying
 from spark_jobs.tables.file_writer import FileWriter, Place, WrittenFile
 from spark_jobs.tables.iceberg.catalog import missing
 from spark_jobs.tables.iceberg.live_files import LiveFile, dead_positions
@@ -71,9 +70,7 @@ def _living(table: Any, files: Sequence[LiveFile], schema: Any, gone: Mapping[st
         dead = union(dead_positions(table.io, file), gone.get(file.path, NO_POSITIONS))
         start = 0
         for batch in getattr(scan, _ROWS_OF)([FileScanTask(data_file=file.file)], {}):
-            first, last = np.searchsorted(dead, (start, start + batch.num_rows))
-            stays = np.ones(batch.num_rows, np.bool_)
-            stays[dead[first:last] - start] = False
+            stays = staying(dead, start, batch.num_rows)
             start += batch.num_rows
             if stays.any():
                 rows = pa.Table.from_batches([batch]).filter(pa.array(stays))

@@ -78,7 +78,7 @@ async def test_a_day_of_rounds_leaves_commits_and_files_as_they_were(
     # then the table is the topic's latest view
     rows = await lake.rows(table)
     assert {row["kafka_key"]: row["n"] for row in rows} == expected and len(rows) == len(expected)
-    # and metadata, files and snapshots are at the end as they were after two hours
+    # and metadata, files and snapshots are in the last quarter as they were in the second
     quarter = rounds // 4
     for name, each in (("metadata, bytes", sizes), ("files", files), ("snapshots", snapshots), ("CPU, ms", cpu_ms)):
         early, late = statistics.median(each[quarter : 2 * quarter]), statistics.median(each[-quarter:])

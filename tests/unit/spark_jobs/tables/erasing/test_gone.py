@@ -14,7 +14,7 @@ pa: Any = _pyarrow
 
 
 def gone() -> GoneRows:
-    """Of partition 2: the key "a" below 5, and "b" at 7 too, which is its tombstone; of partition 4: "a" below 9."""
+    """The key "a" goes below offset 5 in partition 2 and below 9 in partition 4; "b" goes up to its tombstone at 7."""
     marks = {
         2: [KeyMark(hash_of(b"a"), 5), KeyMark(hash_of(b"b"), 7, tombstone=True), KeyMark(hash_of(b"a"), 3)],
         4: [KeyMark(hash_of(b"a"), 9)],
