@@ -10,18 +10,22 @@ from pathlib import Path
 
 from security.quotas.values import DEFAULT, QuotaEntity, QuotaKey
 from siltstone.kafka.access.quotas import alter_quotas
+from siltstone.kafka.producing import BATCH_BYTES
 from tests.fixtures.agents import Dial, StartAgent
 
-RATE, RECORD_BYTES = 60_000, 90_000
+RATE, RECORD_BYTES = 100_000, 90_000
+MANY = 33
+assert MANY * RECORD_BYTES > 10 * RATE + 10 * RATE + BATCH_BYTES, "not even if ten seconds pass before it is over"
 
 
 async def test_the_wait_is_told_when_it_begins_and_in_sum(start_agent: StartAgent, dial: Dial, tmp_path: Path) -> None:
-    # given a quota that lets ten seconds' worth through at once, which is less than one batch of many records
+    # given a quota that lets ten seconds' worth through at once. A write takes what was read by then, up to
+    # BATCH_BYTES, and only a write after the one over the quota is told to wait: there must be records left for one.
     running = await start_agent()
     admin = await dial.kafka(running.address)
     await admin.create_topic("t", partitions=1)
     await alter_quotas(admin, QuotaEntity(client_id=DEFAULT), {QuotaKey.PRODUCER_BYTE_RATE: float(RATE)})
-    for records, throttled in ((1, False), (12, True)):
+    for records, throttled in ((1, False), (MANY, True)):
         lines = tmp_path / "lines"
         lines.write_bytes((b"x" * RECORD_BYTES + b"\n") * records)
         words = ["produce", "t", "--file", str(lines), "--bootstrap", running.address]
