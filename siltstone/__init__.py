@@ -1,4 +1,7 @@
-"""The front door: commands, processes, embedded stack, Kafka client and `read_topic`. Imports nothing eagerly."""
+"""The front door: commands, processes, embedded stack, Kafka client, `read_topic` and `topic_dataset`.
+
+Imports nothing eagerly.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ if TYPE_CHECKING:
     from runtime.errors import SiltstoneError as SiltstoneError
     from runtime.errors import UnavailableError as UnavailableError
     from siltstone.api import read_topic as read_topic
+    from siltstone.api import topic_dataset as topic_dataset
+    from siltstone.reading.open_topic import NotOpenError as NotOpenError
     from spark_jobs.scan.contract import BadScanError as BadScanError
     from spark_jobs.scan.contract import DataLossError as DataLossError
     from spark_jobs.scan.contract import OffsetOutOfRangeError as OffsetOutOfRangeError
@@ -27,12 +32,15 @@ _HOMES = {
     "UnavailableError": "runtime.errors",
     "UnknownPartitionError": "spark_jobs.scan.contract",
     "UnknownTopicError": "metadata.contract.topics",
+    "NotOpenError": "siltstone.reading.open_topic",
     "read_topic": "siltstone.api",  # loads pyarrow and the kernels
+    "topic_dataset": "siltstone.api",
 }
 __all__ = [
     "BadInputError",
     "BadScanError",
     "DataLossError",
+    "NotOpenError",
     "OffsetOutOfRangeError",
     "PinLostError",
     "SiltstoneError",
@@ -40,6 +48,7 @@ __all__ = [
     "UnknownPartitionError",
     "UnknownTopicError",
     "read_topic",
+    "topic_dataset",
 ]
 
 

@@ -17,6 +17,8 @@ def test_partitions_that_are_no_numbers_in_a_list_are_refused_with_what_to_write
     with pytest.raises(BadScanError, match="names no partitions") as refused:
         siltstone.read_topic("t", data="nowhere", partitions=partitions)
     assert "[0, 2]" in refused.value.remedy
+    with pytest.raises(BadScanError, match="names no partitions"):
+        siltstone.topic_dataset("t", data="nowhere", partitions=partitions)
 
 
 @pytest.mark.parametrize("columns", ["key", 3, [b"key"]])
@@ -34,7 +36,7 @@ def test_numbers_of_numpy_are_partitions() -> None:
 def test_the_package_has_the_errors_that_a_reader_of_topics_meets() -> None:
     for name in siltstone.__all__:
         found = getattr(siltstone, name)
-        assert name == "read_topic" or issubclass(found, siltstone.SiltstoneError), name
+        assert name in ("read_topic", "topic_dataset") or issubclass(found, siltstone.SiltstoneError), name
     with pytest.raises(siltstone.BadScanError):
         siltstone.read_topic("t", data="nowhere", batch_rows=0)
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
