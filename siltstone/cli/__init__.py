@@ -33,6 +33,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "produce": ("siltstone.cli.records.produce:produce", "Write records to a topic, from stdin or a file."),
     "consume": ("siltstone.cli.records.consume:consume", "Print the records of topics, from any offset or time."),
     "get": ("siltstone.cli.records.get:get", "Print the newest value of a key."),
+    "sql": ("siltstone.cli.sql.command:sql", "Ask topics in SQL, without an agent."),
     "groups": (
         "siltstone.cli.groups.commands:groups",
         "List consumer groups, show their lag, reset their offsets, delete them.",

@@ -156,10 +156,16 @@ def resolved_store(given: SystemOptions) -> str:
     return place_of(replace(given.settings, object_store_url=objects_url(given.data)))
 
 
+def check_named(urls: Urls) -> None:
+    """Raises BadInputError unless both URLs name something that lasts. For those who open them on their own."""
+    _named_metadata(urls.metadata)
+    _named_store(urls.object_store)
+
+
 @asynccontextmanager
 async def opened_metadata(url: str) -> AsyncGenerator[MetadataStore]:
     """Raises BadInputError when `url` is empty, and the errors of opening the metadata."""
-    metadata = open_metadata(_named(url, "the metadata", "--metadata URL", "SILTSTONE_METADATA_URL"))
+    metadata = open_metadata(_named_metadata(url))
     await metadata.open()
     try:
         yield metadata
@@ -173,8 +179,7 @@ async def opened_store(url: str) -> AsyncGenerator[ObjectStore]:
 
     Raises BadInputError when `url` is empty, and the errors of opening the store.
     """
-    place = _named(url, "the object store", "--object-store URL", "SILTSTONE_OBJECT_STORE_URL")
-    store = Retrying(open_store(place, must_exist=True), SystemClock(), SystemIds())
+    store = Retrying(open_store(_named_store(url), must_exist=True), SystemClock(), SystemIds())
     await store.open()
     try:
         yield store
@@ -222,6 +227,14 @@ def ways_to_name(option: str, variable: str, *, data: bool = True) -> str:
     """The remedy when no place is named. `data`: whether the command also takes --data."""
     ways = ["give --data DIR of `siltstone dev`", "set SILTSTONE_DATA"] if data else []
     return ", or ".join([*ways, f"{'' if data else 'give '}{option}", f"set {variable}"])
+
+
+def _named_metadata(url: str) -> str:
+    return _named(url, "the metadata", "--metadata URL", "SILTSTONE_METADATA_URL")
+
+
+def _named_store(url: str) -> str:
+    return _named(url, "the object store", "--object-store URL", "SILTSTONE_OBJECT_STORE_URL")
 
 
 def _named(url: str, what: str, option: str, variable: str) -> str:

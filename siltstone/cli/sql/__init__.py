@@ -1,0 +1,1 @@
+"""`siltstone sql`: DuckDB over topics, read without an agent."""
