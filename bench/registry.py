@@ -32,6 +32,7 @@ def _module(name: str, doc: str, *, folder: str = "bench.cases") -> Benchmark:
     return Benchmark(name, doc, run)
 
 
+SPARK = "bench.cases.spark"
 POSTGRES = "bench.cases.postgres"
 TOGETHER = "bench.cases.together"
 TRANSACTIONS = "bench.cases.transactions"
@@ -53,8 +54,9 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     _module("store_client", "the CPU that a PUT and a GET cost the process that asks"),
     _module("kernels", "the compactor's compiled kernels, per record"),
     _module("compact", "a whole compaction of one partition, per record"),
-    _module("spark", "heavy merges on Spark and without"),
     _module("keyed_table", "changed keys merged into an Iceberg table with one row per key", folder=KEYED_TABLE),
+    _module("spark", "heavy merges on Spark and without", folder=SPARK),
+    _module("spark_source", "a topic read into Spark, by our source and by Spark's own from an agent", folder=SPARK),
     _module("produce", "producing through Kafka clients"),
     _module("stock", "producing through clients as they come, with nothing set but the address"),
     _module("consume", "consuming through Kafka clients"),

@@ -17,7 +17,6 @@ import shutil
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -26,8 +25,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
+from bench.cases.spark.spent import Spent, now, since
 from bench.loads.merge_inputs import BATCH_RECORDS, LEASE, MergeInputFiles, json_values, numbered_keys, stamped_batches
-from bench.measures.usage import children
 from bench.registry import Size
 from bench.table import Cell, Column, Table
 from compactor.heavy.plan.codec import sealed
@@ -49,7 +48,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 CLUSTER_ID = "Yw3tQzB1TSu1R0pY0h7b2g"
-TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Load(NamedTuple):
@@ -58,11 +56,6 @@ class Load(NamedTuple):
     keys: int
     """Distinct keys, chosen at random; 0: a plain partition, which is copied."""
     files: int
-
-
-class Spent(NamedTuple):
-    wall_s: float
-    cpu_s: float
 
 
 class OnSpark(NamedTuple):
@@ -170,25 +163,25 @@ async def _on(engine: str, folder: Path, store: LocalStore, claimed: ClaimedJob,
             environ = find_environment(os.environ).for_child(os.environ)
             cluster = stack.enter_context(standalone(environ, place, worker_memory_mib=1024))
             conf = {"spark.master": cluster.master_url, "spark.executor.memory": "768m"}
-        began = _now()
+        began = now()
         spark = await asyncio.to_thread(local_session, "siltstone-bench", cores, memory="1g", conf=conf)
         try:
             await _on_spark(store, folder, spark, await _plan(store, await _claim(store, TINY), 1))
-            start = _since(began)
+            start = since(began)
             unit_bytes = max(each.length for each in claimed.extents)
             spent: list[Spent] = []
             shuffled: list[int] = [_shuffled_bytes(spark)]
             for _ in range(2):
                 plan = await _plan(store, claimed, unit_bytes)
-                began = _now()
+                began = now()
                 await _on_spark(store, folder, spark, plan)
-                spent.append(_since(began))
+                spent.append(since(began))
                 shuffled.append(_shuffled_bytes(spark))
                 units = len(plan.units)
         finally:
-            began = _now()
+            began = now()
             await asyncio.to_thread(end_session, spark)
-        return OnSpark(start, spent[0], spent[1], _since(began), units, shuffled[2] - shuffled[1])
+        return OnSpark(start, spent[0], spent[1], since(began), units, shuffled[2] - shuffled[1])
 
 
 def _shuffled_bytes(spark: SparkSession) -> int:
@@ -257,32 +250,7 @@ async def _on_spark(store: LocalStore, folder: Path, spark: SparkSession, plan: 
 async def _least(work: Callable[[], Any], repeats: int) -> Spent:
     found: list[Spent] = []
     for _ in range(repeats):
-        started = _now()
+        started = now()
         await work()
-        found.append(_since(started))
+        found.append(since(started))
     return Spent(min(each.wall_s for each in found), min(each.cpu_s for each in found))
-
-
-def _now() -> tuple[float, float]:
-    return time.perf_counter(), _cpu_s(os.getpid())
-
-
-def _since(started: tuple[float, float]) -> Spent:
-    wall_s, cpu_s = _now()
-    return Spent(wall_s - started[0], cpu_s - started[1])
-
-
-def _cpu_s(pid: int) -> float:
-    """The CPU of a process and of all its living descendants: the higher of two readings, because a reading misses a
-    process between its end and its parent's wait.
-    """
-    return max(_cpu_of_tree(pid), _cpu_of_tree(pid))
-
-
-def _cpu_of_tree(pid: int) -> float:
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    spent: Sequence[str] = fields[11:15]  # utime, stime, and those of children that were waited for
-    return sum(map(int, spent)) / TICKS + sum(map(_cpu_of_tree, children(pid)))

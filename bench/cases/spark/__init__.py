@@ -1,0 +1,1 @@
+"""Spark: merges on it, and topics read by it."""
