@@ -32,8 +32,9 @@ _TYPES: Mapping[str, str] = {
     "key": "BINARY",
     "value": "BINARY",
     "headers": "ARRAY<STRUCT<key: STRING NOT NULL, value: BINARY>>",
+    "timestampType": "INT NOT NULL",
 }
-"""Spark's types of the columns of `spark_jobs.scan.contract.SCHEMA`."""
+"""Spark's types of the columns that `spark_jobs.scan.contract` names."""
 _ends: WeakKeyDictionary[DataFrame, Mapping[int, int]] = WeakKeyDictionary()
 
 

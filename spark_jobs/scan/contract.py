@@ -22,6 +22,7 @@ READ_COMMITTED = "read_committed"
 READ_UNCOMMITTED = "read_uncommitted"
 LOG = "log"
 LATEST_VIEW = "latest"
+CHANGES_VIEW = "changes"
 SLICE_BYTES = 128 << 20
 """The default size of a slice, about."""
 SLICE_FORMAT = 1
@@ -86,6 +87,15 @@ OffsetSpec: TypeAlias = Edge | AtTimestamp | Mapping[int, "int | Edge"]
 """A mapping is by partition; partitions that are not in it begin at EARLIEST and end at LATEST."""
 
 COLUMNS = ("topic", "partition", "offset", "timestamp", "key", "value", "headers")
+"""The columns of a scan that names none."""
+TIMESTAMP_TYPE = "timestampType"
+"""0: the producer's time, 1: the broker's (LogAppendTime)."""
+CHANGE = "_change"
+"""`upsert` or `delete`; only the changes view has it."""
+UPSERT = "upsert"
+DELETE = "delete"
+NAMED_COLUMNS = (*COLUMNS, TIMESTAMP_TYPE, CHANGE)
+"""All columns that can be named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,8 +115,14 @@ class ScanOptions:
     """Or `read_uncommitted`."""
     view: str = LOG
     """Or `latest`: the latest record of each key between `starting` and `ending`, without tombstones and without
-    records that have no key. A slice is then a whole partition."""
+    records that have no key. A slice is then a whole partition. Or `changes`: the same with tombstones."""
     fail_on_data_loss: bool = True
+    within: tuple[int, int] | None = None
+    """Offsets outside of this range, whose end is exclusive, are not wanted. Unlike `starting` and `ending` it may lie
+    anywhere."""
+    since_ms: int | None = None
+    """Records with an earlier timestamp are not wanted. They may come all the same: stretches are left out that have
+    no others."""
 
     def __post_init__(self) -> None:
         if not self.topic:
@@ -116,17 +132,21 @@ class ScanOptions:
             raise BadScanError(
                 f"isolation {self.isolation!r} is not known", remedy=f"{READ_COMMITTED} or {READ_UNCOMMITTED}"
             )
-        if self.view not in (LOG, LATEST_VIEW):
-            raise BadScanError(f"view {self.view!r} is not known", remedy=f"{LOG} or {LATEST_VIEW}")
+        if self.view not in (LOG, LATEST_VIEW, CHANGES_VIEW):
+            raise BadScanError(f"view {self.view!r} is not known", remedy=f"{LOG}, {LATEST_VIEW} or {CHANGES_VIEW}")
+        if CHANGE in self.columns and self.view != CHANGES_VIEW:
+            raise BadScanError(f"column {CHANGE} belongs to view {CHANGES_VIEW}, not to {self.view}")
+        if self.view != LOG and (self.within is not None or self.since_ms is not None):
+            raise BadScanError(f"view {self.view} takes no part of a partition: it could miss the last record of a key")
         if self.starting is LATEST and self.ending is EARLIEST:
             raise BadScanError("a scan from the latest offset to the earliest reads nothing")
 
 
 def _check_columns(columns: Sequence[str]) -> None:
-    unknown = [name for name in columns if name not in COLUMNS]
+    unknown = [name for name in columns if name not in NAMED_COLUMNS]
     if unknown or not columns:
         wrong = f"there is no column {unknown[0]!r}" if unknown else "no column is named"
-        raise BadScanError(wrong, remedy=f"columns are {', '.join(COLUMNS)}")
+        raise BadScanError(wrong, remedy=f"columns are {', '.join(NAMED_COLUMNS)}")
     if len(set(columns)) < len(columns):
         raise BadScanError(f"a column is named twice: {', '.join(columns)}")
 
@@ -148,12 +168,17 @@ SCHEMA = pa.schema(
     ]
 )
 """A record without a timestamp has -1 ms, as Kafka has it. Header keys that are not UTF-8 read with U+FFFD."""
+_FIELDS: Mapping[str, Any] = {
+    **{field.name: field for field in SCHEMA},
+    TIMESTAMP_TYPE: pa.field(TIMESTAMP_TYPE, pa.int32(), nullable=False),
+    CHANGE: pa.field(CHANGE, pa.string(), nullable=False),
+}
 
 
 def schema_of(columns: Sequence[str] = COLUMNS) -> Any:
     """The `pyarrow.Schema` of these columns, in this order. Raises BadScanError."""
     _check_columns(columns)
-    return pa.schema([SCHEMA.field(name) for name in columns])
+    return pa.schema([_FIELDS[name] for name in columns])
 
 
 # ---- slices -------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from compactor.cleaning.payloads import Chunk, CodecAtError, CorruptRecordAtErro
 from compactor.cleaning.rules import AbortedBatches
 from spark_jobs.scan.arrow import pa
 from spark_jobs.scan.columns import Bytes, Rows, gathered, headers_of, values_of
-from spark_jobs.scan.contract import SCHEMA, Slice, schema_of
+from spark_jobs.scan.contract import CHANGE, DELETE, SCHEMA, TIMESTAMP_TYPE, UPSERT, Slice, schema_of
 from spark_jobs.scan.losses import Losses
 from spark_jobs.scan.windows import Window
 from wire.batch import CONTROL_BIT, LOG_APPEND_TIME_BIT, TRANSACTIONAL_BIT
@@ -40,10 +40,15 @@ class Block(NamedTuple):
     offsets: NDArray[np.int64]
     """One per row, as in `timestamps_ms`."""
     timestamps_ms: NDArray[np.int64]
+    is_append_time: NDArray[np.bool_] | None
+    """None if no timestamp is the broker's."""
 
     def keep(self, wanted: NDArray[np.bool_]) -> Block:
         return self._replace(
-            rows=self.rows[wanted], offsets=self.offsets[wanted], timestamps_ms=self.timestamps_ms[wanted]
+            rows=self.rows[wanted],
+            offsets=self.offsets[wanted],
+            timestamps_ms=self.timestamps_ms[wanted],
+            is_append_time=None if self.is_append_time is None else self.is_append_time[wanted],
         )
 
 
@@ -99,10 +104,11 @@ class Decoder:
         offsets = np.repeat(table.base_offsets, counts) + columns.offset_deltas
         timestamps_ms = np.repeat(table.base_timestamps_ms, counts) + columns.timestamp_deltas
         is_append_time = (table.attributes & LOG_APPEND_TIME_BIT) != 0
+        appended: NDArray[np.bool_] | None = None
         if is_append_time.any():
             appended = np.repeat(is_append_time, counts)
             timestamps_ms[appended] = np.repeat(table.max_timestamps_ms, counts)[appended]
-        block = Block(chunk.arena, columns, np.arange(len(offsets)), offsets, timestamps_ms)
+        block = Block(chunk.arena, columns, np.arange(len(offsets)), offsets, timestamps_ms, appended)
         if int(table.base_offsets[0]) < start or int(table.last_offsets[-1]) >= self._end:
             return block.keep((offsets >= start) & (offsets < self._end))
         return block
@@ -134,6 +140,8 @@ class BatchMaker:
             ),
             "value": lambda: _binary(gathered(block.arena, values.positions, values.lengths)),  # type: ignore[union-attr]
             "headers": lambda: _headers(block.arena, values),
+            TIMESTAMP_TYPE: lambda: _timestamp_types(block, count),
+            CHANGE: lambda: _changes(block),
         }
         whole = pa.RecordBatch.from_arrays([make[name]() for name in self._columns], schema=self._schema)
         for at in range(0, count, batch_rows):
@@ -157,6 +165,16 @@ def _constant(text: bytes, count: int) -> Any:
 def _timestamps(timestamps_ms: NDArray[np.int64]) -> Any:
     clipped = np.clip(timestamps_ms, -TIMESTAMP_MS_LIMIT, TIMESTAMP_MS_LIMIT) * 1000
     return pa.Array.from_buffers(pa.timestamp("us", tz="UTC"), len(clipped), [None, pa.py_buffer(clipped)])
+
+
+def _timestamp_types(block: Block, count: int) -> Any:
+    appended = np.zeros(count, dtype=np.int32) if block.is_append_time is None else block.is_append_time
+    return pa.array(appended.astype(np.int32))
+
+
+def _changes(block: Block) -> Any:
+    is_delete = pa.array(block.columns.value_is_null[block.rows].astype(np.int32))
+    return pa.DictionaryArray.from_arrays(is_delete, pa.array([UPSERT, DELETE])).dictionary_decode()
 
 
 def _headers(arena: NDArray[np.uint8], values: Any) -> Any:

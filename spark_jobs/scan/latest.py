@@ -1,10 +1,10 @@
-"""The latest record of each key of a slice, in offset order, in bounded memory.
+"""The latest record of each key of a slice, in offset order, in bounded memory. The changes view keeps tombstones.
 
 Records are numbered as they are read. A first pass hashes their keys into the compactor's table (`dedupe_buffer.py`),
 which sets a bit for each record that a later one with the same key supersedes. If the table cannot take all keys, it is
 cleared and the hashes are taken range by range, one pass over the slice each. The last pass reads the slice once more
-and yields the records without a bit that have a key and a value. So memory is the table (128 MiB), one bit per record,
-and that of a plain read.
+and yields the records without a bit that have a key and a value. So memory is the table (at most 128 MiB), one bit per
+record, and that of a plain read.
 
 Every pass must count the same records. A record that only some passes can read ends the scan.
 """
@@ -22,7 +22,7 @@ from compactor.cleaning.dedupe_buffer import HASH_MAX, DedupeBuffer
 from runtime.logging import get_logger
 from spark_jobs.scan.blocking import BlockingStore
 from spark_jobs.scan.blocks import blocks_of
-from spark_jobs.scan.contract import ScanOptions, Slice
+from spark_jobs.scan.contract import LATEST_VIEW, ScanOptions, Slice
 from spark_jobs.scan.decode import Block
 from spark_jobs.scan.losses import Losses
 from wire.kernels.hashing import hash_keys
@@ -38,6 +38,8 @@ def latest_blocks(
 ) -> Iterator[Block]:
     """The blocks of the latest records. Raises as `read_slice`."""
     first = Losses(options.topic, part.partition, fails=options.fail_on_data_loss)
+    # A batch of a stream is small, and has at most as many keys as offsets.
+    keys_max = min(keys_max, max(part.end - part.start, 1))
     dead, keyless = _superseded(store, part, options, first, keys_max)
     if keyless:
         _log.warning("records without a key are left out", topic=options.topic, partition=part.partition, count=keyless)
@@ -47,7 +49,9 @@ def latest_blocks(
         number += len(block.rows)
         is_dead = dead[numbers >> 3] >> (numbers & 7).astype(np.uint8) & 1
         columns = block.columns
-        wanted = (is_dead == 0) & (columns.key_lengths[block.rows] >= 0) & (columns.value_is_null[block.rows] == 0)
+        wanted = (is_dead == 0) & (columns.key_lengths[block.rows] >= 0)
+        if options.view == LATEST_VIEW:
+            wanted &= columns.value_is_null[block.rows] == 0
         if wanted.any():
             yield block.keep(wanted)
 

@@ -2,7 +2,8 @@
 
 1. Each partition's bounds: the request, compared with its log start and its end at the snapshot.
 2. Its extents, of whatever level, in offset order, without those outside the bounds.
-3. Slices of about `slice_bytes`: extents are put together up to that size. A larger extent is cut into equal stretches
+3. Stretches of them, where older records are not wanted: a run of extents that has only those is left out.
+4. Slices of about `slice_bytes`: extents are put together up to that size. A larger extent is cut into equal stretches
    of offsets, and each slice finds its place by the extent's block index. L0 extents are never cut, because their
    offsets are known only from their beginning.
 
@@ -23,7 +24,7 @@ from runtime.logging import get_logger
 from spark_jobs.scan.contract import (
     EARLIEST,
     LATEST,
-    LATEST_VIEW,
+    LOG,
     READ_COMMITTED,
     SLICE_BYTES,
     AtTimestamp,
@@ -39,6 +40,9 @@ from spark_jobs.scan.contract import (
 )
 
 _log = get_logger(__name__)
+GAPS_PER_SLICE = 8
+"""A run of unwanted extents between wanted ones is left out from this part of a slice's size on: each such run begins
+a slice, and many small ones would make many small tasks."""
 
 
 def plan_slices(snapshot: TopicSnapshot, options: ScanOptions, *, slice_bytes: int = SLICE_BYTES) -> tuple[Slice, ...]:
@@ -49,9 +53,15 @@ def plan_slices(snapshot: TopicSnapshot, options: ScanOptions, *, slice_bytes: i
     """
     slices: list[Slice] = []
     for partition, (start, end) in partition_bounds(snapshot, options).items():
+        if options.within is not None:
+            start, end = max(start, options.within[0]), min(end, options.within[1])
         if start < end:
             whole = slice_of(snapshot.partitions[partition], start, end, isolation=options.isolation)
-            slices += [whole] if options.view == LATEST_VIEW else _narrowed(_cut(whole, max(slice_bytes, 1)))
+            if options.view != LOG:
+                slices.append(whole)
+                continue
+            for stretch in _since(whole, options.since_ms, gap_bytes=slice_bytes // GAPS_PER_SLICE):
+                slices += _narrowed(_cut(stretch, max(slice_bytes, 1)))
     return tuple(slices)
 
 
@@ -141,6 +151,31 @@ def _offset(spec: OffsetSpec, part: PartitionSnapshot, default: Edge, end: int) 
 
 
 # ---- slices -------------------------------------------------------------------------------------------------------
+
+
+def _since(whole: Slice, since_ms: int | None, *, gap_bytes: int) -> Iterator[Slice]:
+    """The stretches of the slice that may hold records from a time on. A flagged extent may: its facts are in doubt.
+
+    An extent's least timestamp tells nothing of earlier records, because a batch's header has that of its first record
+    and not of the earliest one.
+    """
+    if since_ms is None:
+        yield whole
+        return
+    start, end, gap = -1, whole.start, 0
+    for piece in whole.pieces:
+        if not piece.length and piece.flagged_reason is None:
+            continue  # without records: neither wanted nor a gap
+        if piece.max_timestamp_ms < since_ms and piece.flagged_reason is None:
+            gap += piece.length
+            continue
+        first = max(piece.base_offset, whole.start)
+        if start >= 0 and gap > gap_bytes:
+            yield whole.of(start, end)
+            start = -1
+        start, end, gap = first if start < 0 else start, min(piece.last_offset + 1, whole.end), 0
+    if start >= 0:
+        yield whole.of(start, end)
 
 
 def _cut(whole: Slice, slice_bytes: int) -> Iterator[Slice]:

@@ -1,7 +1,7 @@
 """Reads slices: bytes from the object store in, Arrow record batches out. Synchronous, in bounded memory.
 
 Held at once: the bytes requested ahead (`windows.py`), one window, some MiB of it decompressed and the columns made of
-that; for `view="latest"` also the table of keys and one bit per record (`latest.py`). It does not use the metadata
+that; for the views by key also the table of keys and one bit per record (`latest.py`). It does not use the metadata
 store.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from spark_jobs.scan.blocking import BlockingStore
 from spark_jobs.scan.blocks import blocks_of
-from spark_jobs.scan.contract import LATEST_VIEW, ScanOptions, Slice
+from spark_jobs.scan.contract import LOG, ScanOptions, Slice
 from spark_jobs.scan.decode import BatchMaker
 from storage.objects import ObjectStore
 
@@ -30,8 +30,8 @@ def read_slice(
     slice. Raises DataLossError, and the store's errors when it does not answer.
     """
     with _blocking(store) as blocking:
-        if options.view == LATEST_VIEW:
-            from spark_jobs.scan.latest import latest_blocks  # only this view needs the table of keys
+        if options.view != LOG:
+            from spark_jobs.scan.latest import latest_blocks  # only these views need the table of keys
 
             blocks = latest_blocks(blocking, part, options)
         else:

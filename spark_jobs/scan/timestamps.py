@@ -8,7 +8,7 @@ skipped.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -34,6 +34,30 @@ def look_up(store: BlockingStore, snapshot: TopicSnapshot, options: ScanOptions)
         if isinstance(spec, AtTimestamp):
             changed[name] = {part.partition: _offset_at(store, part, options, spec.timestamp_ms) for part in chosen}
     return replace(options, **changed) if changed else options  # pyright: ignore[reportArgumentType] -- by name
+
+
+def since(store: BlockingStore, slices: Iterable[Slice], timestamp_ms: int) -> Iterator[Slice]:
+    """The slices without what lies before the first block of each partition that may hold records from a time on.
+
+    Reads the block index of an extent or two per partition. Raises the store's errors when it does not answer.
+    """
+    begun = -1
+    for each in slices:
+        start = each.start if each.partition == begun else _first_since(store, each, timestamp_ms)
+        if start is not None:
+            begun = each.partition
+            yield each.of(start, each.end)
+
+
+def _first_since(store: BlockingStore, part: Slice, timestamp_ms: int) -> int | None:
+    for piece in part.pieces:
+        if piece.flagged_reason is not None:
+            return max(piece.base_offset, part.start)
+        if piece.length and piece.max_timestamp_ms >= timestamp_ms:
+            for start, end in _stretches(store, piece, timestamp_ms):
+                if max(start, part.start) < min(end, part.end):
+                    return max(start, part.start)
+    return None
 
 
 def _offset_at(store: BlockingStore, part: PartitionSnapshot, options: ScanOptions, timestamp_ms: int) -> int:

@@ -6,12 +6,14 @@ requested limit is refused rather than ignored. 3.5 has no Python data sources a
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from pyspark.sql.pandas import types as _arrow_types
 from pyspark.sql.types import StructType
 
 from runtime.errors import BadInputError
+from spark_jobs.source.filters import Comparison, Predicate
 
 
 class PySparkTooOldError(BadInputError, ImportError):
@@ -53,6 +55,44 @@ else:
             """Missing before 4.2: `availableNow` then reads everything in one batch."""
 
 
+class FilterTaker:
+    """A reader's `pushFilters`, for sessions with and without `spark.sql.python.filterPushdown.enabled`.
+
+    Without it Spark refuses a reader whose method is not the one that it inherited, and judges that by `__func__`. So
+    this has the inherited one there, and is called in the other sessions.
+    """
+
+    def __init__(self, take: Callable[[Sequence[Any]], Iterator[Any]]) -> None:
+        self._take = take
+        self.__func__ = getattr(_datasource.DataSourceReader, "pushFilters", None)
+
+    def __call__(self, filters: Sequence[Any]) -> Iterator[Any]:
+        return self._take(filters)
+
+
+_COMPARISONS: dict[str, Comparison] = {
+    "EqualTo": "=",
+    "EqualNullSafe": "=",
+    "LessThan": "<",
+    "LessThanOrEqual": "<=",
+    "GreaterThan": ">",
+    "GreaterThanOrEqual": ">=",
+    "In": "in",
+}
+"""By the names of Spark's filters, which PySpark has from 4.1 on."""
+
+
+def predicate_of(pushed: Any) -> Predicate | None:
+    """The predicate of a filter of Spark's; None for one that compares no column with values."""
+    is_negated = type(pushed).__name__ == "Not"
+    inner = pushed.child if is_negated else pushed
+    comparison = _COMPARISONS.get(type(inner).__name__)
+    if comparison is None or len(inner.attribute) != 1:
+        return None
+    value = tuple(inner.value) if comparison == "in" else inner.value
+    return Predicate(inner.attribute[0], comparison, value, is_negated)
+
+
 def from_arrow_schema(schema: Any) -> StructType:
     """Spark's schema for an Arrow one."""
     return cast(Any, _arrow_types).from_arrow_schema(schema)
@@ -63,6 +103,7 @@ __all__ = [
     "DataSource",
     "DataSourceReader",
     "DataSourceStreamReader",
+    "FilterTaker",
     "InputPartition",
     "PySparkTooOldError",
     "ReadAllAvailable",
@@ -71,4 +112,5 @@ __all__ = [
     "StructType",
     "SupportsTriggerAvailableNow",
     "from_arrow_schema",
+    "predicate_of",
 ]

@@ -11,36 +11,41 @@ import difflib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import cast
 
-from runtime.errors import BadInputError
 from runtime.settings.loading import environment_name
 from spark_jobs.scan.contract import (
+    CHANGE,
+    CHANGES_VIEW,
     COLUMNS,
     EARLIEST,
     LATEST,
     LATEST_VIEW,
     LOG,
+    NAMED_COLUMNS,
     READ_COMMITTED,
     SLICE_BYTES,
     AtTimestamp,
     Edge,
-    OffsetSpec,
     ScanOptions,
 )
+from spark_jobs.source.topics import SourceOptionError, TopicChoice, read_choice
 from storage.urls import joined_url
 
 NAMES = (
     "topic",
     "subscribe",
+    "subscribePattern",
+    "assign",
     "partitions",
     "startingOffsets",
     "startingTimestamp",
     "endingOffsets",
     "endingTimestamp",
     "columns",
+    "includeHeaders",
     "view",
     "isolation",
     "failOnDataLoss",
@@ -57,11 +62,8 @@ _KNOWN = {name.lower(): name for name in NAMES}
 
 ELSEWHERE = {
     "path": "load() takes nothing here: name the topic by option('topic', ...)",
-    "assign": "name one topic by 'topic' and its partitions by 'partitions', for example '0,2,5-7'",
-    "subscribepattern": "a source reads one topic; make one for each and union them",
     "startingoffsetsbytimestamp": "write startingTimestamp",
     "endingoffsetsbytimestamp": "write endingTimestamp",
-    "includeheaders": "headers are a column: leave them out by option('columns', 'topic,partition,offset,key,value')",
     "kafka.bootstrap.servers": "the object store is read, not a broker: write objectStoreUrl and metadataUrl",
     "kafka.isolation.level": "write isolation",
     "kafka.group.id": "there is no consumer group: offsets are kept in the query's checkpoint",
@@ -81,13 +83,19 @@ _MILLISECONDS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000
 _INT64_MAX = 2**63 - 1
 
 
-class SourceOptionError(BadInputError):
-    """An option of `format("siltstone")` is not known, cannot be read, or does not go with another."""
+_COLUMNS_BY_TEXT = {name.lower(): name for name in NAMED_COLUMNS}
+
+OffsetsByTopic = Mapping[str, Mapping[int, "int | Edge"]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
     scan: ScanOptions
+    """The scan of the one topic that is chosen. With several, `scan_of` makes that of each from it."""
+    topics: TopicChoice
+    starting: OffsetsByTopic | None = None
+    """Where offsets are given by topic."""
+    ending: OffsetsByTopic | None = None
     metadata_url: str = field(repr=False)
     object_store_url: str
     slice_bytes: int = SLICE_BYTES
@@ -100,6 +108,13 @@ class SourceOptions:
     pin_ttl_ms: int = PIN_TTL_MS
     """The time for which files of a snapshot are kept after planning, or after a reading task last renewed its pin."""
 
+    def scan_of(self, topic: str) -> ScanOptions:
+        """The scan of one of the topics."""
+        scan = replace(self.scan, topic=topic, partitions=self.topics.partitions.get(topic))
+        if self.starting is not None:
+            scan = replace(scan, starting=self.starting.get(topic, {}))
+        return scan if self.ending is None else replace(scan, ending=self.ending.get(topic, {}))
+
 
 def parse_options(
     given: Mapping[str, str], environ: Mapping[str, str], *, streaming: bool | None, by_key: bool = False
@@ -110,20 +125,19 @@ def parse_options(
     Raises SourceOptionError, and BadScanError for a combination that means nothing.
     """
     options = _known_options(given)
-    topic = _topic(options)
-    keep_tombstones = _by_key(options) if by_key else _not_by_key(options)
-    partitions = _partitions(options["partitions"]) if "partitions" in options else None
+    topics = _topics(options)
+    keep_tombstones = _by_key(options, topics) if by_key else _not_by_key(options)
     if streaming is not None:
         _check_mode(options, streaming=streaming)
-    start = LATEST if streaming else EARLIEST
+    starting = _edge(options, "starting", topics, default=LATEST if streaming else EARLIEST)
+    ending = _edge(options, "ending", topics, default=LATEST)
     scan = ScanOptions(
-        topic=topic,
-        partitions=partitions,
-        starting=_edge(options, "starting", topic, partitions, default=start),
-        ending=_edge(options, "ending", topic, partitions, default=LATEST),
-        columns=_columns(options["columns"]) if "columns" in options else COLUMNS,
+        topic=topics.label,
+        starting=starting if isinstance(starting, Edge | AtTimestamp) else EARLIEST,
+        ending=ending if isinstance(ending, Edge | AtTimestamp) else LATEST,
+        columns=_columns(options),
         isolation=options.get("isolation", READ_COMMITTED).strip().lower(),
-        view=options.get("view", LOG).strip().lower(),
+        view=_view(options),
         fail_on_data_loss=_boolean(options, "failOnDataLoss", default=True),
     )
     pin_ttl_ms = STREAM_PIN_TTL_MS if streaming else PIN_TTL_MS
@@ -132,8 +146,11 @@ def parse_options(
     if pin_ttl_ms < PIN_TTL_MS_MIN:
         raise SourceOptionError(f"pinTtl must be {PIN_TTL_MS_MIN} ms or more, not {options['pinTtl']!r}")
     limited = "maxOffsetsPerTrigger" in options
-    return SourceOptions(
+    found = SourceOptions(
         scan=scan,
+        topics=topics,
+        starting=None if isinstance(starting, Edge | AtTimestamp) else starting,
+        ending=None if isinstance(ending, Edge | AtTimestamp) else ending,
         metadata_url=_url(options, "metadataUrl", "metadata.url", environ),
         object_store_url=_place(options, environ),
         slice_bytes=_size(options["sliceBytes"]) if "sliceBytes" in options else SLICE_BYTES,
@@ -142,6 +159,7 @@ def parse_options(
         keep_tombstones=keep_tombstones,
         pin_ttl_ms=pin_ttl_ms,
     )
+    return replace(found, scan=found.scan_of(topics.names[0])) if topics.is_one else found
 
 
 def _known_options(given: Mapping[str, str]) -> dict[str, str]:
@@ -164,23 +182,22 @@ def _meant(name: str) -> str:
     return f"did you mean {_KNOWN[close[0]]!r}?" if close else f"options are {', '.join(NAMES)}"
 
 
-def _topic(options: Mapping[str, str]) -> str:
-    names = {options[name].strip() for name in ("topic", "subscribe") if name in options}
-    if len(names) != 1 or "" in names:
+def _topics(options: Mapping[str, str]) -> TopicChoice:
+    topics = read_choice(options)
+    if "partitions" not in options:
+        return topics
+    if not topics.is_one or topics.partitions:
         raise SourceOptionError(
-            "topic and subscribe name two topics" if len(names) > 1 else "no topic is named",
-            remedy="write option('topic', 'flights')",
+            "partitions goes with one topic that is named by topic or subscribe",
+            remedy='name partitions by assign: {"flights": [0, 2], "delays": [0]}',
         )
-    topic = names.pop()
-    if "," in topic:
-        raise SourceOptionError(
-            f"{topic!r} names several topics", remedy="a source reads one topic; make one for each and union them"
-        )
-    return topic
+    return replace(topics, partitions={topics.names[0]: _partitions(options["partitions"])})
 
 
-def _by_key(options: dict[str, str]) -> bool:
+def _by_key(options: dict[str, str], topics: TopicChoice) -> bool:
     """Whether `read_latest` keeps tombstones. Takes the view out of the options."""
+    if not topics.is_one:
+        raise SourceOptionError(f"read_latest reads one topic, not {topics.label!r}", remedy="call it for each")
     view = options.pop("view", LATEST_VIEW)
     if view.strip().lower() != LATEST_VIEW:
         raise SourceOptionError(
@@ -211,15 +228,16 @@ def _check_mode(options: Mapping[str, str], *, streaming: bool) -> None:
                 f"a stream has no end, so {name} means nothing in it",
                 remedy="trigger(availableNow=True) stops at the present end; a batch query takes an end",
             )
-    if options.get("view", LOG).strip().lower() == LATEST_VIEW:
+    if _view(options) == LATEST_VIEW:
         raise SourceOptionError(
-            "the latest view is for batch queries: a stream is a log", remedy="leave out view, or use spark.read"
+            "the latest view is for batch queries: a stream has no last record of a key",
+            remedy="view=changes has the last one of each batch; spark.read takes view=latest",
         )
 
 
 def _edge(
-    options: Mapping[str, str], side: str, topic: str, partitions: tuple[int, ...] | None, *, default: Edge
-) -> OffsetSpec:
+    options: Mapping[str, str], side: str, topics: TopicChoice, *, default: Edge
+) -> Edge | AtTimestamp | OffsetsByTopic:
     offsets, timestamp = f"{side}Offsets", f"{side}Timestamp"
     if timestamp in options:
         if offsets in options:
@@ -228,25 +246,36 @@ def _edge(
     text = options.get(offsets, default.value).strip()
     if text.lower() in (EARLIEST.value, LATEST.value):
         return Edge(text.lower())
-    found = _offsets(offsets, text, topic)
-    outside = sorted(set(found) - set(partitions)) if partitions is not None else []
-    if outside:
-        raise SourceOptionError(f"{offsets} names partition {outside[0]}, which option partitions does not")
+    found = _offsets(offsets, text, topics)
+    for topic, by_partition in found.items():
+        outside = sorted(set(by_partition) - set(topics.partitions.get(topic, by_partition)))
+        if outside:
+            raise SourceOptionError(
+                f"{offsets} names partition {outside[0]} of topic {topic!r}, which is not among those that are read"
+            )
     return found
 
 
-def _offsets(name: str, text: str, topic: str) -> dict[int, int | Edge]:
+def _offsets(name: str, text: str, topics: TopicChoice) -> OffsetsByTopic:
     """Read `{"flights": {"0": 23, "1": -1}}`; -2 is the earliest, -1 the latest."""
-    remedy = f'write earliest, latest, or {{"{topic}": {{"0": 23}}}}; -2 is the earliest, -1 the latest'
+    example = topics.names[0] if topics.names else "flights"
+    remedy = f'write earliest, latest, or {{"{example}": {{"0": 23}}}}; -2 is the earliest, -1 the latest'
     try:
         document: object = json.loads(text)
     except ValueError:
         raise SourceOptionError(f"{name} cannot be read: {text!r}", remedy=remedy) from None
     by_topic: Mapping[str, object] = cast(Mapping[str, object], document) if isinstance(document, dict) else {}
-    if list(by_topic) != [topic] or not isinstance(by_topic[topic], dict):
-        raise SourceOptionError(f"{name} does not name topic {topic!r}: {text!r}", remedy=remedy)
+    strange = [topic for topic in by_topic if not topics.takes(topic)]
+    if strange or not by_topic:
+        wrong = f"names topic {strange[0]!r}, which is not read" if strange else "names no topic"
+        raise SourceOptionError(f"{name} {wrong}: {text!r}", remedy=remedy)
+    return {topic: _by_partition(name, offsets, remedy) for topic, offsets in by_topic.items()}
+
+
+def _by_partition(name: str, given: object, remedy: str) -> Mapping[int, int | Edge]:
     offsets: dict[int, int | Edge] = {}
-    for partition, offset in cast(Mapping[str, object], by_topic[topic]).items():
+    by_text = cast(Mapping[str, object], given if isinstance(given, dict) else {})
+    for partition, offset in by_text.items():
         # JSON's `true` would otherwise be taken for offset 1, since bool is an int in Python.
         is_offset = isinstance(offset, int) and not isinstance(offset, bool) and -2 <= offset <= _INT64_MAX
         # re.ASCII here and below, because `\d` and int() also take the digits of other scripts.
@@ -254,7 +283,7 @@ def _offsets(name: str, text: str, topic: str) -> dict[int, int | Edge]:
             raise SourceOptionError(f"{name} has {partition!r}: {offset!r}", remedy=remedy)
         offsets[int(partition)] = _KAFKA_EDGES.get(cast(int, offset), cast(int, offset))
     if not offsets:
-        raise SourceOptionError(f"{name} names no partition: {text!r}", remedy=remedy)
+        raise SourceOptionError(f"{name} names no partition: {given!r}", remedy=remedy)
     return offsets
 
 
@@ -282,8 +311,19 @@ def _partitions(text: str) -> tuple[int, ...]:
     return tuple(sorted(numbers))
 
 
-def _columns(text: str) -> tuple[str, ...]:
-    return tuple(name.strip().lower() for name in text.split(","))
+def _view(options: Mapping[str, str]) -> str:
+    return options.get("view", LOG).strip().lower()
+
+
+def _columns(options: Mapping[str, str]) -> tuple[str, ...]:
+    if "columns" in options:
+        if "includeHeaders" in options:
+            raise SourceOptionError("columns and includeHeaders exclude each other", remedy="name headers in columns")
+        given = [name.strip() for name in options["columns"].split(",")]
+        return tuple(_COLUMNS_BY_TEXT.get(name.lower(), name) for name in given)
+    columns = (*COLUMNS, CHANGE) if _view(options) == CHANGES_VIEW else COLUMNS
+    has_headers = _boolean(options, "includeHeaders", default=True)
+    return columns if has_headers else tuple(name for name in columns if name != "headers")
 
 
 def _boolean(options: Mapping[str, str], name: str, *, default: bool) -> bool:

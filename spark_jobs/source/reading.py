@@ -5,8 +5,8 @@ A slice names the files that held its offsets when it was planned. Under a pin t
 have been replaced and deleted, and the object store answers "not there". Then the task takes a new pin, asks which
 files hold its offsets now, and goes on after the last record it has handed on: nothing twice, nothing left out. That
 needs Postgres within reach of the executor; without it the error says what to do. The latest view cannot go on in the
-middle, because it decides the latest record of a key over the whole slice. So such a task fails if it has handed on
-anything, and Spark runs it again from its start.
+middle, because it decides the latest record of a key over the whole slice, and neither can the changes. So such a task
+fails if it has handed on anything, and Spark runs it again from its start.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from runtime.errors import UnavailableError
 from runtime.logging import get_logger
 from spark_jobs.scan.arrow import pa
 from spark_jobs.scan.blocking import BlockingStore
-from spark_jobs.scan.contract import LATEST_VIEW, DataLossError, PinLostError, ScanOptions, Slice, schema_of
+from spark_jobs.scan.contract import LOG, DataLossError, PinLostError, ScanOptions, Slice, schema_of
 from spark_jobs.scan.read import read_slice
 from spark_jobs.source.metadata import MetadataThread
 from spark_jobs.source.options import SourceOptions
 from spark_jobs.source.pins import Renewal, let_go, renew, take_pin, task_renewal
-from spark_jobs.source.scan import ScanPlanner, SliceTask
+from spark_jobs.source.scan import ScanPlanner, SliceTask, TopicScan
 from storage.objects import ObjectStoreError
 
 _log = get_logger(__name__)
@@ -66,7 +66,7 @@ def read_task(task: SliceTask, options: SourceOptions, clock: Clock | None = Non
             stack.enter_context(task_renewal(options.metadata_url, task.pin, now_ms=clock.wall_ms()))
         anew = _Anew(task, whole, options, clock)
         stack.callback(anew.close)
-        yield from read_through(whole, options.scan, read=read, replan=anew.slices)
+        yield from read_through(whole, options.scan_of(task.topic), read=read, replan=anew.slices)
 
 
 def read_through(whole: Slice, scan: ScanOptions, *, read: Read, replan: Replan) -> Iterator[Any]:
@@ -90,7 +90,7 @@ def read_through(whole: Slice, scan: ScanOptions, *, read: Read, replan: Replan)
                     yield batch if has_offset else pa.RecordBatch.from_arrays(batch.columns[1:], schema=schema)
             next_offset = max(next_offset, part.end)
         except FileGoneError as gone:
-            if replans == REPLANS_MAX or (handed_on and scan.view == LATEST_VIEW):
+            if replans == REPLANS_MAX or (handed_on and scan.view != LOG):
                 raise PinLostError(
                     f"files of topic {scan.topic!r} partition {whole.partition} were deleted while they were read:"
                     f" {gone.message}",
@@ -138,12 +138,13 @@ class _Anew:
 
     def __init__(self, task: SliceTask, whole: Slice, options: SourceOptions, clock: Clock) -> None:
         self._task, self._whole, self._options, self._clock = task, whole, options, clock
+        self._scan = options.scan_of(task.topic)
         self._metadata: MetadataThread | None = None
         self._pins = ExitStack()
 
     def slices(self, start: int) -> Sequence[Slice]:
         """The new slices. Raises DataLossError, and PinLostError if Postgres cannot be reached from here."""
-        whole, scan = self._whole, self._options.scan
+        whole, scan = self._whole, self._scan
         if self._metadata is None:
             self._metadata = MetadataThread(self._options.metadata_url, clock=self._clock)
         metadata = self._metadata
@@ -162,11 +163,11 @@ class _Anew:
         if str(snapshot.topic.topic_id) != self._task.topic_id:
             return self._lost(f"topic {scan.topic!r} was deleted and created again while it was read", "run it again")
         left = replace(scan, partitions=(number,), starting={number: start}, ending={number: whole.end})
-        return ScanPlanner(self._options).slices(snapshot, left) if start < whole.end else ()
+        return ScanPlanner(self._options).slices([TopicScan(snapshot, left)])[0] if start < whole.end else ()
 
     def _pin_anew(self, metadata: MetadataThread) -> None:
         pin = take_pin(
-            metadata, f"spark task of {self._options.scan.topic}", ttl_ms=self._options.pin_ttl_ms, clock=self._clock
+            metadata, f"spark task of {self._scan.topic}", ttl_ms=self._options.pin_ttl_ms, clock=self._clock
         )
         # The new pin comes first: between the two, files of neither plan may be deleted.
         self._pins.close()
@@ -175,7 +176,7 @@ class _Anew:
         self._pins.enter_context(Renewal(lambda: renew(metadata, pin), first_ms=every_ms, every_ms=every_ms))
 
     def _lost(self, message: str, remedy: str) -> Sequence[Slice]:
-        if self._options.scan.fail_on_data_loss:
+        if self._scan.fail_on_data_loss:
             raise DataLossError(message, remedy=remedy)
         _log.warning("data lost", what=message)
         return ()

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from metadata.contract.readers import TopicSnapshot
-from metadata.contract.store import ClusterIdentity
+from metadata.contract.store import ClusterIdentity, MetadataStore
 from runtime.clock import Clock
 from runtime.logging import get_logger
 from spark_jobs.scan.blocking import BlockingStore
-from spark_jobs.scan.contract import LATEST_VIEW, AtTimestamp, ScanOptions, Slice
+from spark_jobs.scan.contract import LATEST_VIEW, LOG, AtTimestamp, ScanOptions, Slice
 from spark_jobs.scan.plan import partition_bounds, plan_slices
+from spark_jobs.source.filters import EVERYTHING, Wanted
 from spark_jobs.source.metadata import MetadataThread
 from spark_jobs.source.options import SourceOptions
 from spark_jobs.source.pins import Pin, let_go, renew, take_pin
@@ -29,9 +30,15 @@ class SliceTask:
 
     slice: str
     """JSON."""
+    topic: str
     topic_id: str
     pin: Pin | None = None
     """The pin that the task must renew; None if the driver renews it."""
+
+
+class TopicScan(NamedTuple):
+    snapshot: TopicSnapshot
+    scan: ScanOptions
 
 
 class ScanPlanner:
@@ -48,14 +55,22 @@ class ScanPlanner:
 
         return look_up(self._store, snapshot, scan)
 
-    def slices(self, snapshot: TopicSnapshot, scan: ScanOptions) -> Sequence[Slice]:
-        """The slices: at least `minPartitions`, if there are enough records. Raises as `plan_slices`."""
-        found = plan_slices(snapshot, scan, slice_bytes=self._options.slice_bytes)
-        wanted = self._options.min_partitions
-        if 0 < len(found) < wanted and scan.view != LATEST_VIEW:
-            size = max(1, sum(each.bytes for each in found) // wanted)
-            found = plan_slices(snapshot, scan, slice_bytes=min(size, self._options.slice_bytes))
+    def slices(self, scans: Sequence[TopicScan]) -> Sequence[Sequence[Slice]]:
+        """The slices of each; together `minPartitions` or more, given the records. Raises as `plan_slices`."""
+        found = [self._planned(each, self._options.slice_bytes) for each in scans]
+        wanted, planned = self._options.min_partitions, sum(map(len, found))
+        if 0 < planned < wanted and self._options.scan.view == LOG:
+            size = max(1, sum(each.bytes for slices in found for each in slices) // wanted)
+            found = [self._planned(each, min(size, self._options.slice_bytes)) for each in scans]
         return found
+
+    def _planned(self, each: TopicScan, slice_bytes: int) -> Sequence[Slice]:
+        slices = plan_slices(each.snapshot, each.scan, slice_bytes=slice_bytes)
+        if each.scan.since_ms is None or not slices:
+            return slices
+        from spark_jobs.scan.timestamps import since  # loads the compiled kernels
+
+        return list(since(self._store, slices, each.scan.since_ms))
 
     def check_cluster(self, identity: ClusterIdentity) -> None:
         """Check that the object store belongs to this metadata. Raises ClusterMismatchError."""
@@ -82,40 +97,67 @@ class PlannedScan(NamedTuple):
     """Let go of already when there are no slices."""
 
 
-def plan_batch(options: SourceOptions, metadata: MetadataThread, clock: Clock) -> list[SliceTask]:
+def plan_batch(
+    options: SourceOptions, metadata: MetadataThread, clock: Clock, wanted: Wanted = EVERYTHING
+) -> list[SliceTask]:
     """The tasks of a batch query, under a pin that they renew. Raises UnknownTopicError, and as `plan_slices`."""
-    planned = plan_pinned(options, metadata, clock)
-    if options.scan.view == LATEST_VIEW:
-        _point_to_read_latest(options, planned.slices)
-    return [SliceTask(slice=each.to_json(), topic_id=planned.topic_id, pin=planned.pin) for each in planned.slices]
+    tasks: list[SliceTask] = []
+    pin, planned = _plan(options, metadata, clock, wanted)
+    for each, slices in planned:
+        if options.scan.view == LATEST_VIEW:
+            _point_to_read_latest(options, each.scan.topic, slices)
+        topic, topic_id = each.scan.topic, str(each.snapshot.topic.topic_id)
+        tasks += [SliceTask(slice=one.to_json(), topic=topic, topic_id=topic_id, pin=pin) for one in slices]
+    return tasks
 
 
 def plan_pinned(options: SourceOptions, metadata: MetadataThread, clock: Clock) -> PlannedScan:
-    """The slices of a batch query, under a pin that its tasks must renew. Raises as `plan_batch`."""
+    """The slices of a batch query of one topic, under a pin that its tasks must renew. Raises as `plan_batch`."""
+    pin, [(each, slices)] = _plan(options, metadata, clock, EVERYTHING)
+    bounds = partition_bounds(each.snapshot, each.scan)
+    return PlannedScan(str(each.snapshot.topic.topic_id), slices, bounds, pin)
+
+
+def _plan(
+    options: SourceOptions, metadata: MetadataThread, clock: Clock, wanted: Wanted
+) -> tuple[Pin, Sequence[tuple[TopicScan, Sequence[Slice]]]]:
     planner = ScanPlanner(options)
     planner.check_cluster(metadata.call(lambda opened: opened.cluster_identity()))
-    topic = options.scan.topic
-    pin = take_pin(metadata, f"spark query of {topic}", ttl_ms=options.pin_ttl_ms, clock=clock)
-    slices: Sequence[Slice] = ()
+    pin = take_pin(metadata, f"spark query of {options.topics.label}", ttl_ms=options.pin_ttl_ms, clock=clock)
+    found: Sequence[Sequence[Slice]] = ()
     try:
-        snapshot = metadata.call(lambda opened: opened.readers.topic_snapshot(topic))
-        scan = planner.look_up(snapshot, options.scan)
-        slices = planner.slices(snapshot, scan)
+        scans: list[TopicScan] = []
+        for topic in filter(wanted.takes_topic, topics_of(options, metadata)):
+            snapshot = metadata.call(lambda opened, topic=topic: opened.readers.topic_snapshot(topic))
+            scan = planner.look_up(snapshot, options.scan_of(topic))
+            scans.append(TopicScan(snapshot, wanted.of(scan, len(snapshot.partitions))))
+        found = planner.slices(scans)
         if clock.wall_ms() - pin.made_ms > pin.renew_every_ms:
             renew(metadata, pin)  # looking up times took long
     finally:
         # Nothing to read, or an error: no task will renew this pin.
-        if not slices:
+        if not any(found):
             let_go(metadata, [pin])
-    return PlannedScan(str(snapshot.topic.topic_id), slices, partition_bounds(snapshot, scan), pin)
+    return pin, list(zip(scans, found, strict=True))
 
 
-def _point_to_read_latest(options: SourceOptions, slices: Sequence[Slice]) -> None:
+def topics_of(options: SourceOptions, metadata: MetadataThread) -> Sequence[str]:
+    """The names of the chosen topics; those of a pattern exist."""
+    if options.topics.pattern is None:
+        return options.topics.names
+
+    async def names(opened: MetadataStore) -> list[str]:
+        return [topic.name for topic in await opened.readers.topics()]
+
+    return options.topics.among(metadata.call(names))
+
+
+def _point_to_read_latest(options: SourceOptions, topic: str, slices: Sequence[Slice]) -> None:
     largest = max(slices, key=lambda each: each.bytes, default=None)
     if largest is not None and largest.bytes > options.slice_bytes:
         _log.warning(
             "the latest view takes one task a partition; read_latest of pyspark_siltstone shares a large one out",
-            topic=options.scan.topic,
+            topic=topic,
             partition=largest.partition,
             task_bytes=largest.bytes,
         )

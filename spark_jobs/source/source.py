@@ -1,18 +1,19 @@
-"""`spark.read.format("siltstone")` and `spark.readStream.format("siltstone")`: a topic, straight from the object store.
+"""`spark.read.format("siltstone")` and `spark.readStream.format("siltstone")`: topics, straight from the object store;
+and `df.write.format("siltstone")`, whose work is in `spark_jobs/sink`.
 
 Spark finds the source by the module `pyspark_siltstone` on the Python path; nothing is registered. Options are in
 `spark_jobs/source/options.py`, pins in `spark_jobs/source/pins.py`, streams in `spark_jobs/source/stream.py`, and the
 work of a task in `spark_jobs/source/reading.py`. This module holds only PySpark's own interface. PySpark starts a new
 Python process for each step (list the sources, schema, tasks, read), so each method imports only what it needs.
 
-`pushFilters` is not overridden on purpose: Spark refuses a source that has it unless a configuration is set. Options
-leave records out before anything is read.
+Spark refuses a source that has `pushFilters` in sessions that did not allow it, and a source cannot see whether its
+session does. `FilterTaker` is for both.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from runtime.clock import SystemClock
@@ -22,6 +23,7 @@ from spark_jobs.source.api import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
+    FilterTaker,
     InputPartition,
     ReadAllAvailable,
     ReadLimit,
@@ -29,10 +31,14 @@ from spark_jobs.source.api import (
     StructType,
     SupportsTriggerAvailableNow,
     from_arrow_schema,
+    predicate_of,
 )
+from spark_jobs.source.filters import EVERYTHING
 from spark_jobs.source.options import SourceOptionError, SourceOptions, parse_options
 
 if TYPE_CHECKING:
+    from pyspark.sql.datasource import DataSourceStreamWriter, DataSourceWriter
+
     from spark_jobs.source.offsets import Document
     from spark_jobs.source.scan import SliceTask
     from spark_jobs.source.stream import TopicStream
@@ -64,12 +70,38 @@ class DefaultSource(DataSource):
             )
         return TopicStreamReader(_checked(options, schema))
 
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from spark_jobs.sink.sink import TopicWriter, checked_sink
+
+        return TopicWriter(checked_sink(dict(self.options), schema, overwrite=overwrite))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        from spark_jobs.sink.sink import TopicStreamWriter, checked_sink
+
+        return TopicStreamWriter(checked_sink(dict(self.options), schema, overwrite=overwrite))
+
 
 class TopicReader(DataSourceReader):
     """Spark makes it on the driver, which plans; a copy of it reads in each task."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
+        self._wanted = EVERYTHING
+
+    @property
+    def pushFilters(self) -> FilterTaker:  # pyright: ignore[reportIncompatibleMethodOverride, reportIncompatibleVariableOverride]
+        """Spark calls it in sessions with `spark.sql.python.filterPushdown.enabled`."""
+        return FilterTaker(self._take)
+
+    def _take(self, filters: Sequence[Any]) -> Iterator[Any]:
+        """The filters that Spark must evaluate itself."""
+        for each in filters:
+            predicate = predicate_of(each)
+            is_exact = False
+            if predicate is not None:
+                self._wanted, is_exact = self._wanted.and_also(predicate, self._options.scan.view)
+            if not is_exact:
+                yield each
 
     def partitions(self) -> list[InputPartition]:
         from spark_jobs.source.metadata import MetadataThread
@@ -77,7 +109,8 @@ class TopicReader(DataSourceReader):
 
         clock = SystemClock()
         with MetadataThread(self._options.metadata_url, clock=clock) as metadata:
-            return [InputPartition(task) for task in plan_batch(self._options, metadata, clock)]
+            tasks = plan_batch(self._options, metadata, clock, self._wanted)
+        return [InputPartition(task) for task in tasks]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return _read(partition, self._options)
@@ -122,11 +155,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._stream.until_now()
 
     def partitions(self, start: Document, end: Document) -> list[InputPartition]:
-        from spark_jobs.source.scan import SliceTask
-
-        topic_id = str(end["topicId"])
-        tasks = [SliceTask(slice=each.to_json(), topic_id=topic_id) for each in self._stream.plan(start, end)]
-        return [InputPartition(task) for task in tasks]
+        return [InputPartition(task) for task in self._stream.plan(start, end)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return _read(partition, self._options)

@@ -90,6 +90,24 @@ def test_slices_of_any_log_hold_what_its_batches_hold(seed: int, monkeypatch: py
         assert found == log.expected(part.partition, start, end)
 
 
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_a_narrowed_scan_misses_nothing_that_is_wanted(seed: int) -> None:
+    # given batches whose first record is not their earliest one
+    r = random.Random(2000 + seed)
+    log = asyncio.run(some_log(r))
+    times = sorted(each.timestamp_ms for each in log.expected())
+    since_ms, low = r.choice([*times, NOW_MS + 20_000]), r.randint(0, 60)
+    within = (low, low + r.randint(0, 60))
+
+    found = asyncio.run(log.scan(slice_bytes=r.choice((200, 3_000, 1 << 20)), since_ms=since_ms, within=within))
+
+    inside = [each for each in log.expected() if within[0] <= each.offset < within[1]]
+    assert [each for each in found if each.timestamp_ms >= since_ms] == [
+        each for each in inside if each.timestamp_ms >= since_ms
+    ]
+    assert set(found) <= set(inside)
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_the_latest_view_holds_the_last_record_of_each_key(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from spark_jobs.scan import latest
@@ -104,3 +122,6 @@ def test_the_latest_view_holds_the_last_record_of_each_key(seed: int, monkeypatc
     expected = sorted(each for each in last.values() if each.key is not None and each.value is not None)
 
     assert asyncio.run(log.scan(view="latest")) == expected
+    # and the changes have the deleted keys, too
+    changes = sorted(each for each in last.values() if each.key is not None)
+    assert asyncio.run(log.scan(view="changes")) == changes

@@ -24,6 +24,10 @@ MONITORING = "tests/contract/test_observation.py"
 SHELL = "tests/integration/siltstone/test_shell_examples.py"
 RUN_BY_OTHERS = {
     ("docs/spark.md", "from pyspark.sql import SparkSession"): "tests/integration/spark/test_spark_source.py",
+    ("docs/spark.md", "accounts = {}"): "tests/integration/spark/source/test_changes.py",
+    ("docs/spark.md", "MERGE INTO accounts"): "tests/integration/spark/source/test_changes.py",
+    ("docs/spark.md", "numbers = spark.range"): "tests/integration/spark/source/test_sink.py",
+    ("docs/spark.md", "from pyspark import pipelines as dp"): "tests/integration/spark/source/test_pipelines.py",
     ("docs/spark.md", "from pyspark_siltstone import end_offsets, read_latest"): (
         "tests/integration/spark/latest/test_latest.py"
     ),

@@ -60,7 +60,7 @@ def test_a_time_is_of_utc_unless_it_says_otherwise_and_rounded_up_to_a_milliseco
         ({"keepTombstone": True}, "did you mean 'keepTombstones'"),
         ({"keepTombstones": "perhaps"}, "keepTombstones must be true or false, not 'perhaps'"),
         ({"view": "log"}, "read_latest reads the latest view"),
-        ({"endingOffsets": 23}, "endingOffsets does not name topic 'flights': '23'"),
+        ({"endingOffsets": 23}, "endingOffsets names no topic: '23'"),
         ({"endingOffsets": {0: True}}, "endingOffsets has '0': 'True'"),
         ({"endingOffsets": {0: 1.5}}, "endingOffsets has '0': '1.5'"),
         ({"endingOffsets": {}}, "names no partition"),

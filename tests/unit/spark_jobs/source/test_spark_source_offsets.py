@@ -10,24 +10,40 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jobs.source.offsets import CheckpointError, StreamOffset, limited
+from spark_jobs.source.offsets import CheckpointError, StreamOffset, TopicOffset, limited
+from spark_jobs.source.topics import TopicChoice
 
 TOPIC_ID = uuid.UUID(int=7)
 PLACES = st.dictionaries(st.integers(0, 8), st.integers(0, 1000), max_size=8)
 
 
-def test_the_same_place_is_the_same_text_in_whatever_order_it_was_found() -> None:
-    one = StreamOffset("t", TOPIC_ID, {2: 5, 0: 1, 10: 3}).as_document()
-    other = StreamOffset("t", TOPIC_ID, {10: 3, 0: 1, 2: 5}).as_document()
+def place(**offsets: dict[int, int]) -> StreamOffset:
+    return StreamOffset({topic: TopicOffset(TOPIC_ID, each) for topic, each in offsets.items()})
+
+
+@pytest.mark.parametrize("more", [{}, {"a": {3: 4}}])
+def test_the_same_place_is_the_same_text_in_whatever_order_it_was_found(more: dict[str, dict[int, int]]) -> None:
+    one = place(t={2: 5, 0: 1, 10: 3}, **more).as_document()
+    other = place(**more, t={10: 3, 0: 1, 2: 5}).as_document()
 
     assert json.dumps(one) == json.dumps(other)
-    assert StreamOffset.from_document(json.loads(json.dumps(one)), topic="t").next_offsets == {0: 1, 2: 5, 10: 3}
+    read = StreamOffset.from_document(json.loads(json.dumps(one)), choice=TopicChoice(names=("a", "t")))
+    assert read == place(t={0: 1, 2: 5, 10: 3}, **more)
+
+
+def test_a_place_in_one_topic_is_written_as_it_always_was() -> None:
+    document = {"version": 1, "topic": "t", "topicId": str(TOPIC_ID), "offsets": {"0": 1, "10": 3}}
+
+    assert place(t={10: 3, 0: 1}).as_document() == document
+    assert StreamOffset.from_document(document, choice=TopicChoice(pattern="t|u")) == place(t={0: 1, 10: 3})
 
 
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"version": 2}, "version 2"),
+        ({"version": 3}, "version 3"),
+        ({"version": 2}, "cannot be read"),
+        ({"version": 2, "topics": {"t": {}}}, "cannot be read"),
         ({"topic": "other"}, "belongs to topic 'other', but the query reads 't'"),
         ({"topicId": "x"}, "cannot be read"),
         ({"offsets": {"0": "many"}}, "cannot be read"),
@@ -35,10 +51,10 @@ def test_the_same_place_is_the_same_text_in_whatever_order_it_was_found() -> Non
     ],
 )
 def test_a_checkpoint_of_something_else_is_refused(change: dict[str, Any], told: str) -> None:
-    document = StreamOffset("t", TOPIC_ID, {0: 1}).as_document() | change
+    document = place(t={0: 1}).as_document() | change
 
     with pytest.raises(CheckpointError, match=told):
-        StreamOffset.from_document(document, topic="t")
+        StreamOffset.from_document(document, choice=TopicChoice(names=("t",)))
 
 
 @given(PLACES, PLACES, st.integers(1, 3000))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runtime.errors import BadInputError
-from spark_jobs.scan.contract import EARLIEST, LATEST, AtTimestamp
+from spark_jobs.scan.contract import COLUMNS, EARLIEST, LATEST, AtTimestamp
 from spark_jobs.source.options import PIN_TTL_MS, SourceOptionError, SourceOptions, parse_options
 
 URLS = {"metadataUrl": "postgresql://p@localhost/db", "objectStoreUrl": "file:///data"}
@@ -63,6 +63,48 @@ def test_all_options_are_read() -> None:
     assert (found.min_partitions, found.slice_bytes, found.pin_ttl_ms) == (12, 64 << 20, 7_200_000)
 
 
+def several(**given: str) -> SourceOptions:
+    return parse_options({**URLS, **given}, {}, streaming=False)
+
+
+def test_several_topics_are_named_as_the_kafka_source_has_them() -> None:
+    listed = several(subscribe="b, a,b", endingOffsets='{"a": {"0": 5, "1": -1}}', startingOffsets="earliest")
+    assert listed.topics.names == ("a", "b")
+    assert listed.scan_of("a").ending == {0: 5, 1: LATEST}
+    assert (listed.scan_of("b").starting, listed.scan_of("b").ending) == (EARLIEST, {})
+    assigned = several(assign='{"a": [2, 0], "b": [1]}')
+    assert [assigned.scan_of(topic).partitions for topic in assigned.topics.names] == [(0, 2), (1,)]
+    matching = several(subscribePattern="fl.*", startingTimestamp="7")
+    assert matching.topics.among(["flop", "afl", "flights"]) == ["flights", "flop"]
+    assert matching.scan_of("flop").starting == AtTimestamp(7)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"assign": "[0]"}, "assign cannot be read"),
+        ({"assign": '{"a": [true]}'}, "assign cannot be read"),
+        ({"assign": '{"a": []}'}, "assign cannot be read"),
+        ({"subscribePattern": "f("}, "no regular expression"),
+        ({"subscribePattern": "f.*", "startingOffsets": '{"g": {"0": 1}}'}, "names topic 'g', which is not read"),
+        ({"assign": '{"a": [0]}', "startingOffsets": '{"a": {"1": 1}}'}, "names partition 1 of topic 'a'"),
+        ({}, "no topic is named"),
+    ],
+)
+def test_a_choice_of_topics_that_means_nothing_is_refused(given: dict[str, str], told: str) -> None:
+    with pytest.raises(BadInputError) as refused:
+        several(**given)
+
+    assert told in str(refused.value)
+
+
+def test_columns_follow_the_view_and_the_option_for_headers() -> None:
+    assert options().scan.columns == COLUMNS
+    assert options(includeHeaders="false").scan.columns == COLUMNS[:-1]
+    assert options(view="changes").scan.columns == (*COLUMNS, "_change")
+    assert options(columns="key,TIMESTAMPTYPE").scan.columns == ("key", "timestampType")
+
+
 def test_a_timestamp_may_be_milliseconds_as_the_kafka_source_has_it() -> None:
     assert options(startingTimestamp="1769860800000").scan.starting == AtTimestamp(1_769_860_800_000)
 
@@ -80,20 +122,23 @@ def test_urls_come_from_the_environment_of_the_driver_where_no_option_names_them
     [
         ({"startingOffset": "latest"}, "did you mean 'startingOffsets'"),
         ({"kafka.bootstrap.servers": "h:9092"}, "write objectStoreUrl and metadataUrl"),
-        ({"subscribePattern": "f.*"}, "one topic"),
-        ({"includeHeaders": "true"}, "headers are a column"),
+        ({"subscribePattern": "f.*"}, "topic and subscribePattern name topics"),
+        ({"assign": '{"flights": [0]}'}, "topic and assign name topics"),
+        ({"includeHeaders": "true", "columns": "key"}, "exclude each other"),
+        ({"columns": "key,_change"}, "belongs to view changes"),
         ({"path": "flights"}, "load() takes nothing"),
         ({"xyz": "1"}, "options are topic,"),
-        ({"subscribe": "other"}, "two topics"),
-        ({"topic": "a,b"}, "several topics"),
+        ({"subscribe": "other"}, "topic and subscribe name topics"),
+        ({"topic": "a,,b"}, "empty name"),
+        ({"topic": "a,b", "partitions": "0"}, "name partitions by assign"),
         ({"topic": " "}, "no topic is named"),
         ({"startingOffsets": "newest"}, "startingOffsets cannot be read: 'newest'"),
-        ({"startingOffsets": '{"other": {"0": 1}}'}, "does not name topic 'flights'"),
+        ({"startingOffsets": '{"other": {"0": 1}}'}, "names topic 'other', which is not read"),
         ({"endingOffsets": '{"flights": {"0": -3}}'}, "endingOffsets has '0': -3"),
         ({"endingOffsets": '{"flights": {"x": 3}}'}, "endingOffsets has 'x': 3"),
         ({"endingOffsets": '{"flights": {"0": true}}'}, "endingOffsets has '0': True"),
         ({"startingOffsets": '{"flights": {}}'}, "names no partition"),
-        ({"startingOffsets": '{"flights": {"3": 1}}', "partitions": "0-2"}, "names partition 3"),
+        ({"startingOffsets": '{"flights": {"3": 1}}', "partitions": "0-2"}, "names partition 3 of topic 'flights'"),
         ({"startingOffsets": "earliest", "startingTimestamp": "0"}, "exclude each other"),
         ({"startingTimestamp": "yesterday"}, "'yesterday' is not a time"),
         ({"partitions": "2-1"}, "partitions '2-1' cannot be read"),
@@ -121,7 +166,7 @@ def test_what_cannot_be_meant_is_refused_with_what_to_write_instead(given: dict[
     [
         ({"endingOffsets": "latest"}, "a stream has no end"),
         ({"endingTimestamp": "5"}, "a stream has no end"),
-        ({"view": "latest"}, "a stream is a log"),
+        ({"view": "latest"}, "view=changes has the last one of each batch"),
     ],
 )
 def test_what_means_nothing_in_a_stream_is_refused_there(given: dict[str, str], told: str) -> None:

@@ -1,0 +1,1 @@
+"""Topics as a Spark sink, for batch and streaming: `df.write.format("siltstone")`, through the agents."""

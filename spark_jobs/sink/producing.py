@@ -1,0 +1,162 @@
+"""The work of a writing task: rows in, records produced through the agents, each acknowledged before it ends.
+
+At least once: a producer is idempotent, so its own repeats leave no second record, but a task that Spark runs again
+writes its rows again. There is no transaction over tasks, as there is none in Spark's Kafka sink.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from runtime.errors import SiltstoneError
+from spark_jobs.sink.options import BOOTSTRAP, SinkOptionError, SinkOptions
+
+ANSWER_S = 10
+"""The time for an agent to say whether a topic exists."""
+ASKED_MAX = 5
+"""How often a topic is asked for that has no leader yet: one that an agent just created for this question."""
+
+
+class WriteError(SiltstoneError):
+    """Records were not written, or nobody knows: some of the task's rows may be in the topic."""
+
+
+def check_topic(options: SinkOptions) -> None:
+    """Check on the driver that the one topic of a write exists, before any task begins. Raises WriteError."""
+    if options.topic is not None:
+        RecordProducer(options).check(options.topic)
+
+
+def produce_all(options: SinkOptions, batches: Iterable[Any]) -> int:
+    """Write the rows of Arrow record batches; returns their number. Raises WriteError, SinkOptionError."""
+    producer = RecordProducer(options)
+    count = 0
+    for batch in batches:
+        for row in _rows(options, batch):
+            producer.produce(*row)
+        count += batch.num_rows
+    producer.finish()
+    return count
+
+
+Headers = list[tuple[str, str | bytes | None]]
+Row = tuple[str | None, bytes | None, bytes | None, Headers | None, int]
+"""Topic, key, value, headers, partition; -1: the client chooses."""
+
+
+def _rows(options: SinkOptions, batch: Any) -> Iterator[Row]:
+    columns = dict(zip(options.columns, batch.columns, strict=True))
+    nothing: list[Any] = [None] * batch.num_rows
+
+    def of(name: str) -> list[Any]:
+        # Text travels as its UTF-8 bytes.
+        return columns[name].cast("binary").to_pylist() if name in columns else nothing
+
+    topics = columns["topic"].to_pylist() if options.topic is None else [options.topic] * batch.num_rows
+    headers = columns["headers"].to_pylist() if options.has_headers else nothing
+    partitions = columns["partition"].to_pylist() if "partition" in columns else nothing
+    for topic, key, value, pairs, partition in zip(topics, of("key"), of("value"), headers, partitions, strict=True):
+        named = None if pairs is None else [(pair["key"], pair["value"]) for pair in pairs]
+        yield topic, key, value, named, -1 if partition is None else partition
+
+
+class RecordProducer:
+    """A producer for one task."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        """Raises SinkOptionError for properties that the client does not take."""
+        self._bootstrap = options.client[BOOTSTRAP]
+        self._failed: KafkaError | None = None
+        self._reason = ""
+        self._known: set[str] = set()
+        reports: dict[str, Any] = {
+            "on_delivery": self._delivered,
+            "delivery.report.only.error": True,
+            "error_cb": self._noticed,
+            "log_level": 2,  # connections that fail are told in our errors, and not each on stderr
+        }
+        try:
+            self._producer = Producer({**options.client, **reports})
+        except KafkaException as error:
+            raise SinkOptionError(
+                f"the Kafka client refuses its properties: {_told(error.args[0])}",
+                remedy="options kafka.* are those of librdkafka (confluent-kafka), as in docs/kafka-clients.md",
+            ) from None
+
+    def _delivered(self, error: KafkaError | None, _: object) -> None:
+        if error is not None and self._failed is None:
+            self._failed = error
+
+    def _noticed(self, error: KafkaError) -> None:
+        if error.code() != KafkaError._ALL_BROKERS_DOWN:  # says less than the one before
+            self._reason = error.str()
+
+    def check(self, topic: str) -> None:
+        """Check that the topic exists. Raises WriteError."""
+        for asked in range(ASKED_MAX):
+            try:
+                found = self._producer.list_topics(topic, timeout=ANSWER_S).topics[topic].error
+            except KafkaException as error:
+                self._producer.poll(0)  # tells the reason
+                raise WriteError(
+                    f"no agent at {self._bootstrap} answers: {self._reason or _told(error.args[0])}",
+                    remedy="executors and the driver must reach kafka.bootstrap.servers and the agents' own addresses",
+                ) from None
+            if found is None:
+                self._known.add(topic)
+                return
+            if found.code() != KafkaError.LEADER_NOT_AVAILABLE or asked == ASKED_MAX - 1:
+                raise WriteError(
+                    f"topic {topic!r} cannot be written: {_told(found)}",
+                    remedy="`siltstone topics create` makes one, and `siltstone acls` shows the rights",
+                )
+            self._producer.poll(1)
+
+    def produce(
+        self,
+        topic: str | None,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Headers | None,
+        partition: int,
+    ) -> None:
+        """Hand a record to the client. Raises WriteError when an earlier one failed."""
+        if topic is None:
+            raise WriteError("a row has no topic", remedy="fill the column topic, or write option('topic', ...)")
+        if topic not in self._known:
+            self.check(topic)
+        while True:
+            try:
+                self._producer.produce(topic, value, key, partition, headers=headers)
+                break
+            except BufferError:
+                self._producer.poll(0.1)  # until there is room
+            except KafkaException as error:
+                raise _not_written(topic, error.args[0]) from None
+            self._raise_failed()
+        self._producer.poll(0)
+        self._raise_failed()
+
+    def finish(self) -> None:
+        """Wait until every record is acknowledged. Raises WriteError."""
+        while self._producer.flush(1):
+            self._raise_failed()
+        self._raise_failed()
+
+    def _raise_failed(self) -> None:
+        if self._failed is not None:
+            raise _not_written(", ".join(sorted(self._known)), self._failed)
+
+
+def _not_written(topic: str, error: KafkaError) -> WriteError:
+    return WriteError(
+        f"a record of topic {topic!r} was not written: {_told(error)}",
+        remedy="Spark runs the task again, which writes its rows again; kafka.delivery.timeout.ms waits longer",
+    )
+
+
+def _told(error: KafkaError) -> str:
+    return f"{error.name()}: {error.str()}"

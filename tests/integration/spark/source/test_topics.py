@@ -1,0 +1,228 @@
+"""Several topics in one query: named, assigned and matched, in batches and in streams that new topics join."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql.datasource import EqualTo, StringContains
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+
+from metadata.contract.topics import UnknownTopicError
+from pyspark_siltstone import DefaultSource
+from runtime.errors import SiltstoneError
+from spark_jobs.scan.contract import DataLossError
+from spark_jobs.source.offsets import CheckpointError
+from spark_jobs.source.source import TopicReader, TopicStreamReader
+from tests.fixtures.spark_topics import START_MS, SparkTopics, aside
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.timeout(600)
+Places = list[tuple[str, int, int]]
+"""(topic, partition, offset)."""
+
+
+def options(topics: SparkTopics, **more: object) -> dict[str, str]:
+    urls = topics.options("none")
+    del urls["topic"]
+    return {**urls, **{name: str(value) for name, value in more.items()}}
+
+
+def reader_of(given: dict[str, str]) -> TopicReader:
+    source = DefaultSource(given)
+    reader = source.reader(source.schema())
+    assert isinstance(reader, TopicReader)
+    return reader
+
+
+def read_tasks(reader: TopicReader | TopicStreamReader, tasks: list[Any]) -> Places:
+    """Read as executors do: from pickles."""
+    reader, tasks = pickle.loads(pickle.dumps((reader, tasks)))
+    batches = [batch for task in tasks for batch in reader.read(task)]
+    rows = [row for batch in batches for row in batch.to_pylist()]
+    return sorted((row["topic"], row["partition"], row["offset"]) for row in rows)
+
+
+def read_batch(given: dict[str, str]) -> Places:
+    reader = reader_of(given)
+    return read_tasks(reader, reader.partitions())
+
+
+@contextmanager
+def stream(given: dict[str, str]) -> Iterator[TopicStreamReader]:
+    source = DefaultSource(given)
+    reader = source.streamReader(source.schema())
+    assert isinstance(reader, TopicStreamReader)
+    try:
+        yield reader
+    finally:
+        reader.stop()
+
+
+def read_between(reader: TopicStreamReader, given: dict[str, str], start: Any, end: Any) -> Places:
+    start, end = json.loads(json.dumps([start, end]))  # as Spark keeps them
+    tasks = list(reader.partitions(start, end))
+    with stream(given) as fresh:  # Spark pickles a reader that was never used
+        return read_tasks(fresh, tasks)
+
+
+async def fill(topics: SparkTopics, **partitions: int) -> Places:
+    """Two files of ten records to each partition of new topics."""
+    places: Places = []
+    for topic, count in partitions.items():
+        await topics.client.create_topic(topic, partitions=count)
+        rows = await topics.fill(topic, partitions=count, batches=2, records=10)
+        places += [(topic, row.partition, row.offset) for row in rows]
+    return sorted(places)
+
+
+async def test_a_batch_reads_the_topics_that_are_listed_assigned_or_matched(spark_topics: SparkTopics) -> None:
+    written = await fill(spark_topics, arrivals=1, delays=2, flights=2)
+
+    async def found(**more: object) -> Places:
+        return await aside(lambda: read_batch(options(spark_topics, **more)))
+
+    def of(*topics: str) -> Places:
+        return [place for place in written if place[0] in topics]
+
+    assert await found(subscribe="flights, arrivals") == of("arrivals", "flights")
+    assert await found(subscribePattern=".*s") == written
+    assert await found(subscribePattern="(del|arr).*") == of("arrivals", "delays")
+    assert await found(subscribePattern="fl") == []  # the whole name must match
+    assert await found(assign='{"delays": [1], "flights": [0]}') == [
+        place for place in written if place[:2] in (("delays", 1), ("flights", 0))
+    ]
+    edges = {"startingOffsets": '{"flights": {"0": 15, "1": -1}}', "endingOffsets": '{"delays": {"1": 3}}'}
+    assert await found(subscribe="flights,delays", **edges) == [
+        *[("delays", 0, offset) for offset in range(20)],
+        *[("delays", 1, offset) for offset in range(3)],
+        *[("flights", 0, offset) for offset in range(15, 20)],
+    ]
+    assert await found(subscribePattern=".*", startingTimestamp=START_MS + 18_000) == [
+        place for place in written if place[2] >= 18
+    ]
+    with pytest.raises(UnknownTopicError, match="did you mean 'flights'"):
+        await found(subscribe="arrivals,flihgts")
+
+
+async def test_tasks_are_counted_and_topics_pushed_over_all_topics(spark_topics: SparkTopics) -> None:
+    await fill(spark_topics, delays=2, flights=2)
+    given = options(spark_topics, subscribePattern=".*", minPartitions=8)
+
+    assert len(await aside(lambda: reader_of(given).partitions())) == 8
+    reader = reader_of(given)
+    ends = StringContains(("topic",), "s")
+    assert list(reader.pushFilters([EqualTo(("topic",), "delays"), ends])) == [ends]
+    assert {task.value.topic for task in await aside(reader.partitions)} == {"delays"}
+    # and one pin is taken for all of them
+    assert len(await spark_topics.metadata.operators.pins()) == 2
+
+
+async def test_a_stream_reads_all_topics_and_new_ones_from_their_beginning(spark_topics: SparkTopics) -> None:
+    written = await fill(spark_topics, delays=2, flights=1)
+    given = options(spark_topics, subscribePattern=".*s", startingOffsets="earliest", maxOffsetsPerTrigger=35)
+
+    def to_the_end(reader: TopicStreamReader, at: Any) -> tuple[Places, Any, list[int]]:
+        found: Places = []
+        sizes: list[int] = []
+        while (end := reader.latestOffset(at, ReadMaxRows(35))) != at:
+            places = read_between(reader, given, at, end)
+            found, at = found + places, end
+            sizes.append(len(places))
+            reader.commit(end)
+        return sorted(found), at, sizes
+
+    with stream(given) as reader:
+        start = await aside(reader.initialOffset)
+        assert (await aside(lambda: to_the_end(reader, start)))[0] == written
+        found, at, sizes = await aside(lambda: to_the_end(reader, start))
+        assert (found, sum(sizes), max(sizes) <= 35, min(sizes) > 1) == (written, 60, True, True)
+        # when a topic is created that matches, and one that does not
+        added = await fill(spark_topics, arrivals=1, weather=1)
+        found, at, _ = await aside(lambda: to_the_end(reader, at))
+        assert found == [place for place in added if place[0] == "arrivals"]
+    # then a restart goes on there, and ends at what there was when it began
+    with stream(given) as reader:
+        await aside(reader.prepareForTriggerAvailableNow)
+        await fill(spark_topics, cancellations=1)
+        assert await aside(lambda: reader.latestOffset(at, ReadAllAvailable())) == at
+        assert await spark_topics.metadata.operators.pins() == []
+
+
+async def test_a_stream_with_latest_begins_behind_what_is_there_and_reads_a_new_topic_whole(
+    spark_topics: SparkTopics,
+) -> None:
+    await fill(spark_topics, flights=1)
+    given = options(spark_topics, subscribePattern=".*s")
+    with stream(given) as reader:
+        start = await aside(reader.initialOffset)
+        added = await fill(spark_topics, delays=1)
+        end = await aside(lambda: reader.latestOffset(start, ReadAllAvailable()))
+        assert await aside(lambda: read_between(reader, given, start, end)) == added
+    # and a pattern that matches nothing yet is a stream that waits
+    with stream(options(spark_topics, subscribePattern="no.*")) as reader:
+        assert (await aside(reader.initialOffset))["topics"] == {}
+
+
+async def test_a_checkpoint_of_one_topic_goes_on_with_several_and_of_others_is_refused(
+    spark_topics: SparkTopics,
+) -> None:
+    written = await fill(spark_topics, delays=1, flights=1)
+    with stream(options(spark_topics, topic="flights")) as reader:
+        at = await aside(reader.initialOffset)
+    given = options(spark_topics, subscribe="flights,delays")
+    with stream(given) as reader:
+        end = await aside(lambda: reader.latestOffset(at, ReadAllAvailable()))
+        assert await aside(lambda: read_between(reader, given, at, end)) == written[:20]
+    with stream(options(spark_topics, topic="flights")) as reader, pytest.raises(CheckpointError, match="'delays'"):
+        await aside(lambda: reader.latestOffset(end, ReadAllAvailable()))
+
+
+async def test_a_topic_that_goes_is_told_or_left_while_the_others_are_read_on(spark_topics: SparkTopics) -> None:
+    await fill(spark_topics, delays=1, flights=1)
+    given = options(spark_topics, subscribePattern=".*s", failOnDataLoss="false")
+    failing = {**given, "failOnDataLoss": "true"}
+    with stream(given) as reader, stream(failing) as strict:
+        start = await aside(reader.initialOffset)
+        await spark_topics.client.delete_topic("delays")
+        await spark_topics.write("flights", 0, [b"k"], [b"v"])
+        with pytest.raises(DataLossError, match="topic 'delays' was deleted after it was read"):
+            await aside(lambda: strict.latestOffset(start, ReadAllAvailable()))
+        end = await aside(lambda: reader.latestOffset(start, ReadAllAvailable()))
+        assert await aside(lambda: read_between(reader, given, start, end)) == [("flights", 0, 20)]
+        # and one that is made anew is read from its beginning
+        anew = await fill(spark_topics, delays=1)
+        later = await aside(lambda: reader.latestOffset(end, ReadAllAvailable()))
+        assert await aside(lambda: read_between(reader, given, end, later)) == anew
+        with pytest.raises(SiltstoneError, match="deleted and created again"):
+            await aside(lambda: strict.latestOffset(end, ReadAllAvailable()))
+
+
+async def test_a_streaming_query_of_a_pattern_reads_a_new_topic_after_a_restart(
+    spark: SparkSession, spark_topics: SparkTopics, tmp_path: Path
+) -> None:
+    written = await fill(spark_topics, delays=1, flights=1)
+    given = options(spark_topics, subscribePattern=".*s", startingOffsets="earliest")
+
+    def run() -> Places:
+        frame = spark.readStream.format("siltstone").options(**given).load().select("topic", "partition", "offset")
+        writer = frame.writeStream.format("parquet").option("checkpointLocation", f"{tmp_path}/checkpoint")
+        query = writer.trigger(availableNow=True).start(f"{tmp_path}/rows")
+        try:
+            assert query.awaitTermination(200)
+        finally:
+            query.stop()
+        files = list((tmp_path / "rows").glob("*.parquet"))
+        return sorted(tuple(row.values()) for path in files for row in pq.read_table(path).to_pylist())
+
+    assert await aside(run) == written
+    written += await fill(spark_topics, arrivals=1)
+    assert await aside(run) == sorted(written)
