@@ -54,9 +54,9 @@ class PartIndex:
         if condition is None:
             return joined(self._parts)
         kept = [self._parts[int(each.path)] for each in self._dataset.get_fragments(filter=condition)]
-        return joined(kept if self._options.view == LATEST_VIEW else self._newer(store, kept, condition))
+        return joined(kept if self._options.view == LATEST_VIEW else self._newer(store, joined(kept), condition))
 
-    def _newer(self, store: BlockingStore, parts: Sequence[Slice], condition: Any) -> Iterator[Slice]:
+    def _newer(self, store: BlockingStore, parts: Iterable[Slice], condition: Any) -> Iterator[Slice]:
         """The parts without the blocks of large files whose newest record is too old for the condition."""
         for partition, group in groupby(parts, key=attrgetter("partition")):
 

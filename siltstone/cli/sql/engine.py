@@ -25,7 +25,8 @@ from spark_jobs.scan.contract import LATEST_VIEW, LOG, ScanOptions
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-ROWS_AT_ONCE = 1_024
+ROWS_AT_ONCE = 64
+"""Few, because a row may have megabytes."""
 MEMORY = "50%"
 """DuckDB's share of the memory. Above it, sorts and groups go to disk; the rest is for reading."""
 INSTALL_SQL = "in Siltstone's clone: pip install -c constraints.txt '.[sql]'"
@@ -126,6 +127,7 @@ def _connected(spill: str, *, reads_files: bool) -> Generator[DuckDBPyConnection
             "autoload_known_extensions": "false",
             "enable_external_access": "true" if reads_files else "false",
             "memory_limit": MEMORY,
+            "python_enable_replacements": "false",
             "temp_directory": spill,
         },
     )

@@ -21,19 +21,21 @@ TABLE_ROWS_MAX = 1_000
 """A table is made when all its rows are there."""
 CELL_CHARS = 40
 """The least room for a value in a table."""
-ROWS_AT_ONCE = 1_024
+WRITE_BYTES = 1 << 16
+"""Lines are written together up to about this size."""
 _JSON = json.JSONEncoder(ensure_ascii=False)  # one for all rows: making one takes as long as a row
 _QUOTED = re.compile(r'[",\r\n]')
 
 
 def print_rows_as_table(names: Sequence[str], rows: Iterator[tuple[Any, ...]]) -> None:
     """Long values are cut, and rows beyond TABLE_ROWS_MAX are left out; a line says so."""
-    shown = list(islice(rows, TABLE_ROWS_MAX))
     room = max(CELL_CHARS, console().width // len(names) - GAP)
-    numbers = [
-        name for at, name in enumerate(names) if all(isinstance(row[at], int | float | Decimal | None) for row in shown)
-    ]
-    print_table(list(names), [[_cut(cell_text(value), room) for value in row] for row in shown], right=numbers)
+    shown: list[list[str]] = []
+    numbers = set(range(len(names)))
+    for row in islice(rows, TABLE_ROWS_MAX):  # cut at once: a thousand long values together are too many bytes
+        shown.append([_cut(cell_text(value), room) for value in row])
+        numbers -= {at for at, value in enumerate(row) if not isinstance(value, int | float | Decimal | None)}
+    print_table(list(names), shown, right=[names[at] for at in sorted(numbers)])
     if next(rows, None) is not None:
         say(f"these are the first {plural(TABLE_ROWS_MAX, 'row')}; --json and --csv print all", err=True)
 
@@ -117,8 +119,13 @@ def _json_text(value: Any) -> str:
 
 
 def _print_lines(rows: Iterator[tuple[Any, ...]], line: Callable[[tuple[Any, ...]], str]) -> None:
-    while some := list(islice(rows, ROWS_AT_ONCE)):
-        print_bytes("".join(map(line, some)).encode())
+    lines = bytearray()
+    for row in rows:
+        lines += line(row).encode()
+        if len(lines) >= WRITE_BYTES:
+            print_bytes(bytes(lines))
+            lines.clear()
+    print_bytes(bytes(lines))
 
 
 def _cut(text: str, room: int) -> str:

@@ -97,6 +97,8 @@ def _check_reads(connection: DuckDBPyConnection, text: str) -> int:
             remedy='`siltstone topics list` shows the topics; "describe TOPIC" shows the columns',
         )
     kind = statements[0].type
+    if kind == duckdb.StatementType.MULTI:
+        raise BadQueryError("PIVOT must name its values here", remedy="such as ON partition IN (0, 1)")
     explain = _EXPLAIN.match(text) if kind == duckdb.StatementType.EXPLAIN else None
     begin = explain.end() if explain else 0
     inner = connection.extract_statements(text[begin:])

@@ -18,6 +18,7 @@ from siltstone.cli.sql import output
 from tests.fixtures.scan_logs import ScanLog, records_of
 from tests.fixtures.served_topics import pins, serve
 from tests.fixtures.waiting import wait_until
+from wire.codecs import Codec
 
 T0 = 1_700_000_000_000
 BOOKINGS = [
@@ -139,6 +140,43 @@ def test_a_table_cuts_long_values_and_ends_after_some_rows_and_says_so(
     assert len(sql(words, "select i from range(5000) r(i)", "--csv").stdout.splitlines()) == 5_001
 
 
+def test_long_values_are_printed_in_bounded_memory(postgres_url: str, tmp_path: Path) -> None:
+    # given 900 values of a MiB
+    long = bytes(range(128)) * (1 << 13)
+
+    async def fill(log: ScanLog) -> None:
+        for _ in range(300):
+            await log.write((0, records_of(*[(b"k", long)] * 3, at_ms=T0, codec=Codec.ZSTD)))
+
+    places = serve(postgres_url, tmp_path / "objects", fill, name="long", partitions=1)
+    given = {**os.environ, "SILTSTONE_METADATA_URL": places["metadata"]}
+    given["SILTSTONE_OBJECT_STORE_URL"] = places["object_store"]
+    script = (
+        "import re, sys\n"
+        "from pathlib import Path\n"
+        "from siltstone.cli import main\n"
+        "main(['sql', *sys.argv[1:]], standalone_mode=False)\n"
+        "peak = re.search(r'VmHWM:\\s+(\\d+) kB', Path('/proc/self/status').read_text())\n"
+        "print(int(peak[1]) >> 10, file=sys.stderr)\n"
+    )
+    for form in (["select value from long"], ["select value from long limit 300", "--csv"]):
+        ran = subprocess.run([sys.executable, "-c", script, *form], env=given, capture_output=True, check=False)
+        assert ran.returncode == 0, ran.stderr
+        assert len(ran.stdout.splitlines()) > 300
+        assert int(ran.stderr) < 900, (form, ran.stderr)
+
+
+@pytest.mark.parametrize("name", ["select", "latest", "range", "pg_class", "Main.x-1", "information_schema.tables"])
+def test_a_topic_may_have_any_name(postgres_url: str, tmp_path: Path, name: str) -> None:
+    async def fill(log: ScanLog) -> None:
+        await log.write((0, records_of((b"a", b"1"), (b"a", b"2"), at_ms=T0)))
+
+    places = serve(postgres_url, tmp_path / "objects", fill, name=name, partitions=1)
+    words = ["--metadata", places["metadata"], "--object-store", places["object_store"]]
+    query = f'select l.topic, count(*) as n from "{name}" join latest."{name}" l using (key) group by all'
+    assert rows(words, query) == [{"topic": name, "n": 2}]
+
+
 def test_a_query_may_come_by_stdin_and_needs_no_topic(words: Sequence[str]) -> None:
     assert sql(words, "-", "--json", given="select 1 as one;\n").stdout == '{"one": 1}\n'
 
@@ -182,6 +220,10 @@ REFUSED: Sequence[tuple[str, Sequence[str]]] = [
     ("install httpfs", ("LOAD is refused",)),
     ("select 1; drop table bookings", ("2 statements",)),
     ("  -- nothing\n", ("the query is empty", "select count(*)")),
+    ("pivot bookings on partition using count(*)", ("PIVOT must name its values", "ON partition IN")),
+    ("select * from query_table('query')", ("query does not exist",)),
+    ("with a as (select * from read_csv('/etc/hostname')) select * from a", ("disabled by configuration", "--files")),
+    ("select getenv('HOME')", ("getenv does not exist",)),
     ("show tables", ("SHOW tells", "`siltstone topics list`")),
     ("selec 1", ('syntax error at or near "selec"', "LINE 1: selec 1", "\n        ^^^^^")),
     ("select nope from bookings", ('column "nope" not found', "LINE 1: select nope")),
