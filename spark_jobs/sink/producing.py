@@ -59,6 +59,8 @@ def _rows(options: SinkOptions, batch: Any) -> Iterator[Row]:
     headers = columns["headers"].to_pylist() if options.has_headers else nothing
     partitions = columns["partition"].to_pylist() if "partition" in columns else nothing
     for topic, key, value, pairs, partition in zip(topics, of("key"), of("value"), headers, partitions, strict=True):
+        if pairs is not None and any(pair is None or pair["key"] is None for pair in pairs):
+            raise WriteError("a header of a row has no key", remedy="leave such headers out of the column headers")
         named = None if pairs is None else [(pair["key"], pair["value"]) for pair in pairs]
         yield topic, key, value, named, -1 if partition is None else partition
 

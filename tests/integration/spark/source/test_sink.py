@@ -94,6 +94,10 @@ async def test_what_is_wrong_with_a_write_is_named(spark_topics: SparkTopics) ->
     )
     far = {**value, "partition": ("int", pa.array([7], pa.int32()))}
     await refused(lambda: produce(spark_topics, far, topic="flights"), "was not written")
+    for nameless in (None, {"key": None, "value": b"1"}):
+        headers = pa.array([[nameless]], HEADERS)
+        row = {**value, "headers": ("array<struct<key:string,value:binary>>", headers)}
+        await refused(lambda row=row: produce(spark_topics, row, topic="flights"), "has no key")  # type: ignore[misc]
     large = {"value": ("string", pa.array(["v" * 2_000_000]))}
     await refused(lambda: produce(spark_topics, large, topic="flights"), "MSG_SIZE_TOO_LARGE")
     assert await read(spark_topics, "flights") == []
