@@ -107,7 +107,7 @@ endef
 $(STAMP_ALL): $(INSTALLED_BY) | $(BIN)/python
 	$(ensure_installer)
 	@echo "installing siltstone with all extras (the first time takes some minutes)"
-	@$(PIP_INSTALL) -e '.[demo,spark,tables,sql,oauth,otel,fast-s3,dev]'
+	@$(PIP_INSTALL) -e '.[demo,spark,tables,sql,delta,oauth,otel,fast-s3,dev]'
 	@touch $@ $(STAMP_DEMO)
 
 $(STAMP_DEMO): $(INSTALLED_BY) | $(BIN)/python

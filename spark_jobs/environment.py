@@ -39,6 +39,7 @@ JAVA_VERSION_MAX_BEFORE_4_2 = 22
 """Spark 4.0 and 4.1 call Subject.getSubject, which Java 23 refuses."""
 INSTALL_EXTRA = "in Siltstone's clone: pip install -c constraints.txt '.[spark]'"
 INSTALL_TABLES = "in Siltstone's clone: pip install -c constraints.txt '.[tables]'"
+INSTALL_DELTA = "in Siltstone's clone: pip install -c constraints.txt '.[tables,delta]'"
 LOOPBACK = "127.0.0.1"
 SHORT_LIVED = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 """Java options for a JVM through which few bytes pass: it compiles less and starts with half the processor time."""

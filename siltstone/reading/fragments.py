@@ -67,7 +67,7 @@ class PartIndex:
             if may_hold(-TIMESTAMP_MS_LIMIT):
                 yield from group  # the condition is not about time
                 continue
-            stretches = [each for part in group for each in _stretches(store, part)]
+            stretches = [each for part in group for each in stretches_of(store, part)]
             # pyarrow is asked some times, not for each of what may be a million blocks.
             times_ms = sorted({each.latest_ms for each in stretches})
             first = bisect_left(times_ms, True, key=may_hold)
@@ -85,7 +85,7 @@ class _Stretch(NamedTuple):
     latest_ms: int
 
 
-def _stretches(store: BlockingStore, part: Slice) -> Iterator[_Stretch]:
+def stretches_of(store: BlockingStore, part: Slice) -> Iterator[_Stretch]:
     """A part by extents and, of those that have an index of blocks, by blocks. Reads the indexes."""
     cursor = part.start
     for piece in part.pieces:

@@ -18,6 +18,7 @@ from spark_jobs.tables.erasing.gone import Erased, GoneRows
 from spark_jobs.tables.file_task import SliceReader, WriteResult, WriteTask
 from spark_jobs.tables.file_writer import Place, WrittenFile
 from spark_jobs.tables.keyed.key_index import Wanted
+from spark_jobs.tables.layout.layout import Layout
 from spark_jobs.tables.progress import Progress
 
 SLICE_BYTES = 64 << 20
@@ -30,8 +31,8 @@ class DeadRows(NamedTuple):
     """Rows of a data file that the table is to hold no more."""
 
     path: str
-    positions: NDArray[np.int64]
-    """In any order; some may be dead already."""
+    positions: NDArray[np.int64] | None
+    """In any order; some may be dead already. None: all, so that the file goes."""
 
 
 class KeyedFile(NamedTuple):
@@ -40,6 +41,8 @@ class KeyedFile(NamedTuple):
     path: str
     partition: int | None
     """None if it has rows of several."""
+    section: str
+    """Equal for files of one section."""
     first_offset: int
     last_offset: int
     rows: int
@@ -88,8 +91,15 @@ class Table(Protocol):
         """None if rows of the table cannot be deleted one by one."""
         ...
 
+    @property
+    def layout(self) -> Layout: ...
+
     def load(self) -> Progress | None: ...
-    def ensure(self, columns: Any, topic: str) -> None: ...
+    def ensure(self, columns: Any, sampled: Any, topic: str) -> None:
+        """Make the table, if it must exist before its first commit. `sampled`: its columns and those of a sample, some
+        of which it may need at once."""
+        ...
+
     def file_schema(self, columns: Any) -> Any: ...
     def commit(
         self,
@@ -100,6 +110,11 @@ class Table(Protocol):
         replaces: bool,
         dead: Sequence[DeadRows] = (),
     ) -> str: ...
+    def held_rows(self, low: int, high: int) -> Any:
+        """A `pyarrow.Table` with `kafka_partition` and `kafka_offset` of the rows with offsets from `low` to below
+        `high`. Raises the errors of the table's store."""
+        ...
+
     def rewrite(self, groups: Sequence[Sequence[KeyedFile]], progress: Progress) -> None:
         """Write each group of files, of one partition and in the order of offsets, again as one, without dead rows."""
         ...
@@ -170,6 +185,8 @@ class Report:
     rows: int = 0
     errors: int = 0
     """The rows among them with something in `kafka_error`."""
+    dead_letters: int = 0
+    """The records that went into the table of dead letters instead."""
     size_bytes: int = 0
     fenced: int = 0
     """The number of times that another writer was quicker."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from runtime.errors import BadInputError, FencedError, SiltstoneError, UnavailableError
+from typing import ClassVar
+
+from runtime.errors import BadInputError, FencedError, Outcome, SiltstoneError, UnavailableError
 
 
 class TableError(SiltstoneError):
@@ -35,3 +37,10 @@ class StaleWriterError(FencedError):
 
 class CommitRefusedError(UnavailableError):
     """The catalog refused the commit, which certainly did not happen: we lack a right, or it has too much to do."""
+
+
+class CommitUnknownError(TableError):
+    """It is unknown whether the commit happened. The next run reads that from the table and goes on from there."""
+
+    outcome: ClassVar[Outcome] = Outcome.UNKNOWN
+    retriable: ClassVar[bool] = True

@@ -6,22 +6,25 @@ nobody names, and the next run begins at the end of the last commit. A fenced ru
 again and decides again: mostly the other writer has done the work.
 
 A latest view is written as a whole first. A table whose rows can be deleted one by one then takes what came since
-(`spark_jobs/tables/keyed/`); any other table is written as a whole each time.
+(`spark_jobs/tables/keyed/`), and only partitions of which that is not to be had are written again; any other table is
+written as a whole each time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from runtime.logging import get_logger
 from spark_jobs.scan.contract import LATEST_VIEW, LOG, AtTimestamp, Edge, ScanOptions
 from spark_jobs.scan.plan import plan_slices
 from spark_jobs.tables.contract import Ask, Engine, Report, ShowProgress, Source, Table
+from spark_jobs.tables.dead_letters.table import check_no_dead_letters
 from spark_jobs.tables.engines import InProcess
 from spark_jobs.tables.errors import StaleWriterError
+from spark_jobs.tables.file_task import WriteResult
 from spark_jobs.tables.keyed.decide import are_to_tidy
-from spark_jobs.tables.keyed.run import add_tail, cause_to_replace, tidy
+from spark_jobs.tables.keyed.run import add_tail, all_rows, causes_to_replace, tidy
 from spark_jobs.tables.progress import (
     LATEST_MODE,
     Progress,
@@ -40,8 +43,16 @@ TRIES = 10
 _log = get_logger(__name__)
 
 
-def export(source: Source, table: Table, choose: Callable[[int], Engine], ask: Ask, show: ShowProgress) -> Report:
-    """One run. `choose` gives the engine for a number of bytes of the log.
+def export(
+    source: Source,
+    table: Table,
+    choose: Callable[[int], Engine],
+    ask: Ask,
+    show: ShowProgress,
+    dead_letters: Table | None = None,
+) -> Report:
+    """One run. `choose` gives the engine for a number of bytes of the log. `dead_letters`: the table for records that
+    do not fit.
 
     Raises WrongTableError, RecreatedTopicError, BadValueError, StaleWriterError (others were quicker each time), and
     the errors of the scan and of the table's store.
@@ -49,7 +60,7 @@ def export(source: Source, table: Table, choose: Callable[[int], Engine], ask: A
     report = Report()
     for fenced in range(TRIES):
         with source.pinned() as pinned:
-            writing = Writing(source, table, ask, show, pinned, report)
+            writing = Writing(source, table, ask, show, pinned, report, dead_letters)
             try:
                 return replace(_run(writing, choose), fenced=fenced)
             except StaleWriterError as error:
@@ -64,13 +75,12 @@ def export(source: Source, table: Table, choose: Callable[[int], Engine], ask: A
 
 def _run(writing: Writing, choose: Callable[[int], Engine]) -> Report:
     ask, snapshot = writing.ask, writing.snapshot
-    progress = check_same(
-        writing.table.load(), snapshot, mode=ask.mode, values=ask.values.text, recreated=ask.recreated
-    )
+    held = writing.table.load()
+    check_no_dead_letters(writing.table.name, held)
+    progress = check_same(held, snapshot, mode=ask.mode, values=ask.values.text, recreated=ask.recreated)
+    writing.load_dead_letters()
     if progress is not None:
-        writing.erasing.warn(progress)
-        writing.table.finish_erasures(snapshot.taken_ms)
-        progress = writing.erase(progress)
+        progress = writing.erase_before(progress)
     files = writing.table.file_count
     held = writing.erase(_written(writing, choose, progress))
     if writing.report.commits and (
@@ -87,11 +97,7 @@ def _written(writing: Writing, choose: Callable[[int], Engine], progress: Progre
         return _append(writing, choose, progress)
     if progress is not None and unchanged(progress, snapshot):
         return progress
-    cause = "" if progress is None else cause_to_replace(writing.table, progress, snapshot)
-    if progress is None or cause is not None:
-        _log.debug("the whole table is written", table=writing.table.name, cause=cause)
-        return _replace(writing, choose)
-    return add_tail(writing, progress)
+    return _replace(writing, choose) if progress is None else _brought_up(writing, choose, progress)
 
 
 def _append(writing: Writing, choose: Callable[[int], Engine], progress: Progress | None) -> Progress:
@@ -114,23 +120,51 @@ def _append(writing: Writing, choose: Callable[[int], Engine], progress: Progres
     return base
 
 
-def _replace(writing: Writing, choose: Callable[[int], Engine]) -> Progress:
-    """Write the whole latest view, in place of all that the table holds."""
+def _brought_up(writing: Writing, choose: Callable[[int], Engine], progress: Progress) -> Progress:
+    """Replace the partitions whose tails cannot be added, in a commit of its own, then add those of the others."""
+    table, snapshot = writing.table, writing.snapshot
+    causes = causes_to_replace(table, progress, snapshot)
+    if causes:
+        all_of_them = len(causes) == len(snapshot.partitions)
+        _log.debug("partitions are written again", table=table.name, causes=dict(causes))
+        progress = _replace(writing, choose) if all_of_them else _replace(writing, choose, progress, sorted(causes))
+    return progress if unchanged(progress, snapshot) else add_tail(writing, progress)
+
+
+def _replace(
+    writing: Writing, choose: Callable[[int], Engine], progress: Progress | None = None, partitions: Sequence[int] = ()
+) -> Progress:
+    """Write the latest view of these partitions, in place of what the table holds of them; without `progress`, that of
+    all, in place of all that the table holds."""
     ask, snapshot = writing.ask, writing.snapshot
-    begins = {each.partition: each.log_start_offset for each in snapshot.partitions}
-    options = replace(_options(writing, begins), view=LATEST_VIEW)
+    begins = {
+        each.partition: each.log_start_offset
+        for each in snapshot.partitions
+        if progress is None or each.partition in partitions
+    }
+    options = replace(_options(writing, begins), view=LATEST_VIEW, partitions=tuple(begins))
     slices = plan_slices(snapshot, options, slice_bytes=ask.slice_bytes)
     engine = choose(sum(part.bytes for part in slices)) if slices else InProcess()
     if engine.shuffles:
         writing.by_key, options = True, replace(options, view=LOG)
         slices = plan_slices(snapshot, options, slice_bytes=ask.slice_bytes)
     writing.begin_table(slices, options)
-    base = writing.erasing.noted(fresh(snapshot, ask.mode, ask.values.text, ends(snapshot)), None)
-    if not slices:
-        return writing.commit([], base, replaces=True)
-    writing.show(0, len(slices))
-    results = writing.written(engine, slices, options, 0, len(slices))
-    return writing.commit(results, base, replaces=True)
+    results: Sequence[WriteResult] = []
+    if slices:
+        writing.show(0, len(slices))
+        results = writing.written(engine, slices, options, 0, len(slices))
+    writing.by_key = False
+    base = fresh(snapshot, ask.mode, ask.values.text, ends(snapshot))
+    if progress is None:
+        return writing.commit(results, writing.erasing.noted(base, None), replaces=True)
+    # A killed run goes on from here: what is said of the other partitions stays true.
+    base = replace(
+        progress,
+        offsets={**progress.offsets, **{each: base.offsets[each] for each in partitions}},
+        starts={**progress.starts, **{each: base.starts[each] for each in partitions}},
+    )
+    base = writing.erasing.noted_again(base, progress)
+    return writing.commit(results, base, replaces=False, dead=all_rows(writing.table, partitions))
 
 
 def _options(writing: Writing, begins: Mapping[int, int]) -> ScanOptions:

@@ -84,6 +84,15 @@ def check_outside(destination: ObjectStoreUrl, records: str) -> None:
             )
 
 
+def check_apart(table: ObjectStoreUrl, dead_letters: ObjectStoreUrl) -> None:
+    """Refuse two tables of files of which readers of one would see the other's. Raises BadTableError."""
+    if _lies_in(table, dead_letters) or _lies_in(dead_letters, table):
+        raise BadTableError(
+            f"the table {table} and its dead letters {dead_letters} lie inside of each other",
+            remedy="name a directory beside it by --dead-letters",
+        )
+
+
 def _lies_in(destination: ObjectStoreUrl, theirs: ObjectStoreUrl) -> bool:
     if destination.scheme != theirs.scheme:
         return False

@@ -5,7 +5,7 @@ driver's commit alone puts its files into a table, and a task that dies leaves f
 columns turn out not to hold everything, the task writes nothing more, reads on to see the rest, and reports it; the
 driver then gives it better columns.
 
-Memory: one file at most (`file_writer.py`) beside that of the scan.
+Memory: one file at most (`file_writer.py`) beside that of the scan, and one of dead letters.
 """
 
 from __future__ import annotations
@@ -14,12 +14,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+
 from spark_jobs.scan.arrow import pa
 from spark_jobs.scan.contract import ScanOptions, Slice
 from spark_jobs.tables.columns.convert import TAKEN_NAMES, Converter, ValueFormat
 from spark_jobs.tables.columns.kinds import NULL, Field, Kind, extended, fits, merge
+from spark_jobs.tables.dead_letters.rows import LETTERS, UNJUDGED, Judged, LetterFiles, letters, part_rows
 from spark_jobs.tables.file_writer import FileWriter, Place, WrittenFile
 from spark_jobs.tables.keyed.key_index import key_hashes
+from spark_jobs.tables.layout.layout import PLAIN, Layout
 
 
 class SliceReader(Protocol):
@@ -45,12 +49,16 @@ class WriteTask:
     """A part of the names of its files."""
     key_indexes: Place | None = None
     """The place for an index of the keys beside each file, for a table whose rows are superseded one by one."""
+    layout: Layout = PLAIN
     final: bool = False
     """Whether the columns were made from all values, so that no better ones will come."""
     by_key: bool = False
     """Whether only the last record of each key is written, among those of all tasks of a run."""
     survivors: bytes = b""
     """These records, for a task `by_key`, if an earlier run found them (`spark_jobs/tables/keyed/writes.py`)."""
+    letters: LetterFiles | None = None
+    """Where records go that do not fit; None: into the table, with the reason."""
+    judged: Judged = UNJUDGED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +74,8 @@ class WriteResult:
     seen: Kind
     survivors: bytes = b""
     """Those of a task `by_key` that may be run again with better columns."""
+    letters: tuple[WrittenFile, ...] = ()
+    """Files of dead letters."""
 
 
 def write_slice(task: WriteTask) -> WriteResult:
@@ -85,9 +95,13 @@ class _Writing:
             partition=part.partition,
             start=part.start,
             stem=task.stem,
+            layout=task.layout,
         )
+        self._letters = _letter_writer(task)
+        self._dead_before = task.judged.dead
+        self._errors = 0
         self._complete = True
-        self._judged: Kind = NULL
+        self._suited: Kind = NULL
 
     def run(self) -> WriteResult:
         task = self._task
@@ -98,36 +112,80 @@ class _Writing:
             # Reads on without writing, to report the columns of the whole slice at once.
             if not self._still_complete():
                 continue
-            keys = batch.column(batch.schema.get_field_index("key"))
-            last = int(batch.column(batch.schema.get_field_index("offset"))[batch.num_rows - 1].as_py())
-            self._files.write(converted, None if task.key_indexes is None else key_hashes(keys), last + 1)
+            self._write(batch, converted)
         if self._complete:
-            self._files.close(task.part.end)
+            for writer in (self._files, self._letters):
+                if writer is not None:
+                    writer.close(task.part.end)
         return WriteResult(
             partition=task.part.partition,
             start=task.part.start,
             end=task.part.end,
             rows=sum(file.rows for file in self._files.written),
-            errors=self._converter.errors,
+            errors=self._errors,
             files=tuple(self._files.written),
             complete=self._complete,
             seen=self._converter.seen,
+            letters=() if self._letters is None else tuple(self._letters.written),
         )
 
+    def _write(self, batch: Any, converted: Any) -> None:
+        """Write a batch of records, and the rows that were made of them, to the files where they belong."""
+        offsets = _column(batch, "offset").to_numpy()
+        end = int(offsets[-1]) + 1
+        at = converted.schema.get_field_index("kafka_error")
+        wrong = np.zeros(len(offsets), dtype=bool)
+        if at >= 0:
+            wrong = converted.column(at).is_valid().to_numpy(zero_copy_only=False)
+        if self._letters is not None:
+            kept, dead = part_rows(offsets, wrong, self._task.judged.below, self._dead_before)
+            if dead.any():
+                mask = pa.array(dead)
+                rows = letters(batch.filter(mask), converted.filter(mask), self._task.options.topic)
+                self._letters.write(rows, None, end)
+            if not kept.all():
+                batch, converted, wrong = batch.filter(pa.array(kept)), converted.filter(pa.array(kept)), wrong[kept]
+        self._errors += int(wrong.sum())
+        if converted.num_rows:
+            hashes = None if self._task.key_indexes is None else key_hashes(_column(batch, "key"))
+            self._files.write(converted, hashes, end)
+
     def _still_complete(self) -> bool:
-        seen = self._converter.seen
-        if self._complete and not self._task.final and seen != self._judged:
-            self._judged = seen
-            self._complete = suits(self._task.columns, self._task.fixed, seen)
+        seen, may_change = self._converter.seen, self._task.values.infers and not self._task.final
+        if self._complete and may_change and seen != self._suited:
+            self._suited = seen
+            self._complete = suits(self._task.columns, self._task.fixed, seen, self._task.layout.names)
         return self._complete
 
 
-def wanted_columns(fixed: Any, seen: Kind) -> Any:
-    """`pyarrow.Schema` of the columns for everything that was seen, the fixed ones first."""
-    return pa.schema(extended(list(fixed), seen, TAKEN_NAMES))
+def _letter_writer(task: WriteTask) -> FileWriter | None:
+    wanted = task.letters
+    if wanted is None:
+        return None
+    return FileWriter(
+        place=wanted.place,
+        key_indexes=None,
+        schema=pa.schema([wanted.file_schema.field(name) for name in LETTERS.names]),
+        partition=task.part.partition,
+        start=task.part.start,
+        stem=wanted.stem,
+        layout=wanted.layout,
+    )
 
 
-def suits(columns: Any, fixed: Any, seen: Kind) -> bool:
+def _column(batch: Any, name: str) -> Any:
+    return batch.column(batch.schema.get_field_index(name))
+
+
+def wanted_columns(fixed: Any, seen: Kind, taken: Sequence[str] = ()) -> Any:
+    """`pyarrow.Schema` of the columns for everything that was seen, the fixed ones first.
+
+    `taken`: names that no column of this table can have, beside those that none of any table can have.
+    """
+    return pa.schema(extended(list(fixed), seen, (*TAKEN_NAMES, *taken)))
+
+
+def suits(columns: Any, fixed: Any, seen: Kind, taken: Sequence[str] = ()) -> bool:
     """Whether these are the best columns for everything that was seen: all that could be made to fit does."""
     kinds: dict[str, Kind] = dict(seen[1]) if isinstance(seen, tuple) else {}
     have: dict[str, Field] = {each.name: each for each in columns}
@@ -139,7 +197,7 @@ def suits(columns: Any, fixed: Any, seen: Kind) -> bool:
             or (each.name not in settled and fits(kinds[each.name], have[each.name]))
             or (each.name in settled and each.name not in kinds)
         )
-        for each in wanted_columns(fixed, seen)
+        for each in wanted_columns(fixed, seen, taken)
     )
 
 

@@ -32,6 +32,7 @@ from spark_jobs.tables.erasing.parquet_file import schema_of, write_without
 from spark_jobs.tables.errors import PlaceUnavailableError, StaleWriterError, TableError
 from spark_jobs.tables.file_systems import file_system
 from spark_jobs.tables.file_writer import FileWriter, WrittenFile
+from spark_jobs.tables.layout.layout import PLAIN, Layout
 from spark_jobs.tables.objects import Objects
 from spark_jobs.tables.progress import BadProgressError, Progress
 from storage.objects import ObjectExistsError, ObjectStore
@@ -124,7 +125,11 @@ class ParquetTable:
             self._swept = True
         return None if self._newest is None else self._newest.progress
 
-    def ensure(self, columns: Any, topic: str) -> None:
+    @property
+    def layout(self) -> Layout:
+        return PLAIN
+
+    def ensure(self, columns: Any, sampled: Any, topic: str) -> None:
         """Do nothing: the first commit makes the table."""
 
     def file_schema(self, columns: Any) -> Any:
@@ -219,6 +224,18 @@ class ParquetTable:
         self._swept = False
         self._sweep(1 if commit.replaces else commit.sequence)
         self._swept = True
+
+    def held_rows(self, low: int, high: int) -> Any:
+        """The place in the log of the rows with offsets from `low` to below `high`. Raises as `open_dataset`."""
+        import pyarrow.dataset as _datasets  # pyright: ignore[reportMissingTypeStubs]
+
+        datasets: Any = _datasets
+        offset = datasets.field("kafka_offset")
+        wanted = ["kafka_partition", "kafka_offset"]
+        try:
+            return open_dataset(self.url).to_table(columns=wanted, filter=(offset >= low) & (offset < high))
+        except OSError as error:
+            raise PlaceUnavailableError(f"files of the table at {self.url} cannot be read: {error}") from error
 
     def rewrite(self, groups: Sequence[Sequence[KeyedFile]], progress: Progress) -> None:
         raise BugError("files of a Parquet table have no dead rows")

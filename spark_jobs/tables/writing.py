@@ -2,7 +2,7 @@
 
 Columns are found as the values are read (`spark_jobs/tables/file_task.py`). A new table begins with the columns of a
 sample. Slices that turn out to have more are written again, with all columns of the group, before the commit. Columns
-are only added; none changes its type.
+are only added; none changes its type, but for a wider one that a newer schema file asks for.
 """
 
 from __future__ import annotations
@@ -11,12 +11,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from runtime.errors import BugError
 from runtime.logging import get_logger
 from spark_jobs.scan.arrow import pa
 from spark_jobs.scan.contract import ScanOptions, Slice
 from spark_jobs.tables.columns.convert import BASE_NAMES, Converter, table_schema, value_fields
-from spark_jobs.tables.columns.kinds import COLUMNS_MAX, Kind, shown, size
+from spark_jobs.tables.columns.kinds import COLUMNS_MAX, NULL, Field, Kind, shown, size
+from spark_jobs.tables.columns.widening import can_become
 from spark_jobs.tables.contract import Ask, DeadRows, Engine, Pinned, Report, ShowProgress, Source, Table
+from spark_jobs.tables.dead_letters.rows import UNJUDGED
+from spark_jobs.tables.dead_letters.table import DeadLetters
 from spark_jobs.tables.erasing.run import Erasing
 from spark_jobs.tables.errors import CommitRefusedError, StaleWriterError, WrongTableError
 from spark_jobs.tables.file_task import SliceReader, WriteResult, WriteTask, all_seen, same, wanted_columns
@@ -31,9 +35,17 @@ class Writing:
     """The parts of a run that logs and latest views share."""
 
     def __init__(
-        self, source: Source, table: Table, ask: Ask, show: ShowProgress, pinned: Pinned, report: Report
+        self,
+        source: Source,
+        table: Table,
+        ask: Ask,
+        show: ShowProgress,
+        pinned: Pinned,
+        report: Report,
+        dead_letters: Table | None,
     ) -> None:
         """`report`: the commits of earlier tries, to which this one adds its own."""
+        self._letters = None if dead_letters is None else DeadLetters(dead_letters, Erasing(dead_letters, pinned))
         self.table, self.ask, self.snapshot, self.report = table, ask, pinned.snapshot, report
         self.source = source
         self.show, self._pinned = show, pinned
@@ -48,25 +60,34 @@ class Writing:
     def _fixed(self) -> Any:
         """The value's columns in the table, with those of a given schema. Raises WrongTableError."""
         columns = self.table.columns
-        have = [] if columns is None else value_fields(columns)
-        names = {field.name: field for field in have}
+        fields: dict[str, Field] = {} if columns is None else {each.name: each for each in value_fields(columns)}
         for field in self._given:
-            known = names.get(field.name)
-            if known is not None and not known.equals(field, check_metadata=True):
+            known = fields.get(field.name)
+            if known is not None and not can_become(known, field):
                 raise WrongTableError(
                     f"{self.table.name} has the column {field.name} as {known.type}, the schema as {field.type}",
-                    remedy="export to another table",
+                    remedy="export to another table; a column can only grow from int to long, from float to double, and"
+                    " to a decimal of more digits before the point",
                 )
-        return pa.schema(have + [field for field in self._given if field.name not in names])
+            fields[field.name] = field
+        return pa.schema(list(fields.values()))
 
     def begin_table(self, slices: Sequence[Slice], options: ScanOptions) -> None:
         """The first columns; a table that does not exist yet is made with them."""
-        fixed = self._fixed()
-        self._columns = fixed
+        fixed, seen = self._fixed(), NULL
         if self.table.columns is None and self.ask.values.infers and slices:
             # By key, the newest records are those that are likely to survive.
-            self._columns = wanted_columns(fixed, self._sampled(slices[-1 if self.by_key else 0], options))
-        self.table.ensure(self._whole(fixed), self.snapshot.topic.name)
+            seen = self._sampled(slices[-1 if self.by_key else 0], options)
+        sampled = self._whole(wanted_columns(fixed, seen))
+        self.table.ensure(self._whole(fixed), sampled, self.snapshot.topic.name)
+        self._columns = wanted_columns(self._fixed(), seen, self.table.layout.names)
+        if self._letters is not None:
+            self._letters.begin(slices, self.snapshot.topic.name)
+
+    def load_dead_letters(self) -> None:
+        """Read the progress of the dead letters. Raises as `DeadLetters.load`."""
+        if self._letters is not None:
+            self._letters.load(self.snapshot, mode=self.ask.mode, values=self.ask.values.text)
 
     def _sampled(self, part: Slice, options: ScanOptions) -> Any:
         sample, held = Converter(replace(self.ask.values, on_error="column"), []), 0
@@ -106,7 +127,7 @@ class Writing:
         if not self.ask.values.infers:
             return results
         seen = all_seen(results)
-        wanted = wanted_columns(fixed, seen)
+        wanted = wanted_columns(fixed, seen, self.table.layout.names)
         self._warn_of_width(wanted, seen)
         again = [
             number
@@ -149,6 +170,7 @@ class Writing:
             )
 
     def _task(self, part: Slice, options: ScanOptions, fixed: Any, reader: SliceReader) -> WriteTask:
+        latest = self.ask.mode == LATEST_MODE
         return WriteTask(
             part=part,
             options=options,
@@ -160,7 +182,11 @@ class Writing:
             file_schema=self.table.file_schema(self._whole(self._columns)),
             stem=self.table.stem,
             by_key=self.by_key,
-            key_indexes=self.table.key_indexes if self.ask.mode == LATEST_MODE else None,
+            key_indexes=self.table.key_indexes if latest else None,
+            # The sizes of sorted files would not tell whether more of them fit into one.
+            layout=self.table.layout.unsorted if latest else self.table.layout,
+            letters=None if self._letters is None else self._letters.files(),
+            judged=UNJUDGED if self._letters is None else self._letters.judged(part),
         )
 
     def commit(
@@ -169,15 +195,18 @@ class Writing:
         """Commit the files, with the offsets they end at. `replaces`: they are the whole table; else `dead` are the
         rows that they supersede. Raises StaleWriterError, and the errors of the table's commit.
         """
+        if not all(result.complete for result in results):
+            raise BugError(f"files that lack records were to be committed to {self.table.name}")
         files = [file for result in results for file in result.files]
         moved = base.moved({result.partition: result.end for result in results})
         before: set[str] = set() if self.table.columns is None else set(self.table.columns.names)
         columns = self._whole(self._columns)
         self._pinned.check()  # files that a lost pin released may be missing
+        self._commit_letters(results, moved)
         try:
             name = self.table.commit(files, columns, moved, replaces=replaces, dead=dead)
         except (StaleWriterError, CommitRefusedError):
-            self._remove(results)
+            self._remove_rows(results)
             raise
         report = self.report
         offsets = dict(report.offsets or {})
@@ -195,9 +224,34 @@ class Writing:
         )
         return moved
 
+    def _commit_letters(self, results: Sequence[WriteResult], moved: Progress) -> None:
+        """Commit the dead letters, before the table's own commit. Raises as `DeadLetters.commit`."""
+        if self._letters is None:
+            return
+        files = [file for result in results for file in result.letters]
+        try:
+            self._letters.commit(files, moved)
+        except (StaleWriterError, CommitRefusedError):
+            self._remove(results)
+            raise
+        # Reported even if the table's commit fails now: the next try finds them judged and writes none of them.
+        dead = self.report.dead_letters + sum(file.rows for file in files)
+        self.report = replace(self.report, dead_letters=dead)
+
+    def erase_before(self, progress: Progress) -> Progress:
+        """Finish what an earlier run began to erase, and erase what is due. Raises as `Table.erase`."""
+        self.erasing.warn(progress)
+        self.table.finish_erasures(self.snapshot.taken_ms)
+        if self._letters is not None:
+            self._letters.finish_erasures(self.snapshot.taken_ms)
+        return self.erase(progress)
+
     def erase(self, progress: Progress) -> Progress:
-        """Erase what is due from the table, which has this progress. Raises as `Table.erase`."""
+        """Erase what is due from the table, which has this progress, and from the dead letters. Raises as
+        `Table.erase`."""
         after, done = self.erasing.apply(progress)
+        if self._letters is not None:
+            done = done.plus(self._letters.erase())
         self.report = replace(self.report, erased=self.report.erased.plus(done))
         return after
 
@@ -208,6 +262,12 @@ class Writing:
         return replace(self.report, held=held.offsets, behind=behind)
 
     def _remove(self, results: Sequence[WriteResult]) -> None:
+        self._remove_rows(results)
+        if self._letters is not None:
+            self._letters.place.remove([file.name for result in results for file in result.letters])
+
+    def _remove_rows(self, results: Sequence[WriteResult]) -> None:
+        """Remove the files of the table, not those of dead letters."""
         names = [file.name for result in results for file in result.files]
         self.table.place.remove(names)
         if self.ask.mode == LATEST_MODE and self.table.key_indexes is not None:

@@ -14,6 +14,7 @@ from tests.mutants.planted_in_claims import GONE
 from tests.mutants.planted_in_commits import COMMITS
 from tests.mutants.planted_in_committed_reads import COMMITTED_READS
 from tests.mutants.planted_in_coordinators import COORDINATORS
+from tests.mutants.planted_in_dead_letters import DEAD_LETTERS
 from tests.mutants.planted_in_drains import DRAINS
 from tests.mutants.planted_in_erase_command import ASKED
 from tests.mutants.planted_in_erasures import ERASING
@@ -378,6 +379,7 @@ MUTANTS = (
     *COMMITS,
     *DRAINS,
     *HEAVY_PLANS,
+    *DEAD_LETTERS,
     *KEYED_TABLES,
     *HELD_OFFSETS,
     *BORDERS,

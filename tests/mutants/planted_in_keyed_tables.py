@@ -20,8 +20,8 @@ KEYED_TABLES = (
     Mutant(
         name="tails-with-gaps-are-trusted",
         file="spark_jobs/tables/keyed/run.py",
-        text="    if gaps:\n",
-        replacement="    if gaps and not files.files:\n",
+        text="in with_gaps(snapshot, progress.offsets):",
+        replacement="in with_gaps(snapshot, progress.offsets)[:0]:",
         tests=(_DROPPED,),
     ),
     Mutant(

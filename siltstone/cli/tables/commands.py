@@ -1,4 +1,4 @@
-"""`siltstone tables`: export a topic to Parquet files or to an Iceberg table; print how to open the Iceberg catalog."""
+"""`siltstone tables`: export a topic to a table of Parquet files, Iceberg or Delta; print how to open the catalog."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from spark_jobs.tables.iceberg.table import IcebergTable
     from spark_jobs.tables.iceberg.upkeep.upkeep import Upkeep
 
-PARQUET, ICEBERG = "parquet", "iceberg"
+PARQUET, DELTA, ICEBERG = "parquet", "delta", "iceberg"
 WAREHOUSE = "tables"
 """Subdirectory of `--data` that holds the tables if no place is given."""
-FORMS = "parquet:DIR, parquet:s3://BUCKET/PREFIX?endpoint=... or iceberg:NAMESPACE.TABLE"
+FORMS = "parquet:DIR, parquet:s3://BUCKET/PREFIX?endpoint=..., iceberg:NAMESPACE.TABLE, or delta: like parquet:"
 T = TypeVar("T")
 _EVERY = re.compile(r"(\d{1,6})(s|m|h)?")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, None: 1}
@@ -78,6 +78,8 @@ def export(topic: str, given: SystemOptions, as_json: bool, **options: Any) -> N
           --warehouse s3://lake/tables
       siltstone tables export orders --to parquet:s3://lake/orders --value avro \\
           --schema order.avsc
+      siltstone tables export clicks --to iceberg:web.clicks --value json \\
+          --partition-by 'day(kafka_timestamp)' --sort-by 'user, page desc'
     """
     with _running(topic, given, options) as running:
         print_report(running.once(), running.table.name, as_json=as_json)
@@ -109,7 +111,7 @@ def follow(topic: str, every: str, given: SystemOptions, as_json: bool, **option
 @contextmanager
 def _running(topic: str, given: SystemOptions, options: Mapping[str, Any]) -> Generator[_Running]:
     wanted = _Wanted(topic=topic, given=given, **options)
-    _check_destination(wanted)
+    _check_destinations(wanted)
     _require_extra()
     with resolved(given) as urls:
         running = _Running(wanted, urls)
@@ -163,12 +165,15 @@ class _Wanted:
     keys: str
     schema_file: Path | None
     framing: str
-    on_error: str
+    on_error: str | None
+    dead_letters: str
     mode: str
     begin: str
     engine: str
     recreated: bool
     skip_lost: bool
+    partition_by: tuple[str, ...]
+    sort_by: tuple[str, ...]
 
 
 class _Running:
@@ -180,7 +185,8 @@ class _Running:
 
         self._wanted = wanted
         self._ask = _ask(wanted)
-        self.table = _table(wanted, urls)
+        self.table = _table(wanted, urls, wanted.destination)
+        self._dead_letters = _table(wanted, urls, wanted.dead_letters) if wanted.dead_letters else None
         self._source = ScanSource(
             metadata_url=_required(urls.metadata, "--metadata"),
             object_store_url=_required(urls.object_store, "--object-store"),
@@ -188,13 +194,13 @@ class _Running:
         )
         self._in_process: Engine = InProcess()
         self._on_spark: SparkEngine | None = None
-        self._upkeep: Upkeep | None = None
+        self._upkeeps: Mapping[str, Upkeep] | None = None
 
     def once(self) -> Report:
         from spark_jobs.tables.export import export as run
 
         with shown_progress(f"{self._wanted.topic} -> {self.table.name}", SystemClock()) as show:
-            return run(self._source, self.table, self._engine, self._ask, show)
+            return run(self._source, self.table, self._engine, self._ask, show, self._dead_letters)
 
     def follow(self, seconds: int, every: str, *, as_json: bool) -> None:
         """Export in rounds until KeyboardInterrupt. An error that may pass is printed; the next round tries again."""
@@ -224,14 +230,15 @@ class _Running:
             raise
 
     def _tended(self) -> str:
-        """The upkeep after a round, as a text; empty if there was nothing to do."""
-        if self._wanted.destination.startswith(f"{PARQUET}:"):
-            return ""
-        if self._upkeep is None:
-            from spark_jobs.tables.iceberg.upkeep.upkeep import Upkeep
-
-            self._upkeep = Upkeep(cast("IcebergTable", self.table))
-        return self._upkeep.tend(SystemClock().wall_ms()).text
+        """The upkeep of the Iceberg tables after a round, as a text; empty if there was nothing to do."""
+        wanted = self._wanted
+        if self._upkeeps is None:
+            found = {"": (wanted.destination, self.table), "dead letters: ": (wanted.dead_letters, self._dead_letters)}
+            ours = {what: table for what, (named, table) in found.items() if named.startswith(f"{ICEBERG}:")}
+            self._upkeeps = _upkeeps(cast("Mapping[str, IcebergTable]", ours)) if ours else {}
+        now_ms = SystemClock().wall_ms()
+        told = {what: upkeep.tend(now_ms).text for what, upkeep in self._upkeeps.items()}
+        return "; ".join(f"{what}{text}" for what, text in told.items() if text)
 
     def close(self) -> None:
         if self._on_spark is not None:
@@ -255,6 +262,12 @@ class _Running:
                 say(f"starting Spark {where_text(settings)}, for {size_text(size_bytes)}", err=True)
             return self._on_spark
         return self._in_process
+
+
+def _upkeeps(tables: Mapping[str, IcebergTable]) -> Mapping[str, Upkeep]:
+    from spark_jobs.tables.iceberg.upkeep.upkeep import Upkeep
+
+    return {what: Upkeep(table) for what, table in tables.items()}
 
 
 # ---- from options to parts ----------------------------------------------------------------------------------------
@@ -285,7 +298,7 @@ def _ask(wanted: _Wanted) -> Ask:
             kind=wanted.value,
             schema_text="" if wanted.schema_file is None else wanted.schema_file.read_text(encoding="utf-8"),
             framing="" if wanted.framing == "none" else wanted.framing,
-            on_error=wanted.on_error,
+            on_error=wanted.on_error or "column",
             keys=wanted.keys,
         )
         return Ask(
@@ -313,52 +326,113 @@ def _begin(text: str) -> From:
     raise BadInputError(f"--from {text!r} is not a place to begin at", remedy="give start, end, N or @TIME")
 
 
-def _check_destination(wanted: _Wanted) -> None:
-    """Check --to before anything is opened. Raises WrongUsageError."""
+def _check_layout(wanted: _Wanted) -> None:
+    """Raises WrongUsageError."""
+    from spark_jobs.tables.layout.wanted import parse_layout
+
+    with as_usage():
+        layout = parse_layout(wanted.partition_by, wanted.sort_by)
+    if layout.order and wanted.mode == "latest":
+        raise WrongUsageError(
+            "--sort-by is for --mode log: files of --mode latest keep the order of offsets",
+            remedy="leave it out; --partition-by is for both",
+        )
+    if (wanted.partition_by or wanted.sort_by) and not wanted.destination.startswith(f"{ICEBERG}:"):
+        raise WrongUsageError(
+            "Parquet files are neither partitioned nor sorted",
+            remedy="give --partition-by and --sort-by with --to iceberg:...",
+        )
+
+
+def _check_destinations(wanted: _Wanted) -> None:
+    """Check the tables before anything is opened. Raises WrongUsageError."""
+    named = {"--to": wanted.destination, "--dead-letters": wanted.dead_letters}
+    for option, destination in named.items():
+        if destination or option == "--to":
+            _check_destination(option, destination)
+    _check_layout(wanted)
+    if not any(each.startswith(f"{ICEBERG}:") for each in named.values()) and (
+        wanted.catalog or wanted.warehouse or wanted.properties
+    ):
+        raise WrongUsageError(
+            "only Iceberg tables have a catalog",
+            remedy="give --catalog, --warehouse and --catalog-property with --to iceberg:...",
+        )
+    if wanted.dead_letters:
+        _check_dead_letters(wanted)
+
+
+def _check_destination(option: str, destination: str) -> None:
     from spark_jobs.tables.file_systems import parse_place
 
-    kind, _, where = wanted.destination.partition(":")
-    if kind not in (PARQUET, ICEBERG) or not where:
-        raise WrongUsageError(f"--to {wanted.destination!r} names no table", remedy=f"write {FORMS}")
+    kind, _, where = destination.partition(":")
+    if kind not in (PARQUET, DELTA, ICEBERG) or not where:
+        raise WrongUsageError(f"{option} {destination!r} names no table", remedy=f"write {FORMS}")
     if kind == ICEBERG:
         if not all(where.split(".")) or "." not in where:
             raise WrongUsageError(
-                f"--to {wanted.destination!r} names no table: it has no namespace, or an empty name",
+                f"{option} {destination!r} names no table: it has no namespace, or an empty name",
                 remedy=f"write iceberg:NAMESPACE.TABLE, for example iceberg:demo.{where.strip('.') or 'flights'}",
             )
         return
-    if wanted.catalog or wanted.warehouse or wanted.properties:
-        raise WrongUsageError(
-            "Parquet files have no catalog",
-            remedy="give --catalog, --warehouse and --catalog-property with --to iceberg:...",
-        )
     with as_usage():
-        place = parse_place(_parquet_url(where), "--to parquet:")
+        place = parse_place(_directory_url(where), f"{option} {kind}:")
     if place.scheme == "file" and place.directory.exists() and not place.directory.is_dir():
-        raise WrongUsageError(f"--to parquet:{where} is a file", remedy="name a directory; a missing one is created")
+        raise WrongUsageError(f"{option} {kind}:{where} is a file", remedy="name a directory; a missing one is created")
 
 
-def _parquet_url(where: str) -> str:
+def _check_dead_letters(wanted: _Wanted) -> None:
+    from spark_jobs.tables.file_systems import check_apart, parse_place
+
+    if wanted.on_error is not None:
+        raise WrongUsageError(
+            f"--dead-letters and --on-error {wanted.on_error} say two things of records that do not fit",
+            remedy="leave one of them out",
+        )
+    if (wanted.value, wanted.keys) == ("raw", "raw"):
+        raise WrongUsageError(
+            "raw values and keys always fit, so there are no dead letters",
+            remedy="leave --dead-letters out, or give --value or --key",
+        )
+    kinds, places = zip(*(each.split(":", 1) for each in (wanted.destination, wanted.dead_letters)), strict=True)
+    if kinds == (ICEBERG, ICEBERG) and places[0] == places[1]:
+        raise WrongUsageError("--dead-letters names the table of --to", remedy="name another one")
+    if ICEBERG not in kinds:
+        urls = [_directory_url(each) for each in places]
+        with as_usage():
+            check_apart(parse_place(urls[0], "--to"), parse_place(urls[1], "--dead-letters"))
+
+
+def _directory_url(where: str) -> str:
     return where if "://" in where else Path(where).resolve().as_uri()
 
 
-def _table(wanted: _Wanted, urls: Urls) -> Table:
+def _table(wanted: _Wanted, urls: Urls, destination: str) -> Table:
     from spark_jobs.tables.file_systems import check_outside, parse_place
 
-    kind, _, where = wanted.destination.partition(":")
-    if kind == PARQUET:
-        from spark_jobs.tables.parquet_table import ParquetTable
-
-        url = _parquet_url(where)
-        check_outside(parse_place(url, "--to parquet:"), urls.object_store)
-        return ParquetTable(url)
+    kind, _, where = destination.partition(":")
+    if kind != ICEBERG:
+        url = _directory_url(where)
+        check_outside(parse_place(url, f"--to {kind}:"), urls.object_store)
+        return _table_of_files(kind, url)
     from spark_jobs.tables.iceberg.catalog import open_catalog
     from spark_jobs.tables.iceberg.table import IcebergTable
+    from spark_jobs.tables.layout.wanted import parse_layout
 
     place = _catalog_place(wanted.given, urls, wanted.catalog, wanted.warehouse, wanted.properties)
     if "://" in place.warehouse:
         check_outside(parse_place(place.warehouse, "--warehouse"), urls.object_store)
-    return IcebergTable(open_catalog(place), where)
+    return IcebergTable(open_catalog(place), where, parse_layout(wanted.partition_by, wanted.sort_by))
+
+
+def _table_of_files(kind: str, url: str) -> Table:
+    if kind == DELTA:
+        from spark_jobs.tables.delta.table import DeltaTable
+
+        return DeltaTable(url)
+    from spark_jobs.tables.parquet_table import ParquetTable
+
+    return ParquetTable(url)
 
 
 def _catalog_place(

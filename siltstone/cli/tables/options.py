@@ -44,14 +44,23 @@ def table_options(command: Callable[..., T]) -> Callable[..., T]:
     """Add the topic, and the options of a table that is filled."""
     for option in (
         _reading_options,
+        _layout_options,
         _value_options,
         catalog_options,
+        click.option(
+            "--dead-letters",
+            "dead_letters",
+            default="",
+            metavar="KIND:PLACE",
+            help="A table, as in --to, for the records of which a value or key does not fit.",
+        ),
         click.option(
             "--to",
             "destination",
             required=True,
             metavar="KIND:PLACE",
-            help="The table: parquet:DIR, parquet:s3://BUCKET/PREFIX?endpoint=..., or iceberg:NAMESPACE.TABLE.",
+            help="The table: parquet:DIR, parquet:s3://BUCKET/PREFIX?endpoint=..., delta: with such a place, or"
+            " iceberg:NAMESPACE.TABLE.",
         ),
         click.argument("topic", type=TOPIC),
     ):
@@ -64,9 +73,9 @@ def _value_options(command: Callable[..., T]) -> Callable[..., T]:
         click.option(
             "--on-error",
             type=click.Choice(["column", "fail"]),
-            default="column",
-            show_default=True,
-            help="If a value or key does not fit: keep its bytes, with the reason in kafka_error, or fail.",
+            default=None,
+            help="If a value or key does not fit: keep its bytes, with the reason in kafka_error, or fail."
+            " Default: column.",
         ),
         click.option(
             "--framing",
@@ -96,6 +105,26 @@ def _value_options(command: Callable[..., T]) -> Callable[..., T]:
             default="raw",
             show_default=True,
             help="Format of the values; json and avro get a column for each field.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def _layout_options(command: Callable[..., T]) -> Callable[..., T]:
+    for option in (
+        click.option(
+            "--sort-by",
+            multiple=True,
+            metavar="COLUMN[ desc]",
+            help="New Iceberg tables, --mode log: sort the rows of each file. Repeatable, or with commas.",
+        ),
+        click.option(
+            "--partition-by",
+            multiple=True,
+            metavar="RULE",
+            help="New Iceberg tables: COLUMN, year|month|day|hour(COLUMN), bucket(N, COLUMN) or"
+            " truncate(WIDTH, COLUMN). Repeatable.",
         ),
     ):
         command = option(command)

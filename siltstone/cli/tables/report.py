@@ -65,7 +65,7 @@ class Rounds:
         self._topic, self._table, self._every, self._clock = topic, table, every, clock
         self._as_json = as_json
         self.begun = False
-        self._rounds = self._rows = self._files = self._bytes = self._errors = 0
+        self._rounds = self._rows = self._files = self._bytes = self._errors = self._dead_letters = 0
         self._held: Mapping[int, int] = {}
         self._told_ms: float | None = None
 
@@ -87,6 +87,7 @@ class Rounds:
         self._files += report.files
         self._bytes += report.size_bytes
         self._errors += report.errors
+        self._dead_letters += report.dead_letters
         self._held = report.held or self._held
         if self._as_json:
             return
@@ -104,10 +105,11 @@ class Rounds:
 
     def stopped(self) -> None:
         wrong = f", {plural(self._errors, 'error')}" if self._errors else ""
+        dead = f", {plural(self._dead_letters, 'dead letter')}" if self._dead_letters else ""
         at = f"; the table ends at offsets {offsets_text(self._held)}" if self._held else ""
         say(
             f"stopped after {plural(self._rounds, 'round')}: {plural(self._rows, 'row')} in"
-            f" {plural(self._files, 'file')}, {size_text(self._bytes)}{wrong}{at}",
+            f" {plural(self._files, 'file')}, {size_text(self._bytes)}{wrong}{dead}{at}",
             err=self._as_json,
         )
 
@@ -121,6 +123,7 @@ def report_json(report: Report, table: str) -> Mapping[str, Any]:
         "commits": list(report.commits),
         "rows": report.rows,
         "errors": report.errors,
+        "dead_letters": report.dead_letters,
         "files": report.files,
         "bytes": report.size_bytes,
         "fenced": report.fenced,
@@ -143,7 +146,10 @@ def _parts(report: Report) -> list[str]:
 
 def report_line(report: Report) -> str:
     wrong = f", {plural(report.errors, 'error')}" if report.errors else ""
-    return f"{plural(report.rows, 'row')} in {plural(report.files, 'file')}, {size_text(report.size_bytes)}{wrong}"
+    dead = f", {plural(report.dead_letters, 'dead letter')}" if report.dead_letters else ""
+    return (
+        f"{plural(report.rows, 'row')} in {plural(report.files, 'file')}, {size_text(report.size_bytes)}{wrong}{dead}"
+    )
 
 
 def print_report(report: Report, table: str, *, as_json: bool) -> None:

@@ -24,6 +24,7 @@ from runtime.errors import SiltstoneError, UnavailableError
 from runtime.ids import IdSource, SystemIds
 from runtime.logging import get_logger
 from spark_jobs.scan.contract import Slice
+from spark_jobs.tables.cluster.places import plans_url
 from spark_jobs.tables.cluster.plan import (
     ExportPlanError,
     PlanUnit,
@@ -31,7 +32,6 @@ from spark_jobs.tables.cluster.plan import (
     decode_result,
     encode_plan,
     head_of,
-    plans_url,
 )
 from spark_jobs.tables.cluster.unit import units_with
 from spark_jobs.tables.errors import BadTableError, StaleWriterError
@@ -83,16 +83,18 @@ class OnCluster:
         if not tasks:
             return []
         url = plans_url(tasks[0].place)
-        self._check_reach(url, tasks[0])
+        self._check_reach(tasks[0])
         with errors_of(str(url)):
             return asyncio.run(self._run(url, tasks, done))
 
     def close(self) -> None:
         """Do nothing: each driver ends with its plan."""
 
-    def _check_reach(self, url: ObjectStoreUrl, task: WriteTask) -> None:
+    def _check_reach(self, task: WriteTask) -> None:
+        places = [task.place] if task.letters is None else [task.place, task.letters.place]
         records = str(getattr(task.reader, "url", ""))
-        if self._submitter.name == "emr-serverless" and (url.scheme == "file" or records.startswith("file:")):
+        is_local = records.startswith("file:") or any(plans_url(each).scheme == "file" for each in places)
+        if self._submitter.name == "emr-serverless" and is_local:
             raise BadTableError(
                 "spark.submitter is emr-serverless, which reads and writes no directory of this machine",
                 remedy="export from s3:// to s3://, or give --engine process",
@@ -134,7 +136,7 @@ class _Plan:
     def of(tasks: Sequence[WriteTask], url: ObjectStoreUrl, clock: Clock, ids: IdSource) -> _Plan:
         job_id = ids.uuid4().int >> 70
         head = head_of(tasks, job_id=job_id, ends_ms=clock.wall_ms() + LIMIT_MS)
-        body = encode_plan(head, [PlanUnit(each.part, each.survivors) for each in tasks])
+        body = encode_plan(head, [PlanUnit(each.part, each.survivors, each.judged) for each in tasks])
         fingerprint = fingerprint_of(body)
         plan_url = object_url(url, job_key(job_id, fingerprint, PLAN_NAME))
         return _Plan(

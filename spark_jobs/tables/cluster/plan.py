@@ -10,9 +10,8 @@ does.
 from __future__ import annotations
 
 import base64
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, cast
 
 import zstandard
@@ -32,24 +31,23 @@ from spark_jobs.latest.places import places_of
 from spark_jobs.scan.arrow import pa
 from spark_jobs.scan.contract import AtTimestamp, DataLossError, Edge, OffsetSpec, ScanOptions, Slice, SliceError
 from spark_jobs.stored_plan import EXPORT
+from spark_jobs.tables.cluster.places import place_json, place_of
 from spark_jobs.tables.columns.convert import ValueFormat
 from spark_jobs.tables.columns.kinds import Kind
+from spark_jobs.tables.dead_letters.rows import UNJUDGED, Judged, LetterFiles
 from spark_jobs.tables.errors import BadTableError, BadValueError, TableError
 from spark_jobs.tables.file_task import WriteResult, WriteTask
 from spark_jobs.tables.file_writer import Place, WrittenFile
-from spark_jobs.tables.parquet_table import COMMITS, ParquetPlace
+from spark_jobs.tables.layout.layout import PLAIN, Layout, Placed, SectionField, SortField
+from spark_jobs.tables.parquet_table import ParquetPlace
 from spark_jobs.tables.source import UrlReader
-from storage.urls import ObjectStoreUrl, parse_store_url
 
-VERSION = 2
-"""Of the plan, the results and the notes. 2: plans by key, of which a driver of version 1 would write every record."""
+VERSION = 3
+"""Of the plan, the results and the notes. 2: plans by key, of which a driver of version 1 would write every record. 3:
+the layout and dead letters; a driver of version 2 would write rows of several sections into a file, and dead letters
+into the table."""
 RESULT_BYTES_MAX = 256 << 20
 MESSAGE_CHARS_MAX = 2_000
-_PARQUET, _ICEBERG = "parquet", "iceberg"
-_S3 = re.compile(r"s3[an]?://([^/]+)/?(.*)")
-_OF_TASKS = ("py-io-impl", "s3.", "client.")
-"""The beginnings of the names of the properties that tasks get."""
-_SECRET = re.compile(r"key|secret|token|password|credential|signer", re.IGNORECASE)
 _NEWER = "run one release of Siltstone for the export and on the cluster"
 
 
@@ -81,6 +79,8 @@ class ExportHead:
     stem: str
     final: bool
     key_indexes: Place | None = None
+    layout: Layout = PLAIN
+    letters: LetterFiles | None = None
     places: tuple[KeyPlace, ...] = ()
     """The slices of a plan whose units are written by key, after a shuffle of all their keys; () for other plans."""
 
@@ -114,6 +114,9 @@ class ExportHead:
             by_key=bool(self.places or unit.survivors),
             survivors=unit.survivors,
             key_indexes=self.key_indexes,
+            layout=self.layout,
+            letters=self.letters,
+            judged=unit.judged,
         )
 
 
@@ -122,7 +125,8 @@ class PlanUnit(NamedTuple):
 
     part: Slice
     survivors: bytes = b""
-    """As in `WriteTask`."""
+    """As in `WriteTask`, like the next."""
+    judged: Judged = UNJUDGED
 
 
 def head_of(tasks: Sequence[WriteTask], *, job_id: int, ends_ms: int) -> ExportHead:
@@ -148,12 +152,14 @@ def head_of(tasks: Sequence[WriteTask], *, job_id: int, ends_ms: int) -> ExportH
         stem=first.stem,
         final=first.final,
         key_indexes=first.key_indexes,
+        layout=first.layout,
+        letters=first.letters,
         places=tuple(places_of([each.part for each in tasks])) if first.by_key and not first.survivors else (),
     )
 
 
 def _shared(task: WriteTask) -> tuple[object, ...]:
-    return task.final, task.stem, task.by_key, bool(task.survivors)
+    return task.final, task.stem, task.by_key, bool(task.survivors), task.letters is None
 
 
 def encode_plan(head: ExportHead, units: Sequence[PlanUnit]) -> bytes:
@@ -165,7 +171,7 @@ def encode_plan(head: ExportHead, units: Sequence[PlanUnit]) -> bytes:
         "ends_ms": head.ends_ms,
         "sizes": list(head.sizes),
         "records": head.reader.url,
-        "place": _place_json(head.place),
+        "place": place_json(head.place),
         "options": _options_json(head.options),
         "values": asdict(head.values),
         "fixed": _schema_text(head.fixed),
@@ -173,12 +179,17 @@ def encode_plan(head: ExportHead, units: Sequence[PlanUnit]) -> bytes:
         "file_schema": _schema_text(head.file_schema),
         "stem": head.stem,
         "final": head.final,
-        "key_indexes": None if head.key_indexes is None else _place_json(head.key_indexes),
+        "key_indexes": None if head.key_indexes is None else place_json(head.key_indexes),
+        "layout": asdict(head.layout),
+        "letters": None if head.letters is None else _letters_json(head.letters),
         "places": [list(each) for each in head.places],
     }
-    return encode_frames(
-        dump_json(fields), (b"\n".join((each.part.to_json().encode(), each.survivors)) for each in units)
-    )
+    return encode_frames(dump_json(fields), map(_unit_body, units))
+
+
+def _unit_body(unit: PlanUnit) -> bytes:
+    judged = f"{unit.judged.below} {base64.b64encode(unit.judged.packed).decode()}"
+    return b"\n".join((unit.part.to_json().encode(), judged.encode(), unit.survivors))
 
 
 def decode_head(stored: bytes, directory: Directory) -> ExportHead:
@@ -196,7 +207,7 @@ def decode_head(stored: bytes, directory: Directory) -> ExportHead:
             ends_ms=int(fields["ends_ms"]),
             sizes=tuple(int(each) for each in fields["sizes"]),
             reader=UrlReader(url=str(fields["records"])),
-            place=_place(fields["place"]),
+            place=place_of(fields["place"]),
             options=_options(fields["options"]),
             values=ValueFormat(**fields["values"]),
             fixed=_schema(fields["fixed"]),
@@ -204,7 +215,9 @@ def decode_head(stored: bytes, directory: Directory) -> ExportHead:
             file_schema=_schema(fields["file_schema"]),
             stem=str(fields["stem"]),
             final=bool(fields["final"]),
-            key_indexes=None if fields["key_indexes"] is None else _place(fields["key_indexes"]),
+            key_indexes=None if fields["key_indexes"] is None else place_of(fields["key_indexes"]),
+            layout=_layout(fields["layout"]),
+            letters=None if fields["letters"] is None else _letters(fields["letters"]),
             places=tuple(KeyPlace(*(whole_number(each) for each in place)) for place in fields["places"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError, pa.ArrowException) as error:
@@ -219,12 +232,16 @@ def decode_head(stored: bytes, directory: Directory) -> ExportHead:
 def decode_unit(stored: bytes, directory: Directory, unit: int) -> PlanUnit:
     """Raises ExportPlanError."""
     try:
-        part, _, survivors = directory.frames[unit].body(stored).partition(b"\n")
-        return PlanUnit(Slice.from_json(part), survivors)
+        part, judged, survivors = directory.frames[unit].body(stored).split(b"\n", 2)
+        below, packed = judged.split(b" ")
+        known = Judged(int(below), base64.b64decode(packed, validate=True))
+        return PlanUnit(Slice.from_json(part), survivors, known)
     except (FramesError, SliceError) as error:
         raise ExportPlanError(
             f"slice {unit} of the plan cannot be read: {error.message}", remedy=error.remedy
         ) from error
+    except ValueError as error:
+        raise ExportPlanError(f"slice {unit} of the plan cannot be read: {error}") from error
 
 
 # ---- results and notes ---------------------------------------------------------------------------------------------
@@ -235,6 +252,7 @@ def encode_result(result: WriteResult, *, fingerprint: str, unit: int) -> bytes:
     fields = {
         **{name: getattr(result, name) for name in ("partition", "start", "end", "rows", "errors", "complete")},
         "files": [asdict(file) for file in result.files],
+        "letters": [asdict(file) for file in result.letters],
         "seen": result.seen,
         "survivors": base64.b64encode(result.survivors).decode(),
     }
@@ -246,7 +264,8 @@ def decode_result(stored: bytes, *, fingerprint: str, unit: int, part: Slice) ->
     fields = _unpacked(stored, f"the result of slice {unit}", fingerprint, unit)
     try:
         row = dict(fields["result"])
-        row["files"] = tuple(WrittenFile(**file) for file in row["files"])
+        for name in ("files", "letters"):
+            row[name] = tuple(_file(file) for file in row[name])
         row["seen"] = _kind(row["seen"])
         row["survivors"] = base64.b64decode(row["survivors"], validate=True)
         result = WriteResult(**row)
@@ -320,78 +339,45 @@ def _kind(value: Any) -> Kind:
     return ("struct", tuple((str(field), _kind(each)) for field, each in inner))
 
 
-# ---- places --------------------------------------------------------------------------------------------------------
+# ---- options, layouts, dead letters and schemas --------------------------------------------------------------------
 
 
-def plans_url(place: Place) -> ObjectStoreUrl:
-    """The store of the plans of a table's exports: a directory of the table that readers of tables pass over.
+def _layout(row: Mapping[str, Any]) -> Layout:
+    def field(of: Mapping[str, Any]) -> dict[str, Any]:
+        return {**of, "column": tuple(of["column"])}
 
-    Raises BadTableError.
-    """
-    if isinstance(place, ParquetPlace):
-        return _below(parse_store_url(place.objects.url), COMMITS.strip("/"))
-    from spark_jobs.tables.iceberg.table import IcebergPlace  # loads pyiceberg
-
-    if not isinstance(place, IcebergPlace):
-        raise BugError("a plan cannot name this place")
-    found = _S3.fullmatch(place.directory)
-    if found is not None:
-        told = place.properties
-        url = ObjectStoreUrl(
-            scheme="s3",
-            bucket=found[1],
-            prefix=found[2].strip("/"),
-            endpoint=told.get("s3.endpoint", "").rstrip("/"),
-            region=told.get("s3.region", "") or told.get("client.region", ""),
-        )
-        return _below(parse_store_url(str(url)), "_siltstone")
-    if place.directory.startswith("file:/"):
-        path = place.directory.removeprefix("file:").lstrip("/")
-        return _below(parse_store_url(f"file:///{path}"), "_siltstone")
-    raise BadTableError(
-        f"a cluster cannot export to {place.directory}: the plan of the export is stored beside the table's files",
-        remedy="take a table in s3:// or file://, or --engine process",
+    return Layout(
+        spec_id=whole_number(row["spec_id"]),
+        sections=tuple(SectionField(**field(each)) for each in row["sections"]),
+        order_id=whole_number(row["order_id"]),
+        order=tuple(SortField(**field(each)) for each in row["order"]),
+        names=tuple(row["names"]),
     )
 
 
-def _below(url: ObjectStoreUrl, name: str) -> ObjectStoreUrl:
-    if url.scheme == "file":
-        return replace(url, directory=url.directory / name)
-    return replace(url, prefix=f"{url.prefix}/{name}".lstrip("/"))
+def _file(row: Mapping[str, Any]) -> WrittenFile:
+    told = dict(row)
+    placed = told.pop("placed")
+    at = Placed(whole_number(placed["spec_id"]), tuple(placed["section"]), whole_number(placed["order_id"]))
+    return WrittenFile(**told, placed=at)
 
 
-def _place_json(place: Place) -> Mapping[str, Any]:
-    if isinstance(place, ParquetPlace):
-        return {"kind": _PARQUET, "url": place.objects.url}
-    from spark_jobs.tables.iceberg.table import IcebergPlace
-
-    if not isinstance(place, IcebergPlace):
-        raise BugError("a plan cannot name this place")
-    secret = sorted(name for name in place.properties if _SECRET.search(name))
-    if secret:
-        raise BadTableError(
-            f"the catalog gives credentials for the files ({', '.join(secret)}), which may not lie in a stored plan",
-            remedy="give the cluster's tasks a role of their own and take the credentials out of the catalog's"
-            " properties, or take --engine process",
-        )
-    kept = {name: value for name, value in place.properties.items() if name.startswith(_OF_TASKS)}
-    return {"kind": _ICEBERG, "directory": place.directory, "properties": kept}
+def _letters_json(letters: LetterFiles) -> Mapping[str, Any]:
+    return {
+        "place": place_json(letters.place),
+        "file_schema": _schema_text(letters.file_schema),
+        "stem": letters.stem,
+        "layout": asdict(letters.layout),
+    }
 
 
-def _place(fields: Mapping[str, Any]) -> Place:
-    if fields["kind"] == _PARQUET:
-        from spark_jobs.tables.objects import Objects
-
-        return ParquetPlace(objects=Objects(str(fields["url"])))
-    if fields["kind"] != _ICEBERG:
-        raise ValueError(f"there is no place of kind {fields['kind']!r}")
-    from spark_jobs.tables.iceberg.table import IcebergPlace
-
-    properties = {str(name): str(value) for name, value in fields["properties"].items()}
-    return IcebergPlace(directory=str(fields["directory"]), properties=properties)
-
-
-# ---- options and schemas -------------------------------------------------------------------------------------------
+def _letters(fields: Mapping[str, Any]) -> LetterFiles:
+    return LetterFiles(
+        place=place_of(fields["place"]),
+        file_schema=_schema(fields["file_schema"]),
+        stem=str(fields["stem"]),
+        layout=_layout(fields["layout"]),
+    )
 
 
 def _options_json(options: ScanOptions) -> Mapping[str, Any]:

@@ -75,6 +75,13 @@ def of_the_log(known: Collection[TopicErasure]) -> dict[int, Applied]:
     return {each.erasure_id: Applied(step_of(each), {}) for each in known if each.stage is ErasureStage.DONE}
 
 
+def still_true(before: Mapping[int, Applied], known: Collection[TopicErasure]) -> dict[int, Applied]:
+    """The notes to keep by a table of which a part is written from the log again, and the rest stays: the log may give
+    it rows again that an erasure took, unless the erasure is done there."""
+    done = of_the_log(known)
+    return {number: each for number, each in before.items() if number in done}
+
+
 def joined(ranges: Iterable[Mapping[int, tuple[int, int]]]) -> dict[int, tuple[int, int]]:
     """The least range of each partition that covers all."""
     found: dict[int, tuple[int, int]] = {}

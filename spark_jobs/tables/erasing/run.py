@@ -25,6 +25,7 @@ from spark_jobs.tables.erasing.decide import (
     may_be_due,
     of_the_log,
     step_of,
+    still_true,
     to_search,
 )
 from spark_jobs.tables.erasing.gone import Erased, GoneRows
@@ -58,6 +59,13 @@ class Erasing:
             return base if before is None else replace(base, erased=before.erased, looked_ms=before.looked_ms)
         erased = of_the_log(self._known) if before is None else carried(before.erased, self._known)
         return replace(base, erased=erased, looked_ms=self._now_ms)
+
+    def noted_again(self, base: Progress, before: Progress) -> Progress:
+        """`base` with the notes of `before`, as far as they are true of rows that come from the log as it is now."""
+        noted = self.noted(base, before)
+        if self._known is None:
+            return noted
+        return replace(noted, erased=still_true(noted.erased, self._known))
 
     def warn(self, progress: Progress) -> None:
         """Warn of a table that may have missed an erasure."""

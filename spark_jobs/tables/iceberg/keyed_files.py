@@ -126,6 +126,7 @@ class KeyedFiles:
         return KeyedFile(
             path=live.path,
             partition=partition[0] if partition is not None and partition[0] == partition[1] else None,
+            section=str((live.file.spec_id, live.file.partition)),
             first_offset=0 if offsets is None else offsets[0],
             last_offset=OFFSET_MAX if offsets is None else offsets[1],
             rows=live.rows,

@@ -13,6 +13,7 @@ from spark_jobs.tables.iceberg.catalog import missing
 from spark_jobs.tables.iceberg.live_files import LiveFile, dead_positions
 from spark_jobs.tables.iceberg.position_deletes import NO_POSITIONS, Positions, union
 from spark_jobs.tables.keyed.key_index import KEY_COLUMNS, row_hashes
+from spark_jobs.tables.layout.layout import Layout
 
 try:
     from pyiceberg.expressions import AlwaysTrue
@@ -34,6 +35,7 @@ def rewritten(
     schema: Any,
     place: Place,
     indexes: Place | None,
+    layout: Layout,
     gone: Mapping[str, Positions],
 ) -> Sequence[WrittenFile]:
     """New files with the living rows of these, which are of one partition and in the order of their offsets, or with
@@ -44,16 +46,17 @@ def rewritten(
     writer: FileWriter | None = None
     end = 0
     for batch in _living(table, files, schema, gone):
-        offsets = batch.column("kafka_offset")
-        end = int(offsets[-1].as_py()) + 1
+        offsets = batch.column("kafka_offset").to_numpy()
+        end = max(end, int(offsets.max()) + 1)
         if writer is None:
             writer = FileWriter(
                 place=place,
                 key_indexes=indexes,
                 schema=schema,
                 partition=int(batch.column("kafka_partition")[0].as_py()),
-                start=int(offsets[0].as_py()),
+                start=int(offsets.min()),
                 stem="data",
+                layout=layout,
             )
         keys = {name: batch.column(name) for name in KEY_COLUMNS if name in batch.schema.names}
         writer.write(batch, None if indexes is None else row_hashes(keys), end)

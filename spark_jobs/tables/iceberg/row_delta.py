@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import count
 from typing import Any, TypeVar, cast
 
@@ -27,11 +28,14 @@ from spark_jobs.tables.iceberg.catalog import missing
 from spark_jobs.tables.iceberg.live_files import DeleteFile, LiveFile, live_files_of, positions_in
 from spark_jobs.tables.iceberg.manifests import FORMAT_VERSION, Change, Kind, ManifestFiles
 from spark_jobs.tables.iceberg.position_deletes import NO_POSITIONS, Positions, read, union
+from spark_jobs.tables.layout.layout import Placed
+from spark_jobs.tables.layout.sections import decoded
 
 try:
     import pyiceberg.table.update.snapshot as _snapshot_updates
     from pyiceberg.io.pyarrow import parquet_file_to_data_file
-    from pyiceberg.manifest import ManifestContent, write_manifest_list
+    from pyiceberg.manifest import DATA_FILE_TYPE, ManifestContent, write_manifest_list
+    from pyiceberg.partitioning import PartitionSpec
     from pyiceberg.table import TableProperties, Transaction
     from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
     from pyiceberg.table.snapshots import (
@@ -47,6 +51,7 @@ try:
         SetSnapshotRefUpdate,
         UpdateTableMetadata,
     )
+    from pyiceberg.typedef import Record
     from pyiceberg.utils.concurrent import ExecutorFactory
 except ModuleNotFoundError as _error:
     raise missing(_error.name or "pyiceberg") from _error
@@ -59,6 +64,9 @@ _PRIVATE = (
 )
 """pyiceberg's private names, because there are no public ones. A transaction tells its producers of snapshots by them
 how the commit ended."""
+_FIELDS = [field.name for field in DATA_FILE_TYPE[FORMAT_VERSION].fields]
+_PARTITION, _SORT_ORDER = _FIELDS.index("partition"), _FIELDS.index("sort_order_id")
+"""Places in a `DataFile`, which has no setters for them."""
 _data_file_of: Any = parquet_file_to_data_file
 _write_list: Any = write_manifest_list
 _summed: Any = update_snapshot_summaries
@@ -133,7 +141,7 @@ class RowDelta(UpdateTableMetadata["RowDelta"]):
         self._parent: Any = metadata.current_snapshot()
         self._snapshot_id: int = metadata.new_snapshot_id()
         self._new_paths = list[str]()
-        self._adds = list[str]()
+        self._adds = list[tuple[str, Placed | None]]()
         self._dying: dict[str, tuple[LiveFile, Positions]] = {}
         self._removed: dict[str, LiveFile] = {}
 
@@ -142,9 +150,10 @@ class RowDelta(UpdateTableMetadata["RowDelta"]):
         """The id that the new snapshot gets."""
         return self._snapshot_id
 
-    def add(self, path: str) -> None:
-        """Add a Parquet file that is written already, with the ids of the table's columns."""
-        self._adds.append(path)
+    def add(self, path: str, placed: Placed | None = None) -> None:
+        """Add a Parquet file that is written already, with the ids of the table's columns. Without `placed` its
+        statistics tell its section, by the table's present spec."""
+        self._adds.append((path, placed))
 
     def set_dead(self, live: LiveFile, positions: Positions) -> None:
         """Let rows die. Those that are dead already may be named or not; they stay dead. Raises StaleWriterError."""
@@ -207,10 +216,24 @@ class RowDelta(UpdateTableMetadata["RowDelta"]):
         fresh = np.setdiff1d(positions, before, assume_unique=True)
         return union(own, fresh) if len(fresh) else None, live.rows - len(before) - len(fresh)
 
-    def _added(self, path: str) -> Any:
-        file = _data_file_of(self._table.io, self._metadata, path)
-        file.spec_id = self._metadata.default_spec_id
+    def _added(self, asked: tuple[str, Placed | None]) -> Any:
+        path, placed = asked
+        if placed is None:
+            file = _data_file_of(self._table.io, self._metadata, path)
+            file.spec_id = self._metadata.default_spec_id
+            return file
+        file = _data_file_of(self._table.io, self._unpartitioned, path)
+        spec = self._metadata.specs()[placed.spec_id]
+        types = [field.field_type for field in spec.partition_type(self._metadata.schema()).fields]
+        file[_PARTITION] = Record(*decoded(placed.section, types))
+        file[_SORT_ORDER] = placed.order_id or None
+        file.spec_id = placed.spec_id
         return file
+
+    @cached_property
+    def _unpartitioned(self) -> Any:
+        """The table's metadata without a partition spec: statistics tell a file's section neither always nor surely."""
+        return self._metadata.model_copy(update={"partition_specs": [PartitionSpec(spec_id=0)], "default_spec_id": 0})
 
     def _delete_file(self, dying: tuple[LiveFile, Positions]) -> Any:
         live, positions = dying

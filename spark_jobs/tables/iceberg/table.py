@@ -23,9 +23,9 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
-from runtime.errors import BugError, Outcome, SiltstoneError
+from runtime.errors import BugError, SiltstoneError
 from runtime.logging import get_logger
 from spark_jobs.scan.arrow import pa
 from spark_jobs.tables.columns.kinds import DOC, Field
@@ -33,27 +33,29 @@ from spark_jobs.tables.contract import DeadRows, KeyedFile
 from spark_jobs.tables.erasing.gone import Erased, GoneRows
 from spark_jobs.tables.errors import (
     CommitRefusedError,
-    PlaceUnavailableError,
+    CommitUnknownError,
     StaleWriterError,
-    TableError,
     WrongTableError,
 )
 from spark_jobs.tables.file_writer import WrittenFile
 from spark_jobs.tables.iceberg.catalog import asked, missing, shown_of
 from spark_jobs.tables.iceberg.keyed_files import FIELD_ID, KEYS_DIRECTORY, KeyedFiles
 from spark_jobs.tables.iceberg.manifests import FORMAT_VERSION
+from spark_jobs.tables.iceberg.place import IcebergPlace
 from spark_jobs.tables.iceberg.position_deletes import Positions
 from spark_jobs.tables.iceberg.rewrite import rewritten
 from spark_jobs.tables.iceberg.row_delta import RowDelta
+from spark_jobs.tables.iceberg.specs import check_same, layout_of, needed, new_table
 from spark_jobs.tables.iceberg.upkeep.expiry import FOR_NEW_TABLES
 from spark_jobs.tables.iceberg.upkeep.purge import Purge
 from spark_jobs.tables.keyed.key_index import index_name
+from spark_jobs.tables.layout.layout import Layout
+from spark_jobs.tables.layout.wanted import WantedLayout
 from spark_jobs.tables.progress import LATEST_MODE, Progress
 
 try:
     import pyiceberg.exceptions as _exceptions
     from pyiceberg.expressions import AlwaysTrue
-    from pyiceberg.io import load_file_io
     from pyiceberg.io import pyarrow as _pyarrow_io
     from pyiceberg.table import Transaction
 except ModuleNotFoundError as _error:
@@ -83,14 +85,6 @@ _REFUSALS = (
 """Answers of a REST catalog that say that a commit did not happen. All other errors may come after it."""
 _log = get_logger(__name__)
 _to_arrow: Any = cast("Any", _pyarrow_io).schema_to_pyarrow
-_load_io: Any = load_file_io
-
-
-class CommitUnknownError(TableError):
-    """It is unknown whether the commit happened. The next run reads that from the table and goes on from there."""
-
-    outcome: ClassVar[Outcome] = Outcome.UNKNOWN
-    retriable: ClassVar[bool] = True
 
 
 class FencedTransaction(Transaction):
@@ -117,36 +111,6 @@ if not hasattr(Transaction, _REPAIR):
     raise BugError(f"this pyiceberg may commit on top of other writers: its Transaction no longer has {_REPAIR}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IcebergPlace:
-    """The data directory of a table."""
-
-    directory: str
-    properties: Mapping[str, str]
-    """Properties of the file IO. They hold credentials if the catalog has some; else tasks find their own."""
-
-    def path(self, name: str) -> str:
-        return f"{self.directory}/{name}"
-
-    def put(self, name: str, body: memoryview) -> None:
-        try:
-            with self._io().new_output(self.path(name)).create() as stream:
-                stream.write(body)
-        except OSError as error:
-            raise PlaceUnavailableError(
-                f"files of the Iceberg table cannot be written to {self.directory}: {error}",
-                remedy="check the rights to it, its room and that it can be reached",
-            ) from error
-
-    def remove(self, names: Sequence[str]) -> None:
-        io = self._io()
-        for name in names:
-            io.delete(self.path(name))
-
-    def _io(self) -> Any:
-        return _load_io(dict(self.properties), self.directory)
-
-
 @dataclass(frozen=True, slots=True)
 class Going:
     """The rows that an erasure takes."""
@@ -164,12 +128,14 @@ class Going:
 class IcebergTable:
     """One writer's view of the table, as of `load`; made in the catalog by the first `ensure`."""
 
-    def __init__(self, catalog: Any, identifier: str) -> None:
-        """`identifier`: NAMESPACE.TABLE; the namespace may have dots too. Raises WrongTableError."""
+    def __init__(self, catalog: Any, identifier: str, wanted: WantedLayout | None = None) -> None:
+        """`identifier`: NAMESPACE.TABLE; the namespace may have dots too. `wanted`: the layout of a new table. Raises
+        WrongTableError."""
         namespace, _, name = identifier.rpartition(".")
         if not namespace or not name:
             raise WrongTableError(f"{identifier!r} names no table", remedy="write iceberg:NAMESPACE.TABLE")
         self._catalog, self._namespace, self._identifier = catalog, namespace, identifier
+        self._wanted = wanted or WantedLayout()
         self._table: Any = None
         self._files: tuple[int, KeyedFiles] | None = None
         """The files of the snapshot with that id."""
@@ -198,6 +164,18 @@ class IcebergTable:
         known: Mapping[str, Any] = self._table.io.properties
         properties = {name: str(value) for name, value in known.items() if name.startswith(_OF_FILES)}
         return IcebergPlace(directory=f"{self._table.location()}/data", properties=properties)
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of new files. Raises WrongTableError for one that they cannot have."""
+        layout = layout_of(self._table.metadata, self._identifier)
+        if layout.sections and not self._takes_deltas:
+            raise WrongTableError(
+                f"{self._identifier} is partitioned and has Iceberg's format version"
+                f" {self._table.metadata.format_version}; only partitions of version {FORMAT_VERSION} can be filled",
+                remedy=f"set the table's property format-version to {FORMAT_VERSION}, or export to another table",
+            )
+        return layout
 
     @property
     def key_indexes(self) -> IcebergPlace | None:
@@ -235,6 +213,7 @@ class IcebergTable:
         except _exceptions.NoSuchTableError:
             self._table = None
             return None
+        check_same(self._table.metadata, self._wanted, self._identifier)
         snapshot = self._table.current_snapshot()
         if snapshot is None:
             return None
@@ -251,17 +230,19 @@ class IcebergTable:
             + ("; keep a snapshot that this command made when you expire others" if ours else ""),
         )
 
-    def ensure(self, columns: Any, topic: str) -> None:
-        """Make the table if it does not exist. Another process may make it at the same time."""
+    def ensure(self, columns: Any, sampled: Any, topic: str) -> None:
+        """Make the table if it does not exist. Another process may make it at the same time. Raises BadTableError."""
         if self._table is not None:
             return
+        columns = pa.schema([*columns, *needed(columns, sampled, self._wanted)])
+        made = new_table(self._catalog, columns, sampled.names, self._wanted)
         try:
             with self._asked():
                 # Asked first: a user who may fill a namespace need not have the right to create one.
                 if not self._catalog.namespace_exists(self._namespace):
                     self._catalog.create_namespace_if_not_exists(self._namespace)
                 properties = {TOPIC: topic, **FOR_NEW_TABLES}
-                self._table = self._catalog.create_table(self._identifier, columns, properties=properties)
+                self._table = self._catalog.create_table(self._identifier, properties=properties, **made)
         except _exceptions.TableAlreadyExistsError:
             raise StaleWriterError(f"somebody else made the table {self._identifier}") from None
 
@@ -290,6 +271,14 @@ class IcebergTable:
         with self._committing(transaction):
             self._stage(transaction, files, columns, progress, replaces=replaces, dead=dead)
         return str(self._table.current_snapshot().snapshot_id)
+
+    def held_rows(self, low: int, high: int) -> Any:
+        """The place in the log of the rows with offsets from `low` to below `high`, as of `load` or the last commit.
+
+        Raises CatalogUnavailableError, PlaceUnavailableError."""
+        wanted = f"kafka_offset >= {low} and kafka_offset < {high}"
+        with self._asked():
+            return self._table.scan(wanted, ("kafka_partition", "kafka_offset")).to_arrow()
 
     def rewrite(self, groups: Sequence[Sequence[KeyedFile]], progress: Progress) -> None:
         """Write each group of files again as one, in one commit. Raises as `commit`."""
@@ -358,6 +347,7 @@ class IcebergTable:
         keyed, indexes = self._live_files(), self.key_indexes if by_index else None
         transaction: Any = FencedTransaction(self._table)
         place, schema = self.place, arrow_schema(self._table.schema(), ids=True)
+        layout = self.layout.unsorted if by_index else self.layout
         properties = {PROGRESS: progress.as_json(), **({} if going is None else {ERASURES: going.requests_text})}
         written: list[WrittenFile] = []
         removal = ""
@@ -366,10 +356,11 @@ class IcebergTable:
                 delta = RowDelta(transaction, properties, rewrites=going is None)
                 for group in groups:
                     old = [keyed.live(file.path) for file in group]
-                    new = rewritten(self._table, old, schema, place, indexes, {} if going is None else going.rows)
+                    out: Mapping[str, Positions] = {} if going is None else going.rows
+                    new = rewritten(self._table, old, schema, place, indexes, layout, out)
                     written += new
                     for file in new:
-                        delta.add(place.path(file.name))
+                        delta.add(place.path(file.name), file.placed)
                     for live in old:
                         delta.remove(live)
                 if going is not None:
@@ -418,23 +409,26 @@ class IcebergTable:
     ) -> None:
         place, properties = self.place, {PROGRESS: progress.as_json()}
         self._extend(transaction, columns)
-        paths = [place.path(file.name) for file in files]
         if self._takes_deltas:
             delta = RowDelta(transaction, properties)
-            for path in paths:
-                delta.add(path)
+            for file in files:
+                delta.add(place.path(file.name), file.placed)
             # A commit that only adds need not know the files that are there.
             keyed = self.keyed_files() if replaces or dead else None
             if keyed is not None:
                 for file in keyed.files if replaces else ():
                     delta.remove(keyed.live(file.path))
                 for each in dead:
-                    delta.set_dead(keyed.live(each.path), each.positions)
+                    if each.positions is None:
+                        delta.remove(keyed.live(each.path))
+                    else:
+                        delta.set_dead(keyed.live(each.path), each.positions)
             delta.commit()
             return
         if replaces and self._table.current_snapshot() is not None:
             transaction.delete(AlwaysTrue(), snapshot_properties=properties)
         if files:
+            paths = [place.path(file.name) for file in files]
             transaction.add_files(paths, snapshot_properties=properties, check_duplicate_files=False)
         else:
             with transaction.update_snapshot(snapshot_properties=properties).fast_append():

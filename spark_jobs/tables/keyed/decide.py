@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from metadata.contract.readers import PartitionSnapshot, TopicSnapshot
+from spark_jobs.tables.file_writer import INDEXED_ROWS
 from spark_jobs.tables.progress import end_offset
 
 TAIL_ROWS = 2 << 20
@@ -19,6 +20,8 @@ FANOUT = 8
 TINY_BYTES = 16 << 10
 _TIERS = 5
 """Files of TINY_BYTES * FANOUT**4 = 64 MiB and more are large enough."""
+LARGE_ROWS = INDEXED_ROWS // 2
+"""A file with so many rows is large enough, however few its bytes: eight of them would become as many as before."""
 DEAD_SHARE = 0.25
 """A file with this share of dead rows is rewritten without them."""
 REWRITE_BYTES = 512 << 20
@@ -33,14 +36,16 @@ class FileFacts(NamedTuple):
     rows: int
     dead: int
     size_bytes: int
+    section: str = ""
+    """Equal for files of one section of the table."""
 
 
-def tail_rows(snapshot: TopicSnapshot, offsets: Mapping[int, int]) -> int:
-    """The number of offsets behind those, which the table has not seen."""
-    return sum(
-        max(0, end_offset(each) - max(each.log_start_offset, offsets.get(each.partition, 0)))
+def tail_rows(snapshot: TopicSnapshot, offsets: Mapping[int, int]) -> Mapping[int, int]:
+    """The number of offsets in each partition behind those, which the table has not seen."""
+    return {
+        each.partition: max(0, end_offset(each) - max(each.log_start_offset, offsets.get(each.partition, 0)))
         for each in snapshot.partitions
-    )
+    }
 
 
 def with_gaps(snapshot: TopicSnapshot, offsets: Mapping[int, int]) -> Sequence[int]:
@@ -72,14 +77,15 @@ def are_to_tidy(before: int, after: int, partitions: int) -> bool:
 def to_rewrite(files: Sequence[FileFacts]) -> list[list[int]]:
     """Groups of files, by their place in `files`, each to be rewritten as one: at most REWRITE_BYTES, or one group.
 
-    FANOUT neighbours in one partition that are about as small are merged, with the still smaller ones between them. So
-    the number of small files stays below FANOUT for each power of it, and a row is rewritten about once for each.
+    FANOUT neighbours in one partition and section that are about as small are merged, with the still smaller ones
+    between them. So the number of small files stays below FANOUT for each power of it, and a row is rewritten about
+    once for each.
     """
-    by_partition: dict[int, list[int]] = {}
+    by_place: dict[tuple[int, str], list[int]] = {}
     for number in sorted(range(len(files)), key=lambda at: (files[at].partition, files[at].first_offset)):
-        by_partition.setdefault(files[number].partition, []).append(number)
+        by_place.setdefault((files[number].partition, files[number].section), []).append(number)
     groups: list[list[int]] = []
-    for numbers in by_partition.values():
+    for numbers in by_place.values():
         groups += _merged(files, numbers)
     taken = {number for group in groups for number in group}
     groups += [[at] for at, file in enumerate(files) if at not in taken and file.dead > file.rows * DEAD_SHARE]
@@ -94,7 +100,7 @@ def to_rewrite(files: Sequence[FileFacts]) -> list[list[int]]:
 
 
 def _merged(files: Sequence[FileFacts], numbers: Sequence[int]) -> list[list[int]]:
-    """The runs to merge among the files of one partition."""
+    """The runs to merge among the files of one partition and section."""
     groups: list[list[int]] = []
     tiers = {number: _tier(files[number]) for number in numbers}
     for tier in range(_TIERS):
@@ -112,6 +118,8 @@ def _merged(files: Sequence[FileFacts], numbers: Sequence[int]) -> list[list[int
 
 def _tier(file: FileFacts) -> int:
     """0 for the smallest files, then one more for each power of FANOUT; `_TIERS` for those that are large enough."""
+    if file.rows - file.dead >= LARGE_ROWS:
+        return _TIERS
     live_bytes = file.size_bytes * (file.rows - file.dead) // max(file.rows, 1)
     tier = 0
     while tier < _TIERS and live_bytes >= TINY_BYTES * FANOUT**tier:

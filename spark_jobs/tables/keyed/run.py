@@ -9,7 +9,7 @@ Rows below the log start go too, since the view has them no more.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,20 +34,33 @@ from spark_jobs.tables.writing import Writing
 _log = get_logger(__name__)
 
 
-def cause_to_replace(table: Table, progress: Progress, snapshot: TopicSnapshot) -> str | None:
-    """The reason why the tail behind `progress` cannot be added to the table; None if it can."""
+def causes_to_replace(table: Table, progress: Progress, snapshot: TopicSnapshot) -> Mapping[int, str]:
+    """The partitions whose tails behind `progress` cannot be added to the table, each with the reason."""
+    everything = [each.partition for each in snapshot.partitions]
     files = table.keyed_files()
     if files is None:
-        return "rows of this kind of table cannot be deleted one by one"
-    gaps = with_gaps(snapshot, progress.offsets)
-    if gaps:
-        return f"the log was compacted before these records were read: partition {gaps[0]}"
-    if any(file.partition is None for file in files.files):
-        return "another program wrote files with rows of several partitions"
-    rows, held = tail_rows(snapshot, progress.offsets), sum(file.rows for file in files.files)
-    if rows > max(TAIL_ROWS, held):
-        return f"the tail has {rows:,} offsets, and the table {held:,} rows"
-    return None
+        return dict.fromkeys(everything, "rows of this kind of table cannot be deleted one by one")
+    held = dict.fromkeys(everything, 0)
+    for file in files.files:
+        if file.partition not in held:
+            return dict.fromkeys(everything, "another program wrote files with rows of several partitions")
+        held[file.partition] += file.rows
+    tails = tail_rows(snapshot, progress.offsets)
+    large = sum(tails.values()) > TAIL_ROWS
+    causes = {
+        partition: f"the tail has {tail:,} offsets, and the table {held[partition]:,} rows"
+        for partition, tail in tails.items()
+        if large and tail > held[partition]
+    }
+    for partition in with_gaps(snapshot, progress.offsets):
+        causes[partition] = "the log was compacted before these records were read"
+    return causes
+
+
+def all_rows(table: Table, partitions: Collection[int]) -> list[DeadRows]:
+    """All that the table holds of these partitions."""
+    files = table.keyed_files()
+    return [DeadRows(file.path, None) for file in (files.files if files else ()) if file.partition in partitions]
 
 
 def add_tail(writing: Writing, progress: Progress) -> Progress:
@@ -90,7 +103,7 @@ def tidy(table: Table, progress: Progress) -> None:
     if files is None:
         return
     facts = [
-        FileFacts(file.partition, file.first_offset, file.rows, file.dead, file.size_bytes)
+        FileFacts(file.partition, file.first_offset, file.rows, file.dead, file.size_bytes, file.section)
         for file in files.files
         if file.partition is not None
     ]

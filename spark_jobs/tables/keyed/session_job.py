@@ -19,6 +19,7 @@ from spark_jobs.keys.shuffle import Surviving, own_session, surviving
 from spark_jobs.latest.places import places_of
 from spark_jobs.scan.arrow import pa
 from spark_jobs.scan.contract import Slice
+from spark_jobs.tables.dead_letters.rows import Judged
 from spark_jobs.tables.file_task import WriteResult, WriteTask
 from spark_jobs.tables.keyed.writes import keys_of, write_survivors
 
@@ -47,12 +48,13 @@ class _Work:
 
     task: WriteTask
     parts: tuple[bytes, ...]
+    judged: tuple[Judged, ...]
     counter: Any
 
     @classmethod
     def of(cls, tasks: Sequence[WriteTask], counter: Any) -> _Work:
         parts = tuple(zlib.compress(each.part.to_json().encode(), 1) for each in tasks)
-        return cls(task=tasks[0], parts=parts, counter=counter)
+        return cls(task=tasks[0], parts=parts, judged=tuple(each.judged for each in tasks), counter=counter)
 
     def read(self, number: int) -> Iterator[KeyBlock]:
         """The keys of a slice. Raises errors that another try may heal.
@@ -84,4 +86,5 @@ class _Work:
         worker_process.settle()
 
     def _of(self, number: int) -> WriteTask:
-        return replace(self.task, part=Slice.from_json(zlib.decompress(self.parts[number])))
+        part = Slice.from_json(zlib.decompress(self.parts[number]))
+        return replace(self.task, part=part, judged=self.judged[number])

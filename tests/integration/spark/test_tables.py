@@ -428,3 +428,13 @@ async def test_a_first_offset_that_a_partition_does_not_have_is_refused_with_a_r
     await lake.send_json("t", 1, {"id": 6})
     await lake.exported("t", lake.parquet(), begin=99)
     assert await lake.offsets(lake.parquet()) == [(0, 2), (1, 2)]
+
+
+async def test_a_field_that_a_given_schema_does_not_name_keeps_its_record_with_the_reason(lake: Lake) -> None:
+    await lake.client.create_topic("t", partitions=1)
+    await lake.send_json("t", 0, {"n": 1}, {"n": 2, "x": 3})
+    given = '{"type": "object", "properties": {"n": {"type": "integer"}}}'
+    report = await lake.exported("t", lake.parquet(), ValueFormat(kind="json", schema_text=given))
+    rows = await lake.rows(lake.parquet())
+    assert [(row["n"], row["kafka_value"]) for row in rows] == [(1, None), (2, b'{"n": 2, "x": 3}')]
+    assert (report.rows, report.errors) == (2, 1) and rows[1]["kafka_error"] == "x: no column has this name"

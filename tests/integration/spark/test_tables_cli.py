@@ -60,6 +60,20 @@ async def test_the_command_writes_and_says_what_it_wrote(lake: Lake) -> None:
     assert [row["id"] for row in await lake.rows(lake.iceberg())] == [1, 2]
 
 
+async def test_the_command_says_how_many_dead_letters_it_wrote(lake: Lake) -> None:
+    await lake.client.create_topic("t", partitions=1)
+    await lake.send("t", 0, b'{"id": 1}', b"{", b"[]", b"x")
+    places = ["--to", f"parquet:{lake.place / 'out'}", "--dead-letters", "iceberg:lake.t_errors"]
+    places += ["--warehouse", (lake.place / "warehouse").as_uri()]
+    ran = await typed(lake, *places, "--value", "json")
+    assert ran.exit_code == 0, ran.output
+    assert "1 row in 1 file" in ran.stdout and ", 3 dead letters" in ran.stdout
+    letters = await lake.rows(lake.iceberg("t_errors"))
+    assert [row["kafka_value"] for row in letters] == [b"{", b"[]", b"x"]
+    told = json.loads((await typed(lake, *places, "--value", "json", "--json")).stdout)
+    assert (told["rows"], told["dead_letters"]) == (0, 0)
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -80,6 +94,20 @@ async def test_the_command_writes_and_says_what_it_wrote(lake: Lake) -> None:
         (["--to", "parquet:x", "--value", "avro"], "remedy: give --schema FILE.avsc"),
         (["--to", "parquet:x", "--from", "1:2"], "remedy: give start, end, N or @TIME"),
         (["--to", "parquet:x", "--catalog", "sqlite:///x"], "remedy: give --catalog, --warehouse"),
+        (["--to", "parquet:x", "--dead-letters", "y", "--value", "json"], "--dead-letters 'y' names no table"),
+        (
+            ["--to", "parquet:x", "--dead-letters", "parquet:y", "--value", "json", "--on-error", "fail"],
+            "--dead-letters and --on-error fail say two things",
+        ),
+        (["--to", "parquet:x", "--dead-letters", "parquet:y"], "raw values and keys always fit"),
+        (
+            ["--to", "iceberg:a.b", "--dead-letters", "iceberg:a.b", "--value", "json"],
+            "--dead-letters names the table of --to",
+        ),
+        (
+            ["--to", "parquet:x", "--dead-letters", "parquet:./x/errors", "--value", "json"],
+            "lie inside of each other",
+        ),
         (["--to", "iceberg:t", "--warehouse", "/x", "--catalog", "sqlite://"], "remedy: write iceberg:NAMESPACE.TABLE"),
     ],
 )
@@ -228,6 +256,24 @@ async def test_follow_tends_its_iceberg_table_and_says_so(lake: Lake) -> None:
     assert [row["id"] for row in await lake.rows(lake.iceberg())] == [0, 1, 2]
 
 
+async def test_follow_tends_the_table_of_dead_letters_too(lake: Lake) -> None:
+    await lake.client.create_topic("t", partitions=1)
+    await lake.send("t", 0, b"{")
+    await lake.exported("t", lake.parquet(), dead_letters=lake.iceberg("errors"))
+    raw = lake.catalog().load_table("lake.errors")
+    raw.transaction().set_properties({"history.expire.max-snapshot-age-ms": "1"}).commit_transaction()
+    said = lake.place / "said"
+    place = ["--to", f"parquet:{lake.place / 'parquet' / 't'}", "--dead-letters", "iceberg:lake.errors"]
+    place += ["--warehouse", (lake.place / "warehouse").as_uri()]
+    with _following(lake, *place, said=said, complained=lake.place / "complained") as process:
+        await lake.send("t", 0, b"x")
+        await _until(lambda: "offsets 0:2;" in said.read_text())
+        process.send_signal(signal.SIGTERM)
+        await asyncio.to_thread(process.wait, timeout=DEADLINE_S)
+    assert "1 dead letter, at offsets 0:2; dead letters: expired 1 snapshot" in said.read_text(), said.read_text()
+    assert len(lake.catalog().load_table("lake.errors").metadata.snapshots) == 1
+
+
 @contextmanager
 def _following(lake: Lake, *more: str, said: Path, complained: Path) -> Generator[subprocess.Popen[bytes]]:
     """An export that follows, once a second, in a process of its own."""
@@ -330,3 +376,13 @@ async def test_both_engines_and_both_kinds_of_tables_have_the_same_columns_types
     # then nobody can tell which
     for each in found[1:]:
         assert each == found[0]
+
+
+async def test_a_delta_table_and_its_dead_letters(lake: Lake) -> None:
+    await lake.client.create_topic("t", partitions=1)
+    await lake.send("t", 0, b'{"id": 1}', b"{")
+    places = ["--to", f"delta:{lake.place / 'delta' / 't'}", "--dead-letters", f"delta:{lake.place / 'delta' / 'e'}"]
+    ran = await typed(lake, *places, "--value", "json")
+    assert ran.exit_code == 0 and "1 row in 1 file" in ran.stdout and "1 dead letter" in ran.stdout, ran.output
+    assert [row["id"] for row in await lake.rows(lake.delta())] == [1]
+    assert [row["kafka_value"] for row in await lake.rows(lake.delta("e"))] == [b"{"]

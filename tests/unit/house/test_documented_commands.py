@@ -103,6 +103,14 @@ NOT_RUN = {
         "docs/tables.md",
         "siltstone tables export flights --to parquet:",
     ): "asks a cluster of the reader's; tests/integration/spark/exports/test_stored_exports.py asks one of its own",
+    (
+        "docs/tables.md",
+        "siltstone tables follow flights --to iceberg:",
+    ): "goes on for ever; test_killed_processes.py ends it",
+    (
+        "docs/tables.md",
+        "siltstone tables follow flights --to delta:",
+    ): "wants a bucket; delta/test_delta_tables.py has one",
     ("docs/tables.md", "siltstone tables follow users"): "goes on for ever; test_tables_cli.py runs it and ends it",
     ("docs/tables.md", "siltstone tables export flights --to iceberg:"): CATALOGS,
     ("docs/tables.md", "export PYICEBERG_CATALOG__SILTSTONE__CREDENTIAL="): CATALOGS,

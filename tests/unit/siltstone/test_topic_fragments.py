@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from siltstone.reading.fragments import _stretches, joined
+from siltstone.reading.fragments import joined, stretches_of
 from spark_jobs.scan.blocking import BlockingStore
 from spark_jobs.scan.contract import Piece, Slice
 from spark_jobs.scan.decode import TIMESTAMP_MS_LIMIT
@@ -28,6 +28,6 @@ def test_neighbours_are_joined_with_the_pieces_and_aborted_transactions_of_both(
 def test_damaged_files_and_offsets_that_no_file_holds_count_as_new() -> None:
     whole = part(0, 60, piece(0, 9, 5), piece(20, 29, 6), piece(30, 39, 7, flagged="crc"), piece(40, 49, 8))
     with BlockingStore(MemoryStore()) as store:
-        found = [(each.start, each.end, each.latest_ms) for each in _stretches(store, whole)]
+        found = [(each.start, each.end, each.latest_ms) for each in stretches_of(store, whole)]
     new = TIMESTAMP_MS_LIMIT
     assert found == [(0, 10, 5), (10, 30, new), (30, 40, new), (40, 50, 8), (50, 60, new)]

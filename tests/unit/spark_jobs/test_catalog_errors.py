@@ -11,9 +11,9 @@ from threading import Thread
 import pyarrow as pa
 import pytest
 
-from spark_jobs.tables.errors import BadTableError, PlaceUnavailableError
+from spark_jobs.tables.errors import BadTableError, CommitUnknownError, PlaceUnavailableError
 from spark_jobs.tables.iceberg.catalog import CatalogPlace, CatalogUnavailableError, open_catalog, properties_of, shown
-from spark_jobs.tables.iceberg.table import CommitUnknownError, IcebergTable
+from spark_jobs.tables.iceberg.table import IcebergTable
 from spark_jobs.tables.progress import Progress
 
 NOBODY = "127.0.0.1:1"
@@ -70,7 +70,7 @@ def table(tmp_path: Path) -> IcebergTable:
     place = CatalogPlace(url=f"sqlite:///{tmp_path}/catalog.db", warehouse=(tmp_path / "lake").as_uri())
     made = IcebergTable(open_catalog(place), "a.b")
     assert made.load() is None
-    made.ensure(COLUMNS, "t")
+    made.ensure(COLUMNS, COLUMNS, "t")
     return made
 
 

@@ -18,6 +18,7 @@ from spark_jobs.tables.errors import StaleWriterError
 from spark_jobs.tables.export import export
 from spark_jobs.tables.file_task import WriteResult, WriteTask
 from spark_jobs.tables.file_writer import WrittenFile
+from spark_jobs.tables.layout.layout import PLAIN, Layout
 from spark_jobs.tables.progress import LOG_MODE, Progress
 from tests.unit.spark_jobs.scan.test_scan_plan import MIB, partition, topic
 
@@ -43,13 +44,14 @@ class FencedTable:
     def load(self) -> Progress | None:
         return self.held
 
-    def ensure(self, columns: Any, topic: str) -> None:
+    def ensure(self, columns: Any, sampled: Any, topic: str) -> None:
         self.columns = columns
 
     def file_schema(self, columns: Any) -> Any:
         return columns
 
     key_indexes: None = None
+    layout: Layout = PLAIN
 
     file_count: int = 0
 

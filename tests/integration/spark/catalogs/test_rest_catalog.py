@@ -19,9 +19,8 @@ from typing import Any
 
 import pytest
 
-from spark_jobs.tables.errors import CommitRefusedError, StaleWriterError
+from spark_jobs.tables.errors import CommitRefusedError, CommitUnknownError, StaleWriterError
 from spark_jobs.tables.iceberg.catalog import CatalogPlace, CatalogUnavailableError
-from spark_jobs.tables.iceberg.table import CommitUnknownError
 from tests.fixtures.lake import Lake
 from tests.fixtures.rest_catalogs import CLIENT_ID, RestCatalog
 from tests.fixtures.unsteady_proxy import UnsteadyProxy

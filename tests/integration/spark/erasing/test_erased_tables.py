@@ -28,7 +28,7 @@ from tests.fixtures.tended_tables import Killed
 from tests.fixtures.transactional_log import TransactionalWriter, Write
 from wire.records import NewRecord
 
-KINDS = [(kind, mode) for kind in ("iceberg", "parquet") for mode in (LOG_MODE, LATEST_MODE)]
+KINDS = [(kind, mode) for kind in ("iceberg", "parquet", "delta") for mode in (LOG_MODE, LATEST_MODE)]
 SECRET = b"a secret of augusta"
 
 
@@ -42,11 +42,11 @@ async def metadata(lake: Lake) -> AsyncIterator[MetadataStore]:
 
 def opened(lake: Lake, kind: str) -> Table:
     """The table as a new process would open it."""
-    return lake.iceberg() if kind == "iceberg" else lake.parquet()
+    return getattr(lake, kind)()
 
 
 def place_of(lake: Lake, kind: str) -> Path:
-    return lake.place / ("warehouse" if kind == "iceberg" else "parquet")
+    return lake.place / ("warehouse" if kind == "iceberg" else kind)
 
 
 async def exported(lake: Lake, kind: str, mode: str, **ask: Any) -> Report:
@@ -137,7 +137,7 @@ async def test_rows_behind_an_open_transaction_are_erased_when_they_come(
     await writer.leave()
 
 
-@pytest.mark.parametrize("kind", ["iceberg", "parquet"])
+@pytest.mark.parametrize("kind", ["iceberg", "parquet", "delta"])
 async def test_tombstones_go_with_the_second_stage(lake: Lake, metadata: MetadataStore, kind: str) -> None:
     # given a log's table with a key's value and its tombstone, and an erasure that is to take both
     await lake.client.create_topic("t", partitions=1)

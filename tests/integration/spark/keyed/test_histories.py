@@ -8,14 +8,17 @@ import asyncio
 import json
 import os
 import random
+import struct
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as _parquet  # pyright: ignore[reportMissingTypeStubs]
+import mmh3
+import pyarrow as pa
 import pytest
+from pyiceberg.transforms import BucketTransform
 
 import spark_jobs.tables.iceberg.table as iceberg
 from metadata.contract.store import MetadataStore
@@ -23,11 +26,13 @@ from metadata.urls import open_metadata
 from siltstone.kafka.admin import delete_records_before
 from spark_jobs.tables.columns.convert import ValueFormat
 from spark_jobs.tables.errors import StaleWriterError
+from spark_jobs.tables.iceberg.live_files import live_files
+from spark_jobs.tables.iceberg.place import IcebergPlace
 from spark_jobs.tables.iceberg.row_delta import RowDelta
-from spark_jobs.tables.iceberg.table import IcebergPlace
 from spark_jobs.tables.iceberg.upkeep import purge
 from spark_jobs.tables.iceberg.upkeep.purge import Purge
 from spark_jobs.tables.keyed import decide, run
+from spark_jobs.tables.layout.wanted import WantedLayout, parse_layout
 from spark_jobs.tables.progress import LATEST_MODE, LOG_MODE
 from storage.local import LocalStore
 from tests.fixtures.compactors import RunningCompactor, StartCompactor
@@ -35,6 +40,7 @@ from tests.fixtures.erased_bytes import request_erasure
 from tests.fixtures.lake import Lake
 from tests.fixtures.transactional_log import Producer, TransactionalWriter, Write
 from tests.fixtures.waiting import until
+from tests.unit.spark_jobs.tables.iceberg.delta_table import check, parquet
 from wire.records import NewRecord, build_batch
 
 pytestmark = pytest.mark.timeout(600)
@@ -42,7 +48,6 @@ PARTITIONS, STEPS = 2, 70
 KILL_SHARE = 0.015
 """Of the times before and after each step of a writer."""
 JSON = ValueFormat(kind="json")
-parquet: Any = _parquet
 
 
 class Killed(BaseException):
@@ -99,6 +104,13 @@ class History:
         self.ends[partition] = after
         if ends != "aborted":
             self.sent += [Sent(partition, base + at, key, row) for at, (key, row) in enumerate(records)]
+
+    async def send_row(self, row: dict[str, Any]) -> None:
+        """Write one record to the first partition."""
+        base = self.ends[0]
+        await self.lake.send(self.topic, 0, json.dumps(row).encode(), key=b"first")
+        self.sent.append(Sent(0, base, b"first", row))
+        self.ends[0] = base + 1
 
     async def send_plain(self, partition: int) -> None:
         records = [self.record() for _ in range(self.chance.randrange(1, 12))]
@@ -219,15 +231,29 @@ def held_by(lake: Lake, name: str) -> tuple[dict[tuple[int, str], Any], Mapping[
     return rows, progress.offsets, progress.starts
 
 
-async def export(lake: Lake, name: str, topic: str, mode: str = LATEST_MODE) -> None:
-    values = ValueFormat(kind="json", keys="text")
-    await lake.exported(topic, lake.iceberg(name), values, mode=mode, slice_bytes=300)
-
-
-@pytest.mark.parametrize("history", [int(os.environ.get("KEYED_SEED", "1")), 2], indirect=True)
-async def test_the_table_is_the_latest_view_at_the_offsets_that_it_names(
-    history: History, monkeypatch: pytest.MonkeyPatch
+async def export(
+    lake: Lake, name: str, topic: str, mode: str = LATEST_MODE, wanted: WantedLayout | None = None
 ) -> None:
+    values = ValueFormat(kind="json", keys="text")
+    await lake.exported(topic, lake.iceberg(name, wanted), values, mode=mode, slice_bytes=300)
+
+
+SECTIONS = ("truncate(40, n)", "bucket(2, kafka_key)")
+SEED = int(os.environ.get("KEYED_SEED", "1"))
+
+
+@pytest.mark.parametrize(
+    ("history", "partition_by"),
+    [(SEED, ()), (2, ()), (2, SECTIONS), pytest.param(SEED, SECTIONS, marks=pytest.mark.soak)],
+    indirect=["history"],
+)
+async def test_the_table_is_the_latest_view_at_the_offsets_that_it_names(
+    history: History, monkeypatch: pytest.MonkeyPatch, partition_by: Sequence[str]
+) -> None:
+    if partition_by:
+        # The table has the column n from its beginning, and keeps it while another engine changes the spec.
+        await history.send_row({"n": 0})
+        await export(history.lake, "t", history.topic, wanted=parse_layout(partition_by, []))
     small_numbers(monkeypatch)
     revive = with_kills(monkeypatch, history.chance)
     lake, kills, hurt = history.lake, 0, 0
@@ -254,6 +280,8 @@ async def test_the_table_is_the_latest_view_at_the_offsets_that_it_names(
             expected = history.without_erased(history.view(ends, starts))
             assert (history.without_erased(rows) if killed else rows) == expected
             assert killed or not await asyncio.to_thread(erased_in, history, place)
+            if partition_by:
+                await asyncio.to_thread(judge_sections, lake, "t", history.chance)
     revive()
     await export(lake, "t", history.topic)
     rows, ends, _ = await asyncio.to_thread(held_by, lake, "t")
@@ -274,6 +302,42 @@ def erased_in(history: History, place: Path) -> list[str]:
         for row in parquet.read_table(path, columns=["kafka_partition", "kafka_offset", "kafka_key"]).to_pylist()
         if history.is_erased(row["kafka_partition"], row["kafka_key"].encode(), row["kafka_offset"])
     ]
+
+
+def judge_sections(lake: Lake, name: str, chance: random.Random) -> None:
+    """Each file is where its rows belong, readers that look only there find the same rows, and now and then the spec
+    changes."""
+    table = lake.catalog().load_table(f"lake.{name}")
+    check(table)
+    for live in live_files(table):
+        rows = parquet.read_table(live.path.removeprefix("file://"), columns=["n", "kafka_key"]).to_pylist()
+        values = [
+            {
+                "n_trunc_40": row["n"] // 40 * 40,
+                "kafka_key_bucket_2": (mmh3.hash(row["kafka_key"]) & 0x7FFFFFFF) % 2,
+                "n_bucket_3": (mmh3.hash(struct.pack("<q", row["n"])) & 0x7FFFFFFF) % 3,
+            }
+            for row in rows
+        ]
+        for at, part in enumerate(table.specs()[live.file.spec_id].fields):
+            assert {row[part.name] for row in values} == {live.file.partition[at]}, part
+    whole = table.scan().to_arrow()
+    low, key = chance.randrange(200), f"key {chance.randrange(40)}"
+    for condition, kept in (
+        (f"n >= {low} and n < {low + 30}", [low <= n < low + 30 for n in whole["n"].to_pylist()]),
+        (f"kafka_key = '{key}'", [each == key for each in whole["kafka_key"].to_pylist()]),
+    ):
+        found = table.scan(row_filter=condition).to_arrow()
+        assert sorted(found["kafka_offset"].to_pylist()) == sorted(
+            whole.filter(pa.array(kept, pa.bool_()))["kafka_offset"].to_pylist()
+        )
+    if chance.random() < 0.15:
+        with table.update_spec() as update:
+            names = [field.name for field in table.spec().fields]
+            if "n_bucket_3" in names:
+                update.remove_field("n_bucket_3")
+            else:
+                update.add_field("n", BucketTransform(3), "n_bucket_3")
 
 
 def forget_indexes(lake: Lake, chance: random.Random) -> int:

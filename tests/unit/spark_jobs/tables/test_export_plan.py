@@ -18,13 +18,16 @@ from spark_jobs.keys.layout import KeyPlace
 from spark_jobs.scan.contract import COLUMNS, AtTimestamp, DataLossError, Edge, Piece, ScanOptions, Slice
 from spark_jobs.tables.cluster import plan as plans
 from spark_jobs.tables.cluster.engine import left_behind
+from spark_jobs.tables.cluster.places import plans_url
 from spark_jobs.tables.cluster.plan import ExportHead, ExportPlanError, ExportUnitError, PlanUnit
 from spark_jobs.tables.columns.convert import ValueFormat, table_schema
 from spark_jobs.tables.columns.kinds import merge
+from spark_jobs.tables.dead_letters.rows import LETTERS, Judged, LetterFiles
 from spark_jobs.tables.errors import BadTableError, BadValueError, WrongTableError
 from spark_jobs.tables.file_task import WriteResult
 from spark_jobs.tables.file_writer import WrittenFile
-from spark_jobs.tables.iceberg.table import IcebergPlace
+from spark_jobs.tables.iceberg.place import IcebergPlace
+from spark_jobs.tables.layout.layout import Layout, Placed, SectionField, SortField
 from spark_jobs.tables.objects import Objects
 from spark_jobs.tables.parquet_table import ParquetPlace
 from spark_jobs.tables.source import UrlReader
@@ -80,8 +83,25 @@ kinds = some.recursive(
     ),
     max_leaves=10,
 )
+placed = some.builds(Placed, whole, some.lists(some.none() | names, max_size=3).map(tuple), whole)
 files = some.builds(
-    WrittenFile, name=some.text(), partition=partitions, start=whole, end=whole, rows=whole, size_bytes=whole
+    WrittenFile,
+    name=some.text(),
+    partition=partitions,
+    start=whole,
+    end=whole,
+    rows=whole,
+    size_bytes=whole,
+    placed=placed,
+)
+columns = some.lists(names, max_size=3).map(tuple)
+layouts = some.builds(
+    Layout,
+    spec_id=whole,
+    sections=some.lists(some.builds(SectionField, columns, names, names), max_size=3).map(tuple),
+    order_id=whole,
+    order=some.lists(some.builds(SortField, columns, some.booleans(), some.booleans()), max_size=3).map(tuple),
+    names=columns,
 )
 places = some.sampled_from(
     [
@@ -90,12 +110,17 @@ places = some.sampled_from(
         IcebergPlace(directory="s3://lake/t/data", properties={"s3.endpoint": "http://host:1", "s3.region": "r"}),
     ]
 )
+judgements = some.builds(Judged, whole, some.binary())
 VALUE_COLUMNS = pa.schema(
     [
         pa.field("n", pa.int64(), metadata={"PARQUET:field_id": "7", "doc": "JSON text"}),
         pa.field("deep", pa.list_(pa.struct([pa.field("x", pa.float64())]))),
     ]
 )
+
+
+def letter_files(place: Any) -> LetterFiles:
+    return LetterFiles(place=place, file_schema=LETTERS, stem="0000000002")
 
 
 def a_head(**facts: Any) -> ExportHead:
@@ -134,14 +159,23 @@ A_PART = Slice(partition=0, partition_id=1, start=0, end=9, pieces=())
 @settings(max_examples=examples(60))
 @given(
     options=options,
-    units=some.lists(some.builds(PlanUnit, parts, some.binary()), max_size=4),
+    units=some.lists(some.builds(PlanUnit, parts, some.binary(), judgements), max_size=4),
     place=places,
     job_id=whole,
     final=some.booleans(),
     by_key=some.booleans(),
+    layout=layouts,
+    letters=some.none() | places.map(letter_files),
 )
 def test_a_plan_comes_back_as_it_was_written(
-    options: ScanOptions, units: list[PlanUnit], place: Any, job_id: int, final: bool, by_key: bool
+    options: ScanOptions,
+    units: list[PlanUnit],
+    place: Any,
+    job_id: int,
+    final: bool,
+    by_key: bool,
+    layout: Layout,
+    letters: Any,
 ) -> None:
     keys = tuple(KeyPlace(number, *astuple(unit.part)[1:4], 7) for number, unit in enumerate(units) if by_key)
     head = a_head(
@@ -151,6 +185,8 @@ def test_a_plan_comes_back_as_it_was_written(
         final=final,
         sizes=tuple(each.part.bytes for each in units),
         places=keys,
+        layout=layout,
+        letters=letters,
     )
     body = plans.encode_plan(head, units)
     directory = read_directory(body)
@@ -172,12 +208,19 @@ def test_a_plan_comes_back_as_it_was_written(
     rows=whole,
     complete=some.booleans(),
     survivors=some.binary(),
+    dead=some.lists(files, max_size=3).map(tuple),
 )
 def test_a_result_comes_back_as_it_was_written(
-    kind: Any, other: Any, written: tuple[WrittenFile, ...], rows: int, complete: bool, survivors: bytes
+    kind: Any,
+    other: Any,
+    written: tuple[WrittenFile, ...],
+    rows: int,
+    complete: bool,
+    survivors: bytes,
+    dead: tuple[WrittenFile, ...],
 ) -> None:
     seen = merge(kind, other)
-    result = a_result(files=written, rows=rows, complete=complete, seen=seen, survivors=survivors)
+    result = a_result(files=written, rows=rows, complete=complete, seen=seen, survivors=survivors, letters=dead)
     body = plans.encode_result(result, fingerprint=FINGERPRINT, unit=3)
     assert plans.decode_result(body, fingerprint=FINGERPRINT, unit=3, part=A_PART) == result
 
@@ -195,10 +238,10 @@ def test_a_result_of_something_else_is_refused() -> None:
 
 def test_another_release_is_refused_in_words() -> None:
     head = json.loads(read_directory(body := plans.encode_plan(a_head(), [])).head.body(_head_bytes(body)))
-    # 1: the release before, whose drivers and plans know nothing of keys
-    for version in (1, 3):
+    # 2: the release before, whose drivers and plans know nothing of sections and dead letters
+    for version in (2, 4):
         other = encode_frames(dump_json({**head, "version": version}), [])
-        said = f"the plan of the export has version {version}; this release reads 2"
+        said = f"the plan of the export has version {version}; this release reads 3"
         with pytest.raises(ExportPlanError, match=said) as refused:
             plans.decode_head(_head_bytes(other), read_directory(other))
         assert "one release" in refused.value.remedy
@@ -240,14 +283,14 @@ def test_plans_lie_where_readers_of_the_table_do_not_look() -> None:
         ParquetPlace(objects=Objects("s3://lake/t?region=r")): "s3://lake/t/_siltstone?region=r",
         ParquetPlace(objects=Objects("s3://lake")): "s3://lake/_siltstone",
     }
-    assert {place: str(plans.plans_url(place)) for place in wanted} == wanted
+    assert {place: str(plans_url(place)) for place in wanted} == wanted
     properties = {"s3.endpoint": "http://host:1", "s3.region": "r"}
     place = IcebergPlace(directory="s3a://lake/t/data", properties=properties)
-    assert str(plans.plans_url(place)) == "s3://lake/t/data/_siltstone?endpoint=http%3A%2F%2Fhost%3A1&region=r"
+    assert str(plans_url(place)) == "s3://lake/t/data/_siltstone?endpoint=http%3A%2F%2Fhost%3A1&region=r"
     place = IcebergPlace(directory="file:///lake/t/data", properties={})
-    assert str(plans.plans_url(place)) == "file:///lake/t/data/_siltstone"
+    assert str(plans_url(place)) == "file:///lake/t/data/_siltstone"
     with pytest.raises(BadTableError, match="gs://lake"):
-        plans.plans_url(IcebergPlace(directory="gs://lake/t", properties={}))
+        plans_url(IcebergPlace(directory="gs://lake/t", properties={}))
 
 
 def test_only_plans_that_nobody_keeps_alive_are_left_behind() -> None:

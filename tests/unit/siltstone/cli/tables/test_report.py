@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from click.testing import CliRunner
 
@@ -66,6 +68,17 @@ def test_for_programs_stdout_holds_the_reports_alone(capsys: pytest.CaptureFixtu
     assert told.out == ""
     assert "from --from @2026-01-31" not in told.err and "from @2026-01-31" in told.err
     assert told.err.splitlines()[-1].startswith("stopped after 1 round: 2 rows in 1 file")
+
+
+def test_dead_letters_are_told_in_a_round_and_in_the_sum(capsys: pytest.CaptureFixture[str]) -> None:
+    rounds = Rounds("t", "a.b", "5s", ManualClock(START_MS), as_json=False)
+    rounds.began(None, "start")
+    rounds.ended(replace(wrote(2, 5), dead_letters=3))
+    rounds.ended(replace(wrote(1, 6), dead_letters=1))
+    rounds.stopped()
+    said = capsys.readouterr().out.splitlines()
+    assert said[1] == "22:13:20Z 2 rows in 1 file, 2.0 KiB, 3 dead letters, at offsets 0:5"
+    assert said[3].startswith("stopped after 2 rounds: 3 rows in 2 files, 4.0 KiB, 4 dead letters;")
 
 
 def test_where_there_is_no_terminal_slices_are_told_every_ten_seconds(capsys: pytest.CaptureFixture[str]) -> None:

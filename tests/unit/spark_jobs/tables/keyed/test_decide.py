@@ -6,6 +6,7 @@ import dataclasses
 import random
 
 from metadata.contract.leveled import LeveledExtent
+from spark_jobs.tables.file_writer import INDEXED_ROWS
 from spark_jobs.tables.keyed.decide import (
     DEAD_SHARE,
     FANOUT,
@@ -28,7 +29,7 @@ def test_a_gap_in_the_tail_is_one_behind_the_tables_end() -> None:
     assert with_gaps(both, {0: 199}) == [0]
     assert with_gaps(both, {0: 200}) == []
     assert with_gaps(topic(dataclasses.replace(part, extents=[whole])), {0: 0}) == []
-    assert (tail_rows(both, {0: 120}), tail_rows(both, {})) == (180, 300)
+    assert (tail_rows(both, {0: 120}), tail_rows(both, {})) == ({0: 180}, {0: 300})
 
 
 def replace_count(extent: LeveledExtent, records: int) -> LeveledExtent:
@@ -47,6 +48,16 @@ def test_neighbours_of_one_size_are_merged_and_others_are_left() -> None:
     # a large file between them keeps them apart
     apart = [*(small(number) for number in range(4)), small(4, 100 << 20), *(small(number) for number in range(5, 9))]
     assert to_rewrite(apart) == []
+
+
+def test_files_of_other_sections_are_no_neighbours() -> None:
+    mixed = [small(number)._replace(section="ab"[number % 2]) for number in range(2 * FANOUT - 1)]
+    assert to_rewrite(mixed) == [list(range(0, 2 * FANOUT, 2))]
+
+
+def test_files_that_are_full_of_small_rows_stay() -> None:
+    full = [FileFacts(0, number * INDEXED_ROWS, INDEXED_ROWS, 0, 20 << 20) for number in range(2 * FANOUT)]
+    assert to_rewrite(full) == []
 
 
 def test_files_with_many_dead_rows_are_rewritten_alone() -> None:

@@ -1,0 +1,436 @@
+"""A table as a Delta table: one commit adds files and writes offsets.
+
+Each commit of ours carries the table's progress in its information, under `siltstone.progress`, and an application
+transaction, which outlives the information when the log is cleaned up.
+
+**The fence.** A commit is tried at one version alone, the one behind the version whose offsets were read. (By itself
+delta-rs would put it behind the commits of others, which for us would be the same records twice.) After an error the
+log tells what happened: the commit of that version, if it is there, names its writer.
+
+**Columns** are added by a commit of their own before the rows, because delta-rs has no other way. It changes nothing
+for readers, so a crash in between is harmless. Types never change: Delta's type widening is a feature that few readers
+have.
+
+Files without a commit, and those that were replaced, stay until somebody runs VACUUM or rows are erased.
+
+**Erasing** writes files again without the rows and commits that (`log_entry.py`). Then it deletes all files that the
+table had before and that are not of the version so made, so that earlier versions can be read no more. A run that ended
+in between left its mark in the commit, and later runs delete again. Key bytes reach the log of the table nowhere:
+statistics are of the offsets alone, those that other writers make too.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from runtime.clock import SystemClock
+from runtime.errors import BugError, SiltstoneError
+from runtime.ids import SystemIds
+from runtime.logging import get_logger
+from spark_jobs.environment import INSTALL_DELTA
+from spark_jobs.scan.arrow import MissingExtraError, pa
+from spark_jobs.tables.columns.widening import can_become
+from spark_jobs.tables.contract import DeadRows, KeyedFile
+from spark_jobs.tables.delta.log_entry import DataFile, NewFile, Offsets, log_key, replacing_entry, statistics
+from spark_jobs.tables.erasing.gone import ROW_COLUMNS, Erased, GoneRows
+from spark_jobs.tables.erasing.parquet_file import schema_of, write_without
+from spark_jobs.tables.errors import (
+    BadTableError,
+    CommitUnknownError,
+    PlaceUnavailableError,
+    StaleWriterError,
+    WrongTableError,
+)
+from spark_jobs.tables.file_systems import bare_url, file_system
+from spark_jobs.tables.file_writer import FileWriter, WrittenFile
+from spark_jobs.tables.layout.layout import PLAIN, Layout
+from spark_jobs.tables.objects import Objects
+from spark_jobs.tables.parquet_table import ParquetPlace
+from spark_jobs.tables.progress import Progress
+from storage.objects import ObjectNotFoundError, ObjectStore
+from storage.urls import parse_store_url
+
+try:
+    _delta: Any = importlib.import_module("deltalake")
+    _actions: Any = importlib.import_module("deltalake.transaction")
+except ModuleNotFoundError as _error:
+    raise MissingExtraError(
+        f"Delta tables need {_error.name}, which is not installed; nothing was written", remedy=INSTALL_DELTA
+    ) from _error
+
+PROGRESS, WRITER = "siltstone.progress", "siltstone.writer"
+APPLICATION = "siltstone"
+ERASURES = "siltstone.erasures"
+"""In the information of a commit that erased rows: the ids of the requests."""
+SWEPT_BACK = 100
+"""The newest commits among which a run looks for erasures whose files it may have to delete."""
+_FILE = re.compile(r"p\d{5,}-\d{19}-\d{19}-(\d{10})-[0-9a-f]{12}\.parquet", re.ASCII)
+_STATISTICS = {"delta.dataSkippingStatsColumns": "kafka_partition,kafka_offset"}
+"""For all writers: bounds of other columns would be bytes of keys and values in the log."""
+_LOOKED_BACK = (1, 100, None)
+"""The newest commits among which the progress is looked for; None: all that are kept."""
+_log = get_logger(__name__)
+_WRITER_VERSIONS = (1, 2, 7)
+_FEATURES = {"appendOnly", "invariants", "timestampNtz", "deletionVectors"}
+"""Those that ask nothing of somebody who adds files. Others, like column mapping, do."""
+
+
+class DeltaTable:
+    """One writer's view of the table, as of `load` or the last commit; made by its first commit."""
+
+    def __init__(self, url: str) -> None:
+        """`url` has the form of an object store's: file:///dir, s3://bucket/prefix?endpoint=...&region=..."""
+        self.url = url
+        self.place = ParquetPlace(objects=Objects(url))
+        place = parse_store_url(url)
+        self._uri, self._options = bare_url(place), _storage_options(place.endpoint, place.region)
+        self._table: Any = None
+
+    @property
+    def name(self) -> str:
+        return self.url
+
+    @property
+    def columns(self) -> Any:
+        """`pyarrow.Schema`; None if there is no table yet."""
+        return None if self._table is None else pa.schema(self._table.schema())
+
+    @property
+    def file_count(self) -> int:
+        """0: files are not merged; that is for somebody who runs OPTIMIZE."""
+        return 0
+
+    @property
+    def stem(self) -> str:
+        """The version that our next commit can have first. A file with that of a commit of somebody else is fenced."""
+        return f"{self._next_version():010}"
+
+    @property
+    def key_indexes(self) -> None:
+        """None: the library deletes rows by writing files again."""
+        return None
+
+    def keyed_files(self) -> None:
+        """None, as `key_indexes`."""
+        return
+
+    def load(self) -> Progress | None:
+        """Read the table's progress. Raises WrongTableError for a table that somebody else filled, BadProgressError."""
+        with self._asked():
+            self._table = self._opened() if _delta.DeltaTable.is_deltatable(self._uri, self._options) else None
+            if self._table is None:
+                return None
+            self._check_features()
+            told = self._told()
+        if told is not None:
+            return Progress.from_json(told)
+        ours = self._table.transaction_version(APPLICATION) is not None
+        raise WrongTableError(
+            f"{self.url} is a Delta table, and no commit that its log still has says up to which offset it was filled",
+            remedy="export to another table"
+            + ("; keep the log longer than this command pauses (delta.logRetentionDuration)" if ours else ""),
+        )
+
+    def _told(self) -> str | None:
+        """The progress that is valid now, as JSON."""
+        for count in _LOOKED_BACK:
+            newest = self._table.version()
+            for commit in self._table.history(count):
+                if commit["version"] > newest:
+                    continue  # undone
+                if PROGRESS in commit:
+                    return str(commit[PROGRESS])
+                if commit.get("operation") == "RESTORE":
+                    newest = int(commit["operationParameters"]["version"])
+        return None
+
+    def _check_features(self) -> None:
+        protocol = self._table.protocol()
+        strange = sorted(set(protocol.writer_features or ()) - _FEATURES)
+        if strange or protocol.min_writer_version not in _WRITER_VERSIONS:
+            what = ", ".join(strange) or f"writer version {protocol.min_writer_version}"
+            raise WrongTableError(
+                f"{self.url} has features of Delta that this command does not write: {what}",
+                remedy="export to another table",
+            )
+
+    @property
+    def layout(self) -> Layout:
+        """Files have rows of one partition in the order of offsets."""
+        return PLAIN
+
+    def ensure(self, columns: Any, sampled: Any, topic: str) -> None:
+        """Do nothing: the first commit makes the table."""
+
+    def file_schema(self, columns: Any) -> Any:
+        """The columns unchanged: readers know them by their names. Raises WrongTableError, BadTableError."""
+        for have in self.columns or ():
+            wanted = columns.field(have.name)
+            if have.type != wanted.type and can_become(have, wanted):
+                raise WrongTableError(
+                    f"{self.url} has the column {have.name} as {have.type}, and a Delta table cannot have it as"
+                    f" {wanted.type} from now on",
+                    remedy="export to another table",
+                )
+        _schema(columns)
+        return columns
+
+    def commit(
+        self,
+        files: Sequence[WrittenFile],
+        columns: Any,
+        progress: Progress,
+        *,
+        replaces: bool,
+        dead: Sequence[DeadRows] = (),
+    ) -> str:
+        """Commit; returns the version. Raises StaleWriterError, CommitUnknownError, BadTableError."""
+        if dead:
+            raise BugError("rows of a Delta table cannot be deleted one by one")
+        schema = _schema(columns)
+        if self._table is not None and not self.columns.equals(columns):
+            self._add_columns(columns)
+        version = self._next_version()
+        writer = SystemIds().uuid4().hex
+        properties = self._properties({PROGRESS: progress.as_json(), WRITER: writer})
+        adds = [_added(file) for file in files]
+        try:
+            if self._table is None:
+                _actions.create_table_with_add_actions(
+                    self._uri,
+                    schema,
+                    adds,
+                    configuration=_STATISTICS,
+                    storage_options=self._options,
+                    commit_properties=properties,
+                )
+            else:
+                mode = "overwrite" if replaces else "append"
+                self._table.create_write_transaction(adds, mode, schema, commit_properties=properties)
+        except Exception as error:  # the library's errors have no common root, and do not tell whether it happened
+            self._raise_unless_ours(version, writer, error)
+        with self._asked():
+            self._table = self._opened(version)
+        return str(version)
+
+    def held_rows(self, low: int, high: int) -> Any:
+        """The place in the log of the rows with offsets from `low` to below `high`, as of `load` or the last commit.
+
+        Raises PlaceUnavailableError.
+        """
+        wanted = [("kafka_offset", ">=", low), ("kafka_offset", "<", high)]
+        with self._asked():
+            return self._table.to_pyarrow_table(columns=["kafka_partition", "kafka_offset"], filters=wanted)
+
+    def rewrite(self, groups: Sequence[Sequence[KeyedFile]], progress: Progress) -> None:
+        raise BugError("files of a Delta table have no key indexes")
+
+    # ---- erasing
+
+    def erase(self, gone: GoneRows, progress: Progress, *, by_index: bool, now_ms: int) -> Erased | None:
+        """Raises as `commit`."""
+        if (why := self._why_kept()) is not None:
+            _log.warning(
+                "rows of the table cannot be erased: export to another table, and drop this one",
+                table=self.url,
+                reason=why,
+            )
+            return None
+        rows, removed, added = 0, list[DataFile](), list[NewFile]()
+        for file in self._data_files():
+            found, new = self._without(file, gone)
+            if found:
+                rows += found
+                removed.append(file)
+                added += new
+        version, writer = self._next_version(), SystemIds().uuid4().hex
+        requests = ",".join(map(str, sorted(gone.requests)))
+        told = {PROGRESS: progress.as_json(), WRITER: writer, ERASURES: requests}
+        entry = replacing_entry(removed, added, told, (APPLICATION, self._transactions() + 1), now_ms)
+        try:
+            self.place.objects.put(log_key(version), entry)
+        except Exception as error:
+            try:
+                self._raise_unless_ours(version, writer, error)
+            except StaleWriterError:
+                self.place.remove([file.written.name for file in added])
+                raise
+        with self._asked():
+            self._table = self._opened(version)
+        self.finish_erasures(now_ms)
+        return Erased(rows, len(removed), gone.requests)
+
+    def finish_erasures(self, now_ms: int) -> None:
+        """Delete what erasures took from the table, also those of a process that ended before. Errors are told."""
+        try:
+            with self._asked():
+                for commit in self._table.history(SWEPT_BACK):
+                    if ERASURES in commit:
+                        self._sweep(int(commit["version"]))
+        except SiltstoneError as error:
+            _log.warning(
+                "files with erased rows could not be deleted yet; the next run tries again",
+                table=self.url,
+                reason=error.message,
+            )
+
+    def _sweep(self, version: int) -> None:
+        """Delete all files that the table, or a writer that was fenced, had before a version, and that it has not."""
+        table = self._opened(version)
+        staying = set(_paths(table))
+        left: set[str] = set(table.vacuum(retention_hours=0, dry_run=True, enforce_retention_duration=False))
+
+        async def ours(store: ObjectStore) -> list[str]:
+            return [stat.key async for stat in store.list("p") if _is_before(stat.key, version)]
+
+        left.update(self.place.objects.call(ours))
+        self.place.remove(sorted(left - staying))
+
+    def _why_kept(self) -> str | None:
+        """The reason why files of this table cannot be written again; None: there is none."""
+        features = self._table.protocol().writer_features or ()
+        configuration = self._table.metadata().configuration
+        if configuration.get("delta.appendOnly") == "true":
+            return "it is append-only (delta.appendOnly)"
+        if "deletionVectors" in features:
+            return "it has deletion vectors (delta.enableDeletionVectors)"
+        names = set(self.columns.names)
+        if not set(ROW_COLUMNS[:2]) <= names:
+            return f"it has the columns {sorted(names)} alone"
+        return None
+
+    def _data_files(self) -> Sequence[DataFile]:
+        with self._asked():
+            rows = pa.table(self._table.get_add_actions(flatten=True)).to_pylist()
+        return [DataFile(row["path"], row["size_bytes"], _offsets_of(row)) for row in rows]
+
+    def _without(self, file: DataFile, gone: GoneRows) -> tuple[int, Sequence[NewFile]]:
+        """The number of those rows in a file, and if there are some, the files to take its place."""
+        known = file.offsets
+        if known is not None and not gone.may_be_in(*known):
+            return 0, ()
+        at = known or Offsets(0, 0, 0)
+        system, root = file_system(self.url)
+        with self._asked(), system.open_input_file(f"{root}/{file.path}") as stream:
+            writer = FileWriter(
+                place=self.place,
+                key_indexes=None,
+                schema=schema_of(stream),
+                partition=at.partition,
+                start=at.first,
+                stem=self.stem,
+            )
+            found = write_without(stream, gone, writer, at.last + 1)
+        return found, [NewFile(new, known and Offsets(new.partition, new.start, new.end - 1)) for new in writer.written]
+
+    # ---- inside
+
+    def _next_version(self) -> int:
+        return 0 if self._table is None else self._table.version() + 1
+
+    def _transactions(self) -> int:
+        """The number of our commits."""
+        return 0 if self._table is None else self._table.transaction_version(APPLICATION) or 0
+
+    def _add_columns(self, columns: Any) -> None:
+        have = {each.name: each for each in self.columns}
+        new = {each.name for each in columns if each.name not in have or have[each.name].type != each.type}
+        fields = [each for each in _schema(columns).fields if each.name in new]
+        version = self._table.version() + 1
+        try:
+            self._table.alter.add_columns(fields, commit_properties=self._properties({}))
+        except Exception as error:
+            raise StaleWriterError(f"columns cannot be added to {self.url}: {_first_line(error)}") from error
+        with self._asked():
+            self._table = self._opened()
+        if self._table.version() != version:
+            raise StaleWriterError(f"somebody else committed to {self.url}")
+
+    def _properties(self, told: dict[str, str]) -> Any:
+        """`told`: the information of the commit. It is a commit of ours if there is some."""
+        ours = [_delta.Transaction(APPLICATION, self._transactions() + 1)] if told else None
+        return _delta.CommitProperties(custom_metadata=told, max_commit_retries=0, app_transactions=ours)
+
+    def _raise_unless_ours(self, version: int, writer: str, error: Exception) -> None:
+        """Find out whether a commit that ended with an error has happened. Raises StaleWriterError and
+        CommitUnknownError if it has not, or not yet."""
+        key = log_key(version)
+        try:
+            stored = self.place.objects.call(lambda store: store.get(key))
+        except ObjectNotFoundError:
+            raise CommitUnknownError(
+                f"it is not known whether the commit to {self.url} happened: {_first_line(error)}",
+                remedy="run the export again: it reads the table's offsets and goes on from there",
+            ) from error
+        actions = [json.loads(line) for line in stored.splitlines() if line.strip()]
+        if not any(each.get("commitInfo", {}).get(WRITER) == writer for each in actions):
+            raise StaleWriterError(f"somebody else made version {version} of {self.url}") from error
+
+    def _opened(self, version: int | None = None) -> Any:
+        return _delta.DeltaTable(self._uri, version=version, storage_options=self._options)
+
+    @contextmanager
+    def _asked(self) -> Generator[None]:
+        """A block around calls of the library that only read."""
+        try:
+            yield
+        except SiltstoneError:
+            raise
+        except Exception as error:
+            raise PlaceUnavailableError(
+                f"the Delta table {self.url} cannot be read now: {_first_line(error)}",
+                remedy="check that its place can be reached and that its log is whole",
+            ) from error
+
+
+def _schema(columns: Any) -> Any:
+    """Raises BadTableError."""
+    try:
+        return _delta.Schema.from_arrow(columns)
+    except Exception as error:
+        raise BadTableError(
+            f"a Delta table cannot have these columns: {_first_line(error)}",
+            remedy="leave the column out of the schema, or export to iceberg: or parquet:",
+        ) from error
+
+
+def _added(file: WrittenFile) -> Any:
+    now_ms = int(SystemClock().wall_ms())
+    bounds = Offsets(file.partition, file.start, file.end - 1)
+    return _actions.AddAction(file.name, file.size_bytes, {}, now_ms, True, statistics(file.rows, bounds))
+
+
+def _offsets_of(row: Mapping[str, Any]) -> Offsets | None:
+    """The bounds that a file's statistics tell; None if they are missing, or those of several partitions."""
+    low, high = (row.get(f"{bound}.kafka_partition") for bound in ("min", "max"))
+    first, last = (row.get(f"{bound}.kafka_offset") for bound in ("min", "max"))
+    if low is None or low != high or first is None or last is None:
+        return None
+    return Offsets(low, first, last)
+
+
+def _paths(table: Any) -> list[str]:
+    return pa.table(table.get_add_actions()).column("path").to_pylist()
+
+
+def _is_before(name: str, version: int) -> bool:
+    """Whether a file of ours was written for a commit up to this version."""
+    found = _FILE.fullmatch(name)
+    return found is not None and int(found[1]) <= version
+
+
+def _storage_options(endpoint: str, region: str) -> dict[str, str]:
+    """The library's options; credentials come from the AWS chain."""
+    options = {"AWS_CONDITIONAL_PUT": "etag"}
+    if endpoint:
+        options |= {"AWS_ENDPOINT_URL": endpoint, "AWS_ALLOW_HTTP": str(endpoint.startswith("http://")).lower()}
+    return options | ({"AWS_REGION": region} if region else {})
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]

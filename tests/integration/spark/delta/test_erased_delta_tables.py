@@ -1,0 +1,160 @@
+"""Rows erased from Delta tables, also from those that others have a hand in, and over kills."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import deltalake
+import pytest
+
+from metadata.contract.store import MetadataStore
+from metadata.erasures.contract import KeyMark
+from metadata.urls import open_metadata
+from spark_jobs.tables.delta.table import DeltaTable
+from spark_jobs.tables.erasing.gone import GoneRows
+from spark_jobs.tables.errors import StaleWriterError
+from spark_jobs.tables.objects import Objects
+from spark_jobs.tables.progress import LATEST_MODE, LOG_MODE
+from tests.fixtures.erased_bytes import files_with, request_erasure
+from tests.fixtures.erasures import hash_of
+from tests.fixtures.lake import RAW, Lake
+from tests.fixtures.log_lines import LogLines
+from tests.fixtures.tended_tables import Killed
+
+pytestmark = pytest.mark.timeout(300)
+SECRET = b"a secret of augusta"
+
+
+@pytest.fixture
+async def metadata(lake: Lake) -> AsyncIterator[MetadataStore]:
+    service = open_metadata(lake.metadata_url)
+    await service.open()
+    yield service
+    await service.close()
+
+
+def opened(table: DeltaTable) -> Any:
+    return deltalake.DeltaTable(table.url)
+
+
+async def filled(lake: Lake, *, mode: str = LOG_MODE, partitions: int = 1, rounds: int = 3) -> None:
+    """The topic and its table, with two keys in each partition and a file for each round and partition."""
+    await lake.client.create_topic("t", partitions=partitions)
+    for number in range(rounds):
+        for partition in range(partitions):
+            await lake.send("t", partition, SECRET + b" %d" % number, key=b"augusta")
+            await lake.send("t", partition, b"of bob %d" % number, key=b"bob")
+        await lake.exported("t", lake.delta(), RAW, mode=mode)
+
+
+async def keys_of(lake: Lake) -> list[bytes]:
+    return [row["kafka_key"] for row in await lake.rows(lake.delta())]
+
+
+async def test_files_that_somebody_else_merged_are_erased_too(lake: Lake, metadata: MetadataStore) -> None:
+    # given a table whose files of two partitions were merged into one, and the old ones are still there
+    await filled(lake, partitions=2)
+    await asyncio.to_thread(lambda: opened(lake.delta()).optimize.compact())
+    assert len(opened(lake.delta()).file_uris()) == 1
+    # when a key is erased
+    await request_erasure(metadata, "t", [b"augusta"])
+    report = await lake.exported("t", lake.delta(), RAW)
+    # then its rows go, with all bytes, also from the log of the table
+    assert (report.erased.rows, report.erased.files) == (6, 1)
+    assert await keys_of(lake) == [b"bob"] * 6
+    assert files_with(lake.place / "delta", SECRET) == files_with(lake.place / "delta", b"augusta") == []
+    # and the table goes on, and may be merged again
+    await lake.send("t", 0, b"of bob", key=b"bob")
+    assert (await lake.exported("t", lake.delta(), RAW)).rows == 1
+    await asyncio.to_thread(lambda: opened(lake.delta()).optimize.compact())
+    assert await lake.offsets(lake.delta()) == [(0, 1), (0, 3), (0, 5), (0, 6), (1, 1), (1, 3), (1, 5)]
+
+
+@pytest.mark.parametrize("mode", [LOG_MODE, LATEST_MODE])
+async def test_an_erasure_that_is_stopped_anywhere_is_finished_by_the_next_run(
+    lake: Lake, metadata: MetadataStore, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    # given a table, and an erasure of it that dies before, or after, each object that it puts or removes
+    await filled(lake, mode=mode)
+    await request_erasure(metadata, "t", [b"augusta"])
+    put, remove = Objects.put, Objects.remove
+    step, deaths = 0, 0
+
+    def dying(work: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            nonlocal step
+            step += 1
+            if step == deaths:
+                raise Killed
+            result = work(*arguments)
+            step += 1
+            if step == deaths:
+                raise Killed
+            return result
+
+        return call
+
+    finished = False
+    while not finished:
+        step, deaths = 0, deaths + 1
+        with monkeypatch.context() as patched:
+            patched.setattr(Objects, "put", dying(put))
+            patched.setattr(Objects, "remove", dying(remove))
+            try:
+                await lake.exported("t", lake.delta(), RAW, mode=mode)
+            except Killed:
+                continue
+            finished = True
+    assert deaths > 4
+    # when a run is not stopped, then the rows are gone with their bytes, and all others are there
+    await lake.exported("t", lake.delta(), RAW, mode=mode)
+    assert await keys_of(lake) == [b"bob"] * (1 if mode == LATEST_MODE else 3)
+    assert files_with(lake.place / "delta", SECRET) == []
+
+
+async def test_a_stale_writer_erases_nothing_and_leaves_no_file(lake: Lake) -> None:
+    # given a writer that has read the table, and another that commits
+    await filled(lake)
+    stale = lake.delta()
+    progress = stale.load()
+    assert progress is not None
+    await lake.send("t", 0, b"of carol", key=b"carol")
+    await lake.exported("t", lake.delta(), RAW)
+    before = set(Path(lake.place / "delta").rglob("*.parquet"))
+    # when the first erases
+    gone = GoneRows.of({0: [KeyMark(hash_of(b"augusta"), 100)]}, {0: (0, 100)}, frozenset({1}))
+    with pytest.raises(StaleWriterError):
+        await asyncio.to_thread(stale.erase, gone, progress, by_index=False, now_ms=1)
+    # then nothing has changed
+    assert set(Path(lake.place / "delta").rglob("*.parquet")) == before
+    assert len(await keys_of(lake)) == 7
+
+
+async def test_a_version_since_the_erasure_stays_when_its_files_are_replaced(
+    lake: Lake, metadata: MetadataStore
+) -> None:
+    # given a table with an erasure, and a version after it
+    await filled(lake)
+    await request_erasure(metadata, "t", [b"augusta"])
+    await lake.exported("t", lake.delta(), RAW)
+    erased = opened(lake.delta()).version()
+    # when its files are merged, and runs go on
+    await asyncio.to_thread(lambda: opened(lake.delta()).optimize.compact())
+    await lake.send("t", 0, b"newer", key=b"bob")
+    await lake.exported("t", lake.delta(), RAW)
+    # then readers of the version that the erasure made are not disturbed
+    table = deltalake.DeltaTable(lake.delta().url, version=erased)
+    assert (await asyncio.to_thread(table.to_pyarrow_table)).column("kafka_key").to_pylist() == [b"bob"] * 3
+
+
+async def test_a_table_that_may_only_grow_is_named(lake: Lake, metadata: MetadataStore, log_lines: LogLines) -> None:
+    await filled(lake)
+    await asyncio.to_thread(lambda: opened(lake.delta()).alter.set_table_properties({"delta.appendOnly": "true"}))
+    await request_erasure(metadata, "t", [b"augusta"])
+    report = await lake.exported("t", lake.delta(), RAW)
+    assert report.erased.requests == frozenset() and len(await keys_of(lake)) == 6
+    line, *_ = log_lines.named("rows of the table cannot be erased: export to another table, and drop this one")
+    assert "append-only" in line["reason"]

@@ -1,0 +1,146 @@
+"""Columns that a newer Avro schema makes wider: old and new files are one table for their readers."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from contextlib import closing
+from decimal import Decimal
+from typing import Any
+
+import fastavro
+import pytest
+
+from spark_jobs.tables.columns.convert import ValueFormat
+from spark_jobs.tables.contract import Table
+from spark_jobs.tables.errors import WrongTableError
+from spark_jobs.tables.progress import LATEST_MODE
+from tests.conformance.iceberg import readers
+from tests.fixtures.lake import Lake
+
+
+def avro(whole: str, fraction: str, digits: int, scale: int = 2) -> dict[str, Any]:
+    money = {"type": "bytes", "logicalType": "decimal", "precision": digits, "scale": scale}
+    inner = {"type": "record", "name": "At", "fields": [{"name": "x", "type": whole}, {"name": "price", "type": money}]}
+    return {
+        "type": "record",
+        "name": "Row",
+        "fields": [
+            {"name": "id", "type": whole},
+            {"name": "share", "type": fraction},
+            {"name": "price", "type": ["null", money]},
+            {"name": "at", "type": inner},
+            {"name": "lines", "type": {"type": "array", "items": {"type": "map", "values": fraction}}},
+        ],
+    }
+
+
+NARROW, WIDE = avro("int", "float", 9), avro("long", "double", 20)
+
+
+def values_of(schema: dict[str, Any]) -> ValueFormat:
+    return ValueFormat(kind="avro", schema_text=json.dumps(schema))
+
+
+def row(number: int, share: float, price: str) -> dict[str, Any]:
+    return {
+        "id": number,
+        "share": share,
+        "price": Decimal(price),
+        "at": {"x": number, "price": Decimal(price)},
+        "lines": [{"a": share}],
+    }
+
+
+OLD = [row(-(2**31), 0.5, "-1234567.89"), row(2**31 - 1, 1.25, "0.01")]
+NEW = [row(2**60, 0.1, "123456789012345678.90"), row(-1, 1e300, "-0.01")]
+
+
+async def send(lake: Lake, schema: dict[str, Any], *rows: dict[str, Any], keys: bytes = b"kl") -> None:
+    for each, key in zip(rows, keys, strict=True):
+        body = io.BytesIO()
+        fastavro.schemaless_writer(body, fastavro.parse_schema(schema), each)
+        await lake.send("t", 0, body.getvalue(), key=bytes([key]))
+
+
+async def read(lake: Lake, table: Table) -> list[dict[str, Any]]:
+    rows = [{name: each[name] for name in OLD[0]} for each in await lake.rows(table)]
+    for each in rows:
+        each["lines"] = [dict(line) for line in each["lines"]]
+    return rows
+
+
+@pytest.fixture(params=["parquet", "iceberg"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+async def test_old_and_new_rows_are_read_exactly(lake: Lake, kind: str) -> None:
+    table = lake.parquet if kind == "parquet" else lake.iceberg
+    await lake.client.create_topic("t", partitions=1)
+    await send(lake, NARROW, *OLD)
+    await lake.exported("t", table(), values_of(NARROW))
+    assert await read(lake, table()) == OLD
+    # when a wider schema comes, then a run without records leaves the table as it is
+    assert (await lake.exported("t", table(), values_of(WIDE))).commits == ()
+    # and one with records has wider columns, with nothing lost
+    await send(lake, WIDE, *NEW)
+    report = await lake.exported("t", table(), values_of(WIDE))
+    assert (report.errors, report.added_columns) == (0, ())
+    assert await read(lake, table()) == [*OLD, *NEW]
+    opened = table()
+    await asyncio.to_thread(opened.load)
+    assert [str(opened.columns.field(name).type) for name in ("id", "share", "price")] == [
+        "int64",
+        "double",
+        "decimal128(20, 2)",
+    ]
+    # and the narrow one is refused from then on, like every other change
+    await send(lake, NARROW, *OLD)
+    for other in (NARROW, avro("string", "double", 20), avro("long", "double", 21, 3), avro("double", "double", 20)):
+        with pytest.raises(WrongTableError, match=f"{opened.name} has the column .* the schema as") as refused:
+            await lake.exported("t", table(), values_of(other))
+        assert "from int to long" in refused.value.remedy
+
+
+async def test_rows_of_a_table_by_key_are_rewritten_in_the_wider_type(
+    lake: Lake, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given small files that are merged at once
+    monkeypatch.setattr("spark_jobs.tables.keyed.decide.FANOUT", 2)
+    table = lake.parquet if kind == "parquet" else lake.iceberg
+    await lake.client.create_topic("t", partitions=1)
+    await send(lake, NARROW, *OLD)
+    await lake.exported("t", table(), values_of(NARROW), mode=LATEST_MODE)
+    # when one key gets a wide value, and the other keeps its narrow one
+    await send(lake, WIDE, NEW[0], keys=b"l")
+    if kind == "parquet":
+        # the whole view is read again by the new schema, and Avro bytes do not show theirs
+        await send(lake, WIDE, NEW[1], keys=b"k")
+        await lake.exported("t", table(), values_of(WIDE), mode=LATEST_MODE)
+        assert await read(lake, table()) == NEW
+        return
+    await lake.exported("t", table(), values_of(WIDE), mode=LATEST_MODE)
+    assert await read(lake, table()) == [OLD[0], NEW[0]]
+    [file] = await asyncio.to_thread(lambda: list(lake.catalog().load_table("lake.t").scan().plan_files()))
+    assert file.file.record_count == 2, "they were merged"
+
+
+@pytest.mark.soak
+async def test_duckdb_reads_old_and_new_rows_of_an_iceberg_table(lake: Lake) -> None:
+    with closing(readers.duckdb()) as duckdb:
+        await lake.client.create_topic("t", partitions=1)
+        found: list[Any] = []
+        for schema, rows in ((NARROW, OLD), (WIDE, NEW)):
+            await send(lake, schema, *rows)
+            await lake.exported("t", lake.iceberg(), values_of(schema))
+            place = await asyncio.to_thread(lambda: lake.catalog().load_table("lake.t").metadata_location)
+            columns = """id, share, price, "at".x, "at".price, lines[1]['a']"""
+            sql = f"SELECT {columns} FROM iceberg_scan('{place.removeprefix('file://')}') ORDER BY kafka_offset"
+            found.append(await asyncio.to_thread(duckdb.ask, sql))
+    plain = [
+        [each["id"], each["share"], str(each["price"]), each["id"], str(each["price"]), each["share"]]
+        for each in [*OLD, *NEW]
+    ]
+    assert found == [plain[:2], plain]
