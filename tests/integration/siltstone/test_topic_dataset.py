@@ -246,28 +246,38 @@ def random_condition(chance: random.Random, whole: Any) -> Any:
 def test_a_filter_sees_the_latest_records_and_never_makes_an_older_one_the_latest(
     postgres_url: str, tmp_path: Path, bytes_read: list[int]
 ) -> None:
-    # given old values, newer ones, and a deletion
+    # given old values, newer ones, a deletion, and a key whose latest record has an earlier time than the one before
     async def fill(log: ScanLog) -> None:
         for number in range(2):
             await log.write((number, records_of((b"a", b"old"), (b"b", b"old"), (b"c", b"only"), at_ms=T0)))
             await log.write((number, records_of((b"a", b"new"), (b"b", None), at_ms=T0 + HOUR_MS)))
+            await log.write((number, records_of((b"d", b"ahead"), at_ms=T0 + 2 * HOUR_MS)))
+            await log.write((number, records_of((b"d", b"behind"), at_ms=T0)))
 
     places = serve(postgres_url, tmp_path / "objects", fill)
     with siltstone.topic_dataset("flights", view="latest", **places) as flights:
         for query, expected in {
             'SELECT key FROM flights WHERE "offset" < 3': [(b"c",), (b"c",)],
             "SELECT key FROM flights WHERE value = 'old'": [],
-            f"SELECT key FROM flights WHERE timestamp < to_timestamp({T0 / 1000 + 60})": [(b"c",), (b"c",)],
-            "SELECT key, value FROM flights WHERE partition = 1 ORDER BY 1": [(b"a", b"new"), (b"c", b"only")],
+            f"SELECT key FROM flights WHERE timestamp < to_timestamp({T0 / 1000 + 60}) ORDER BY 1": [
+                *[(b"c",)] * 2,
+                *[(b"d",)] * 2,
+            ],
+            f"SELECT key FROM flights WHERE timestamp > to_timestamp({T0 / 1000 + 5400})": [],
+            "SELECT key, value FROM flights WHERE partition = 1 ORDER BY 1": [
+                (b"a", b"new"),
+                (b"c", b"only"),
+                (b"d", b"behind"),
+            ],
             "SELECT key FROM flights WHERE key = 'b'": [],
         }.items():
             assert asked(flights, query) == expected, query
         # then the partition alone spares something
         bytes_read.clear()
-        assert flights.count_rows() == 4
+        assert flights.count_rows() == 6
         both = sum(bytes_read)
         bytes_read.clear()
-        assert flights.count_rows(filter=F("partition") == 1) == 2
+        assert flights.count_rows(filter=F("partition") == 1) == 3
         assert sum(bytes_read) == both / 2
 
 
