@@ -71,6 +71,9 @@ class Change:
     """Paths."""
     touched: frozenset[str]
     """The paths of the manifests that list what goes."""
+    forgets: bool
+    """Whether nothing is left of what goes, nor of what went before: an entry has its file's partition, which may be a
+    key."""
 
 
 class ManifestFiles:
@@ -97,14 +100,16 @@ class ManifestFiles:
 
     def _of_kind(self, kind: Kind, change: Change, before: Sequence[Any], found: set[str]) -> list[Any]:
         added = change.added.get(kind, ())
-        again = [each for each in before if each.manifest_path in change.touched]
+        told = [each for each in before if change.forgets and each.deleted_files_count]
+        touched = change.touched | {each.manifest_path for each in told}
+        again = [each for each in before if each.manifest_path in touched]
         if not added and not again:
             return list(before)
-        again += to_merge([each for each in before if each.manifest_path not in change.touched])
+        again += to_merge([each for each in before if each.manifest_path not in touched])
         rewritten = {each.manifest_path for each in again}
         entries = chain(
             (self._added(file) for file in added),
-            chain.from_iterable(self._kept(each, change.gone, found) for each in again),
+            chain.from_iterable(self._kept(each, change, found) for each in again),
         )
         return [
             *self._written(kind, entries),
@@ -115,10 +120,12 @@ class ManifestFiles:
         # Without sequence numbers: they are the snapshot's.
         return _entry(status=ManifestEntryStatus.ADDED, snapshot_id=self._snapshot_id, data_file=file)
 
-    def _kept(self, manifest: Any, gone: frozenset[str], found: set[str]) -> Iterator[Any]:
+    def _kept(self, manifest: Any, change: Change, found: set[str]) -> Iterator[Any]:
         for entry in manifest.fetch_manifest_entry(self._io):
-            if entry.data_file.file_path in gone:
+            if entry.data_file.file_path in change.gone:
                 found.add(entry.data_file.file_path)
+                if change.forgets:
+                    continue
                 entry.status = ManifestEntryStatus.DELETED
                 # They hold the beginnings of values, which the manifest would keep beyond the file.
                 for position in _BOUNDS:

@@ -112,7 +112,7 @@ class FileChanges:
             return Operation.OVERWRITE
         return Operation.DELETE if dead else Operation.APPEND
 
-    def as_change(self) -> Change:
+    def as_change(self, *, forgets: bool) -> Change:
         added: dict[Kind, list[Any]] = {}
         for content, files in ((ManifestContent.DATA, self.added), (ManifestContent.DELETES, self.deletes)):
             for file in files:
@@ -121,14 +121,18 @@ class FileChanges:
             added=added,
             gone=frozenset(each.file.file_path for each in self.gone),
             touched=frozenset(each.manifest for each in self.gone),
+            forgets=forgets,
         )
 
 
 class RowDelta(UpdateTableMetadata["RowDelta"]):
     """Takes the changes, then commits them once: by `commit`, or at the end of a `with` block."""
 
-    def __init__(self, transaction: Any, properties: Mapping[str, str], *, rewrites: bool = False) -> None:
-        """`properties` go into the snapshot's summary. `rewrites`: the rows stay the same. Raises WrongTableError."""
+    def __init__(
+        self, transaction: Any, properties: Mapping[str, str], *, rewrites: bool = False, forgets: bool = False
+    ) -> None:
+        """`properties` go into the snapshot's summary. `rewrites`: the rows stay the same. `forgets`: as in `Change`.
+        Raises WrongTableError."""
         super().__init__(transaction)
         metadata: Any = transaction.table_metadata
         if metadata.format_version != FORMAT_VERSION:
@@ -138,6 +142,7 @@ class RowDelta(UpdateTableMetadata["RowDelta"]):
             )
         self._table: Any = transaction._table
         self._metadata, self._properties, self._rewrites = metadata, properties, rewrites
+        self._forgets = forgets
         self._parent: Any = metadata.current_snapshot()
         self._snapshot_id: int = metadata.new_snapshot_id()
         self._new_paths = list[str]()
@@ -184,7 +189,7 @@ class RowDelta(UpdateTableMetadata["RowDelta"]):
             files = self._files()
             writer = ManifestFiles(io, self._metadata, self._snapshot_id, self._manifest_paths(), self._compression)
             before: list[Any] = [] if self._parent is None else self._parent.manifests(io)
-            return self._updates(files, writer.after(files.as_change(), before))
+            return self._updates(files, writer.after(files.as_change(forgets=self._forgets), before))
         except BaseException:
             self._clean_all_uncommitted()
             raise

@@ -353,7 +353,7 @@ class IcebergTable:
         removal = ""
         try:
             with self._committing(transaction):
-                delta = RowDelta(transaction, properties, rewrites=going is None)
+                delta = RowDelta(transaction, properties, rewrites=going is None, forgets=going is not None)
                 for group in groups:
                     old = [keyed.live(file.path) for file in group]
                     out: Mapping[str, Positions] = {} if going is None else going.rows

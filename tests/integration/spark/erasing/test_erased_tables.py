@@ -14,9 +14,11 @@ from metadata.erasures.contract import KeyMark
 from metadata.erasures.stages import KEPT_MS
 from metadata.migrations.grants import READER, grant
 from metadata.urls import open_metadata
+from spark_jobs.tables.columns.convert import ValueFormat
 from spark_jobs.tables.contract import Report, Table
 from spark_jobs.tables.erasing.decide import LOOKED_KEPT_MS
 from spark_jobs.tables.iceberg.table import FencedTransaction
+from spark_jobs.tables.layout.wanted import parse_layout
 from spark_jobs.tables.progress import LATEST_MODE, LOG_MODE, Applied
 from storage.local import LocalStore
 from tests.fixtures.erased_bytes import files_with, request_erasure, request_marks
@@ -88,6 +90,25 @@ async def test_erased_rows_leave_a_table_with_all_their_bytes(
     assert (await rows_of(lake, kind))[-1] == (6, b"augusta", b"augusta is back")
     if mode == LOG_MODE or kind == "iceberg":
         assert not report.erased.requests
+
+
+@pytest.mark.parametrize("mode", [LOG_MODE, LATEST_MODE])
+async def test_a_partition_of_an_erased_key_leaves_no_trace(lake: Lake, metadata: MetadataStore, mode: str) -> None:
+    # given a table cut by the key, so that keys stand in its manifests too
+    await lake.client.create_topic("t", partitions=1)
+    wanted = parse_layout(["kafka_key", "truncate(5, kafka_key)"], [])
+    values = ValueFormat(keys="text")
+    for number in range(2):
+        await lake.send("t", 0, SECRET + b" %d" % number, key=b"augusta")
+        await lake.send("t", 0, b"of bob %d" % number, key=b"bob")
+        await lake.exported("t", lake.iceberg("cut", wanted), values, mode=mode)
+    assert files_with(lake.place / "warehouse", b"augus")
+    # when it is erased
+    await request_erasure(metadata, "t", [b"augusta"])
+    await lake.exported("t", lake.iceberg("cut"), values, mode=mode)
+    # then no file of the table's place has it
+    assert {row["kafka_key"] for row in await lake.rows(lake.iceberg("cut"))} == {"bob"}
+    assert files_with(lake.place / "warehouse", b"augus") == []
 
 
 async def test_a_table_behind_its_topic_gets_no_erased_rows(lake: Lake, metadata: MetadataStore) -> None:
