@@ -111,6 +111,23 @@ async def test_a_partition_of_an_erased_key_leaves_no_trace(lake: Lake, metadata
     assert files_with(lake.place / "warehouse", b"augus") == []
 
 
+async def test_a_partition_that_went_before_its_key_is_erased_leaves_no_trace(
+    lake: Lake, metadata: MetadataStore
+) -> None:
+    # given a table cut by the key, with the entry of a file that went with its tombstone, in a manifest with others
+    await lake.client.create_topic("t", partitions=1)
+    wanted, values = parse_layout(["kafka_key"], []), ValueFormat(keys="text")
+    for value in (SECRET, None):
+        await lake.send("t", 0, value, key=b"augusta")
+        await lake.send("t", 0, b"of bob", key=b"bob")
+        await lake.exported("t", lake.iceberg("cut", wanted), values, mode=LATEST_MODE)
+    # when it is erased, then no file of the table's place has it
+    await request_erasure(metadata, "t", [b"augusta"])
+    await lake.exported("t", lake.iceberg("cut"), values, mode=LATEST_MODE)
+    assert [row["kafka_key"] for row in await lake.rows(lake.iceberg("cut"))] == ["bob"]
+    assert files_with(lake.place / "warehouse", b"augusta") == []
+
+
 async def test_a_table_behind_its_topic_gets_no_erased_rows(lake: Lake, metadata: MetadataStore) -> None:
     # given tables of which one has no record yet, one the first, and an erasure while the log still has all
     await lake.client.create_topic("t", partitions=1)
