@@ -14,6 +14,7 @@ _DROPPED = (
 _DECIDE = "tests/unit/spark_jobs/tables/keyed/test_decide.py"
 _INDEX = "tests/unit/spark_jobs/tables/keyed/test_key_index.py"
 _ERASED = "tests/integration/spark/erasing/test_erased_tables.py"
+_DELTA = "tests/integration/spark/delta/test_erased_delta_tables.py"
 _STOPPED = "tests/integration/spark/erasing/test_stopped_erasures.py::test_the_next_run_finishes_an_erasure"
 
 KEYED_TABLES = (
@@ -72,6 +73,27 @@ KEYED_TABLES = (
         text="if number is not None and tiers[number] <= tier:",
         replacement="if number is not None and (tiers[number] <= tier or tiers[number] == _TIERS):",
         tests=(f"{_DECIDE}::test_neighbours_of_one_size_are_merged_and_others_are_left",),
+    ),
+    Mutant(
+        name="entries-of-earlier-removals-outlive-an-erasure",
+        file="spark_jobs/tables/iceberg/manifests.py",
+        text="if change.forgets and each.deleted_files_count]",
+        replacement="if change.forgets and each.deleted_files_count and not each.has_added_files()]",
+        tests=(f"{_ERASED}::test_a_partition_that_went_before_its_key_is_erased_leaves_no_trace",),
+    ),
+    Mutant(
+        name="a-stopped-erasure-of-a-delta-table-is-not-swept",
+        file="spark_jobs/tables/delta/table.py",
+        text="for commit in self._table.history(SWEPT_BACK):",
+        replacement="for commit in self._table.history(SWEPT_BACK)[1:0]:",
+        tests=(f"{_DELTA}::test_an_erasure_that_is_stopped_anywhere_is_finished_by_the_next_run",),
+    ),
+    Mutant(
+        name="a-sweep-of-a-delta-table-takes-files-of-later-versions",
+        file="spark_jobs/tables/delta/table.py",
+        text="staying = set(_paths(table))",
+        replacement="staying = set(_paths(self._table))",
+        tests=(f"{_DELTA}::test_a_version_since_the_erasure_stays_when_its_files_are_replaced",),
     ),
     Mutant(
         name="files-of-killed-writers-outlive-an-erasure",
