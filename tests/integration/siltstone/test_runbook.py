@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from collections.abc import Sequence
@@ -28,11 +29,18 @@ def commands(page: Path) -> Sequence[Sequence[str]]:
     fenced = re.findall(r"^ *```(\w+)\n(.*?)^ *```$", text, re.MULTILINE | re.DOTALL)
     blocks = [block for language, block in fenced if language in ("sh", "bash", "console")]
     typed = [
-        re.split(r"[|;&>]", line)[0]
+        _until_an_operator(line)
         for block in blocks
         for line in re.findall(r"^(?:\$ )?siltstone (.+)", block.replace("\\\n", " "), re.MULTILINE)
     ]
-    return [shlex.split(" ".join(each.split()), comments=True) for each in (*told, *typed)]
+    return [*(shlex.split(" ".join(each.split()), comments=True) for each in told), *typed]
+
+
+def _until_an_operator(line: str) -> Sequence[str]:
+    """The words of the first command of a line."""
+    words = shlex.shlex(line, posix=True, punctuation_chars="|;&<>")
+    words.whitespace_split = True
+    return list(itertools.takewhile(lambda word: not word or word[0] not in "|;&<>", words))
 
 
 def unknown(words: Sequence[str]) -> str:

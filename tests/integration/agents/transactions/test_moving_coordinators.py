@@ -85,7 +85,7 @@ async def test_an_agent_that_goes_ends_what_is_under_way_and_another_goes_on(
         records = await RecordsOf.register(stays.metadata)
         await agents.know_topic("t")
         client = await client_at(dial, goes, name)
-        await client.init()
+        await client.begin()
         await client.add(t=[0])
         await records.write(client, topic.partition_ids[0], adds=False)
         before = await client_at(dial, stays, name, client)

@@ -31,7 +31,7 @@ async def test_a_client_reads_what_it_committed_before_the_agent_hears_of_it(
     kafka = await dial.kafka(running.address)
     await kafka.create_topic("t", partitions=1)
     client = TransactionalClient(await dial.raw(running.address), "tx")
-    await client.init()
+    await client.begin()
 
     async def committed() -> list[bytes | None]:
         part = FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=1 << 20)

@@ -42,8 +42,8 @@ async def two_producers(running: RunningAgent, dial: Dial) -> tuple[Transactiona
     await kafka.create_topic("t", partitions=3)
     raw = await dial.raw(running.address)
     mine, other = TransactionalClient(raw, "mine"), TransactionalClient(raw, "other")
-    await mine.init()
-    await other.init()
+    await mine.begin()
+    await other.begin()
     return mine, other
 
 

@@ -27,7 +27,7 @@ async def test_transactional_batches_are_refused_and_hold_up_no_others(
     running = await start_agent(metadata=service)
     await (await dial.kafka(running.address)).create_topic("t", partitions=1)
     client = TransactionalClient(await dial.raw(running.address), "tx")
-    await client.init()
+    await client.begin()
     stamp = ProducerStamp(client.producer_id, client.epoch, 0)
 
     async def write(producer: ProducerStamp | None) -> int:

@@ -85,7 +85,7 @@ async def test_each_init_gives_the_next_epoch_in_every_version(served: Served) -
 
 async def test_a_transaction_of_the_first_protocol(served: Served) -> None:
     client = served.client()
-    await client.init()
+    await client.begin()
     assert await client.add(t=[0, 1]) == {("t", 0): 0, ("t", 1): 0}
     assert await client.join("g") == 0
     assert await served.records.write(client, served.partition_ids[0], adds=False) == 0
@@ -101,7 +101,7 @@ async def test_a_transaction_of_the_first_protocol(served: Served) -> None:
 
 async def test_a_transaction_of_the_second_protocol(served: Served) -> None:
     client = served.client()
-    await client.init()
+    await client.begin()
     for commit in (True, False):
         before = TransactionalClient(served.raw, "tx", client.producer_id, client.epoch)
         await served.records.write(client, served.partition_ids[0])
@@ -116,7 +116,7 @@ async def test_a_transaction_of_the_second_protocol(served: Served) -> None:
 
 async def test_init_aborts_what_is_ongoing_and_the_old_producer_is_fenced(served: Served) -> None:
     client = served.client()
-    await client.init()
+    await client.begin()
     old = TransactionalClient(served.raw, "tx", client.producer_id, client.epoch)
     await served.records.write(old, served.partition_ids[0])
 
@@ -152,9 +152,9 @@ async def test_a_fenced_producer_hears_it_in_words_that_its_version_knows(
     served: Served, version: int, error: ErrorCode
 ) -> None:
     client = served.client()
-    await client.init()
+    await client.begin()
     old = {"producer_id": client.producer_id, "producer_epoch": client.epoch}
-    await client.init()
+    await client.begin()
 
     assert (await client.init(version, **old)).error_code == error
 
@@ -162,9 +162,9 @@ async def test_a_fenced_producer_hears_it_in_words_that_its_version_knows(
 @pytest.mark.parametrize(("version", "error"), [(1, E.INVALID_PRODUCER_EPOCH), (2, E.PRODUCER_FENCED)])
 async def test_so_it_does_when_it_adds_and_ends(served: Served, version: int, error: ErrorCode) -> None:
     client = served.client()
-    await client.init()
+    await client.begin()
     old = TransactionalClient(served.raw, "tx", client.producer_id, client.epoch)
-    await client.init()
+    await client.begin()
 
     assert await old.add(version, t=[0, 1]) == {("t", 0): error, ("t", 1): error}
     assert await old.join("g", version) == error
@@ -173,7 +173,7 @@ async def test_so_it_does_when_it_adds_and_ends(served: Served, version: int, er
 
 async def test_producers_of_nobody_and_of_others(served: Served) -> None:
     client = served.client()
-    await client.init()
+    await client.begin()
     other = TransactionalClient(served.raw, "tx", client.producer_id + 10**6, 0)
     nobody = TransactionalClient(served.raw, "nobody", client.producer_id, 0)
     for each in (other, nobody):
@@ -192,7 +192,7 @@ async def test_producers_of_nobody_and_of_others(served: Served) -> None:
 
 async def test_partitions_enter_all_or_none(served: Served) -> None:
     client = served.client()
-    await client.init()
+    await client.begin()
     for version in range(4):
         assert await client.add(version, t=[0, 7], nope=[0]) == {
             ("t", 0): E.OPERATION_NOT_ATTEMPTED,
@@ -204,7 +204,7 @@ async def test_partitions_enter_all_or_none(served: Served) -> None:
 
 async def test_a_topic_that_another_agent_has_just_made_is_looked_for(served: Served) -> None:
     client = served.client()
-    await client.init()
+    await client.begin()
     await served.metadata.agents.create_topic("new", partitions=1, configs={})
     assert await client.add(new=[0]) == {("new", 0): 0}
 
@@ -212,7 +212,7 @@ async def test_a_topic_that_another_agent_has_just_made_is_looked_for(served: Se
 async def test_a_transaction_has_so_many_partitions(start_agent: StartAgent, dial: Dial) -> None:
     served = await serve(await start_agent(transaction_partitions_max=1), dial)
     client = served.client()
-    await client.init()
+    await client.begin()
     assert set((await client.add(t=[0, 1])).values()) == {E.INVALID_TXN_STATE}
     assert await client.add(t=[0]) == {("t", 0): 0}
 
@@ -309,7 +309,7 @@ async def aborted(
 
 async def test_a_transaction_is_described(served: Served) -> None:
     client = served.client()
-    await client.init()
+    await client.begin()
     empty = await described(served, "tx")
     await client.add(t=[1, 0])
     await served.records.write(client, served.partition_ids[1], adds=False)
@@ -329,7 +329,7 @@ async def test_a_transaction_is_described(served: Served) -> None:
 
 async def test_a_deleted_topic_is_no_part_of_the_description(served: Served) -> None:
     client = served.client()
-    await client.init()
+    await client.begin()
     gone = await served.metadata.agents.create_topic("gone", partitions=1, configs={})
     assert await client.add(t=[0], gone=[0]) == {("t", 0): 0, ("gone", 0): 0}
     await served.metadata.agents.delete_topic(gone.topic_id)
@@ -340,7 +340,7 @@ async def test_a_deleted_topic_is_no_part_of_the_description(served: Served) -> 
 async def test_transactions_are_listed_with_their_filters(served: Served) -> None:
     clients = {name: served.client(name) for name in ("a-1", "a-2", "b")}
     for client in clients.values():
-        await client.init()
+        await client.begin()
     await clients["a-1"].add(t=[0])
     await clients["b"].end(commit=False)
 
@@ -372,7 +372,7 @@ async def test_transactions_are_listed_with_their_filters(served: Served) -> Non
 async def test_producers_are_described_with_their_open_transactions(served: Served) -> None:
     client, done = served.client("open"), served.client("done")
     for each in (client, done):
-        await each.init()
+        await each.begin()
         await served.records.write(each, served.partition_ids[0])
     await served.records.write(client, served.partition_ids[0])
     await done.end()
@@ -391,7 +391,7 @@ async def test_producers_are_described_with_their_open_transactions(served: Serv
 
 async def test_an_operator_aborts_a_transaction_that_hangs_as_a_whole(served: Served) -> None:
     client = served.client()
-    await client.init()
+    await client.begin()
     for partition_id in served.partition_ids:
         await served.records.write(client, partition_id)
     assert await aborted(served, client, commit=True) == [E.INVALID_REQUEST]
@@ -412,7 +412,7 @@ async def test_an_operator_aborts_a_transaction_that_hangs_as_a_whole(served: Se
 
 async def test_a_transaction_is_not_aborted_for_a_partition_that_is_not_in_it(served: Served) -> None:
     client = served.client()
-    await client.init()
+    await client.begin()
     await served.records.write(client, served.partition_ids[0])
     assert await aborted(served, client, t=[1]) == [E.INVALID_TXN_STATE]
     assert await served.state() is TransactionState.ONGOING
