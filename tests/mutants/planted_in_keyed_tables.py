@@ -84,8 +84,8 @@ KEYED_TABLES = (
     Mutant(
         name="a-stopped-erasure-of-a-delta-table-is-not-swept",
         file="spark_jobs/tables/delta/table.py",
-        text="for commit in self._table.history(SWEPT_BACK):",
-        replacement="for commit in self._table.history(SWEPT_BACK)[1:0]:",
+        text="if newest is not None:",
+        replacement="if newest is not None and newest is None:",
         tests=(f"{_DELTA}::test_an_erasure_that_is_stopped_anywhere_is_finished_by_the_next_run",),
     ),
     Mutant(

@@ -269,9 +269,11 @@ class DeltaTable:
         """Delete what erasures took from the table, also those of a process that ended before. Errors are told."""
         try:
             with self._asked():
-                for commit in self._table.history(SWEPT_BACK):
-                    if ERASURES in commit:
-                        self._sweep(int(commit["version"]))
+                history = self._table.history(SWEPT_BACK)
+                # What earlier ones left is older than the newest, too.
+                newest = next((commit for commit in history if ERASURES in commit), None)
+                if newest is not None:
+                    self._sweep(int(newest["version"]))
         except SiltstoneError as error:
             _log.warning(
                 "files with erased rows could not be deleted yet; the next run tries again",

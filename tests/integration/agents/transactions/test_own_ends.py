@@ -1,4 +1,4 @@
-"""What an agent knows of the transactions that it has just ended, before anybody tells it."""
+"""An agent knows the transactions that it has just ended, before anybody tells it."""
 
 from __future__ import annotations
 

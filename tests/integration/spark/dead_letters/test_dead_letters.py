@@ -39,7 +39,7 @@ PAIRS = [("parquet", "parquet"), ("parquet", "iceberg"), ("iceberg", "parquet"),
 
 @dataclass(frozen=True)
 class Pair:
-    """A table and its dead letters, opened anew for each run, as new processes do."""
+    """A table and its dead letters, opened again for each run, as new processes do."""
 
     lake: Lake
     kinds: tuple[str, str]

@@ -56,7 +56,7 @@ async def test_rows_are_the_records_and_a_second_run_adds_what_came_since(lake: 
     assert sorted(tuple(each.values()) for each in bounds) == [(1, 0, 0), (1, 2, 2), (2, 0, 1)]
 
 
-async def test_the_latest_view_is_written_anew_in_one_commit(lake: Lake) -> None:
+async def test_the_latest_view_is_written_again_in_one_commit(lake: Lake) -> None:
     await lake.client.create_topic("t", partitions=1, configs={"cleanup.policy": "compact"})
     for key, value in ((b"a", {"v": 1}), (b"b", {"v": 2}), (b"a", {"v": 3})):
         await lake.send("t", 0, json.dumps(value).encode(), key=key)

@@ -1,4 +1,4 @@
-"""What a query sees beside the log: the changes of each batch, and who gave a record its timestamp."""
+"""Queries see more than the log: the changes of each batch, and who gave a record its timestamp."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -16,15 +15,12 @@ from spark_jobs.environment import find_environment
 from tests.fixtures.spark_topics import SparkTopics, aside
 
 ROOT = Path(__file__).resolve().parents[4]
-NEEDED = "grpc_status"
-"""The one package of `pyspark[pipelines]` that the development environment may lack."""
 LIMIT_S = 400
 
 pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.mark.soak
-@pytest.mark.skipif(importlib.util.find_spec(NEEDED) is None, reason="pyspark[pipelines] is not installed")
 async def test_the_pipeline_of_the_guide_fills_its_tables(spark_topics: SparkTopics, tmp_path: Path) -> None:
     # given the two files of the guide
     guide = (ROOT / "docs" / "spark.md").read_text(encoding="utf-8").partition("\n## Pipelines\n")[2]
