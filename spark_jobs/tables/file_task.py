@@ -18,7 +18,7 @@ import numpy as np
 
 from spark_jobs.scan.arrow import pa
 from spark_jobs.scan.contract import ScanOptions, Slice
-from spark_jobs.tables.columns.convert import TAKEN_NAMES, Converter, ValueFormat
+from spark_jobs.tables.columns.convert import FAIL, TAKEN_NAMES, Converter, ValueFormat
 from spark_jobs.tables.columns.kinds import NULL, Field, Kind, extended, fits, merge
 from spark_jobs.tables.dead_letters.rows import LETTERS, UNJUDGED, Judged, LetterFiles, letters, part_rows
 from spark_jobs.tables.file_writer import FileWriter, Place, WrittenFile
@@ -86,7 +86,8 @@ def write_slice(task: WriteTask) -> WriteResult:
 class _Writing:
     def __init__(self, task: WriteTask) -> None:
         self._task = task
-        self._converter = Converter(task.values, list(task.columns))
+        self._may_change = task.values.infers and not task.final
+        self._converter = Converter(task.values, list(task.columns), for_now=self._may_change)
         part = task.part
         self._files = FileWriter(
             place=task.place,
@@ -151,8 +152,11 @@ class _Writing:
             self._files.write(converted, hashes, end)
 
     def _still_complete(self) -> bool:
-        seen, may_change = self._converter.seen, self._task.values.infers and not self._task.final
-        if self._complete and may_change and seen != self._suited:
+        if not (self._complete and self._may_change):
+            return self._complete
+        if self._task.values.on_error == FAIL and self._converter.errors:
+            self._complete = False  # the last columns decide: with them the slice is written, or ends the export
+        elif (seen := self._converter.seen) != self._suited:
             self._suited = seen
             self._complete = suits(self._task.columns, self._task.fixed, seen, self._task.layout.names)
         return self._complete

@@ -164,10 +164,10 @@ class Reader(Protocol):
 
 class Converter:
     """The converter of one file or of several with the same columns. `errors` counts the records of which the value or
-    the key did not fit."""
+    the key did not fit. `for_now`: better columns may come, so no value ends the export that they could make fit."""
 
-    def __init__(self, values: ValueFormat, fields: Sequence[Field]) -> None:
-        self._values, self._fields = values, list(fields)
+    def __init__(self, values: ValueFormat, fields: Sequence[Field], *, for_now: bool = False) -> None:
+        self._values, self._fields, self._for_now = values, list(fields), for_now
         self.schema = table_schema(values, fields)
         self.errors = 0
         self._reader = _reader(values, self._fields)
@@ -195,7 +195,8 @@ class Converter:
             columns["kafka_tombstone"] = pa.array([value is None for value in values], pa.bool_())
             columns["kafka_schema_id"] = pa.array([row.schema_id for row in rows], pa.int32())
         reasons = [row.error for row in rows]
-        self._judge("value", reasons, place)
+        hopeless = [row.error if row.fields is None else None for row in rows] if self._for_now else reasons
+        self._judge("value", hopeless, place)
         if self._values.keys != RAW:
             of_keys = self._keys(columns, place["key"])
             self._judge("key", of_keys, place)

@@ -204,6 +204,8 @@ def test_what_a_worker_has_loaded_is_out_of_the_collectors_sight(spark: SparkSes
         from spark_jobs import worker_process
 
         worker_process.prepare()
+        # This worker may have settled before, and then loaded more for tasks of other kinds.
+        worker_process.settle.cache_clear()
         worker_process.settle()
         return gc.get_freeze_count(), len(gc.get_objects())
 

@@ -161,6 +161,27 @@ async def test_a_value_that_does_not_fit_ends_the_export_where_that_is_asked_for
     assert live_files(table.url) == []
 
 
+@pytest.mark.parametrize("late", [b'{"n": 1, "N": 2}', b'{"kafka_error": 1}'])
+async def test_a_field_that_the_sample_did_not_show_ends_no_export_unless_it_can_have_no_column(
+    lake: Lake, late: bytes
+) -> None:
+    table, strict = lake.parquet(), ValueFormat(kind="json", on_error="fail")
+    # given a sample without fields, and values in other slices that disagree
+    await lake.client.create_topic("t", partitions=2)
+    await lake.send("t", 0, b"{}")
+    await lake.send("t", 1, *[b'{"n": 1}'] * 1100, b'{"n": "one"}', b'{"more": true}')
+    # when they are exported, then all of them have columns
+    report = await lake.exported("t", table, strict)
+    rows = await lake.rows(table)
+    assert report.errors == 0 and [row["n"] for row in rows[-3:]] == ["1", '"one"', None] and rows[-1]["more"] is True
+    # and a field that can have no column ends the next export
+    before = live_files(table.url)
+    await lake.send("t", 1, b'{"n": 2, "new": 1}', late)
+    with pytest.raises(BadValueError, match="partition 1, offset 1103"):
+        await lake.exported("t", table, strict)
+    assert live_files(table.url) == before
+
+
 async def test_columns_hold_what_the_sample_did_not_show(lake: Lake, table: Table) -> None:
     # given a topic whose values change their form, in the same slice and in another one
     await lake.client.create_topic("t", partitions=2)
