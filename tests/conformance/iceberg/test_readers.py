@@ -57,10 +57,11 @@ class InSpark:
             spark.ask(f"SET `spark.sql.catalog.{catalog}{name}`=`{value}`")
         self.catalog, self.name = catalog, f"{catalog}.n.t"
 
-    def given(self, lake: DeltaTable) -> str:
+    def given(self, table: Any) -> str:
         """Make the table's newest state its own. The name of the table."""
         version = len(list(self.metadata.glob("v*.metadata.json"))) + 1
-        shutil.copy(path_of(lake.table.metadata_location), self.metadata / f"v{version}.metadata.json")
+        self.metadata.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path_of(table.metadata_location), self.metadata / f"v{version}.metadata.json")
         (self.metadata / "version-hint.text").write_text(str(version))
         return self.name
 
@@ -91,7 +92,7 @@ def test_spark_reads_each_snapshot_of_a_table_whose_partitioning_changed(tmp_pat
             history.repartition()
         history.step()
         history.judge()
-    table = InSpark(spark, tmp_path).given(history.lake)
+    table = InSpark(spark, tmp_path).given(history.lake.table)
     for snapshot_id, rows in history.then.items():
         assert spark.ask(f"SELECT * FROM {table} VERSION AS OF {snapshot_id} ORDER BY k") == as_json(rows)
     # its own view of what is in the manifests
@@ -116,7 +117,7 @@ def test_spark_and_we_change_a_table_in_turn(tmp_path: Path, spark: Program, gra
         if number == 2:
             history.repartition()
         # Spark
-        table = there.given(lake)
+        table = there.given(lake.table)
         assert spark.ask(f"SELECT * FROM {table} ORDER BY k") == as_json(lake.wanted())
         keys = {row[0] for row in lake.wanted()}
         dead = set(chance.sample(sorted(keys), min(len(keys), 8)))
