@@ -188,6 +188,7 @@ def too_often(requests: Sequence[tuple[float, str, str]], hours: float) -> list[
     return found + [f"{prefix}: {times} listings" for prefix, times in counts.items() if times > hours + 1]
 
 
+@pytest.mark.timeout(600)  # its hours take half a minute of a processor
 def test_an_idle_system_only_lists_and_each_prefix_once_an_hour(idle: IdleWorld) -> None:
     counting = idle.counting
 
