@@ -47,6 +47,11 @@ def numbers_text(numbers: Iterable[int]) -> str:
     return ", ".join(shown) + (f" and {left:,} more" if left else "")
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message; its class if it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def printable(text: str, *, keep: str = "\n") -> str:
     """The text with every character escaped that is not printable, except those in `keep`.
 

@@ -6,8 +6,8 @@ nobody names, and the next run begins at the end of the last commit. A fenced ru
 again and decides again: mostly the other writer has done the work.
 
 A latest view is written as a whole first. A table whose rows can be deleted one by one then takes what came since
-(`spark_jobs/tables/keyed/`), and only partitions of which that is not to be had are written again; any other table is
-written as a whole each time.
+(`spark_jobs/tables/keyed/`); only partitions whose tail cannot be added are written again. Any other table is written
+as a whole each time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from runtime.logging import get_logger
-from spark_jobs.scan.contract import LATEST_VIEW, LOG, AtTimestamp, Edge, ScanOptions
+from spark_jobs.scan.contract import LATEST_VIEW, LOG, AtTimestamp, Edge
 from spark_jobs.scan.plan import plan_slices
 from spark_jobs.tables.contract import Ask, Engine, Report, ShowProgress, Source, Table
 from spark_jobs.tables.dead_letters.table import check_no_dead_letters
@@ -95,16 +95,16 @@ def _written(writing: Writing, choose: Callable[[int], Engine], progress: Progre
     ask, snapshot = writing.ask, writing.snapshot
     if ask.mode != LATEST_MODE:
         return _append(writing, choose, progress)
-    if progress is not None and unchanged(progress, snapshot):
-        return progress
-    return _replace(writing, choose) if progress is None else _brought_up(writing, choose, progress)
+    if progress is None:
+        return _replace(writing, choose)
+    return progress if unchanged(progress, snapshot) else _brought_up(writing, choose, progress)
 
 
 def _append(writing: Writing, choose: Callable[[int], Engine], progress: Progress | None) -> Progress:
     """Add the records since `progress`, in groups."""
     ask, snapshot = writing.ask, writing.snapshot
     begins = start_offsets(snapshot, progress, _wanted_start(writing) if progress is None else Edge.EARLIEST)
-    options = _options(writing, begins)
+    options = writing.scan_from(begins)
     slices = plan_slices(snapshot, options, slice_bytes=ask.slice_bytes)
     base = writing.erasing.noted(fresh(snapshot, ask.mode, ask.values.text, begins), progress)
     writing.begin_table(slices, options)
@@ -142,7 +142,7 @@ def _replace(
         for each in snapshot.partitions
         if progress is None or each.partition in partitions
     }
-    options = replace(_options(writing, begins), view=LATEST_VIEW, partitions=tuple(begins))
+    options = replace(writing.scan_from(begins), view=LATEST_VIEW, partitions=tuple(begins))
     slices = plan_slices(snapshot, options, slice_bytes=ask.slice_bytes)
     engine = choose(sum(part.bytes for part in slices)) if slices else InProcess()
     if engine.shuffles:
@@ -167,15 +167,6 @@ def _replace(
     return writing.commit(results, base, replaces=False, dead=all_rows(writing.table, partitions))
 
 
-def _options(writing: Writing, begins: Mapping[int, int]) -> ScanOptions:
-    return ScanOptions(
-        topic=writing.ask.topic,
-        starting=begins,
-        ending=ends_of(begins, ends(writing.snapshot)),
-        fail_on_data_loss=not writing.ask.skip_lost,
-    )
-
-
 def _wanted_start(writing: Writing) -> Mapping[int, int] | Edge:
     ask, snapshot = writing.ask, writing.snapshot
     if isinstance(ask.begin, AtTimestamp):
@@ -185,8 +176,3 @@ def _wanted_start(writing: Writing) -> Mapping[int, int] | Edge:
             check_begin(snapshot, ask.begin)
         return {each.partition: ask.begin for each in snapshot.partitions}
     return ask.begin
-
-
-def ends_of(begins: Mapping[int, int], limits: Mapping[int, int]) -> dict[int, int]:
-    """The end of each partition, or its begin if that is higher: below the records of open transactions."""
-    return {number: max(begins[number], limits[number]) for number in begins}

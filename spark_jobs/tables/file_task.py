@@ -57,7 +57,7 @@ class WriteTask:
     survivors: bytes = b""
     """These records, for a task `by_key`, if an earlier run found them (`spark_jobs/tables/keyed/writes.py`)."""
     letters: LetterFiles | None = None
-    """Where records go that do not fit; None: into the table, with the reason."""
+    """The files for records that do not fit; None: these go into the table, with the reason."""
     judged: Judged = UNJUDGED
 
 
@@ -132,12 +132,11 @@ class _Writing:
 
     def _write(self, batch: Any, converted: Any) -> None:
         """Write a batch of records, and the rows that were made of them, to the files where they belong."""
-        offsets = _column(batch, "offset").to_numpy()
+        offsets = batch.column("offset").to_numpy()
         end = int(offsets[-1]) + 1
-        at = converted.schema.get_field_index("kafka_error")
         wrong = np.zeros(len(offsets), dtype=bool)
-        if at >= 0:
-            wrong = converted.column(at).is_valid().to_numpy(zero_copy_only=False)
+        if "kafka_error" in converted.schema.names:
+            wrong = converted.column("kafka_error").is_valid().to_numpy(zero_copy_only=False)
         if self._letters is not None:
             kept, dead = part_rows(offsets, wrong, self._task.judged.below, self._dead_before)
             if dead.any():
@@ -148,7 +147,7 @@ class _Writing:
                 batch, converted, wrong = batch.filter(pa.array(kept)), converted.filter(pa.array(kept)), wrong[kept]
         self._errors += int(wrong.sum())
         if converted.num_rows:
-            hashes = None if self._task.key_indexes is None else key_hashes(_column(batch, "key"))
+            hashes = None if self._task.key_indexes is None else key_hashes(batch.column("key"))
             self._files.write(converted, hashes, end)
 
     def _still_complete(self) -> bool:
@@ -175,10 +174,6 @@ def _letter_writer(task: WriteTask) -> FileWriter | None:
         stem=wanted.stem,
         layout=wanted.layout,
     )
-
-
-def _column(batch: Any, name: str) -> Any:
-    return batch.column(batch.schema.get_field_index(name))
 
 
 def wanted_columns(fixed: Any, seen: Kind, taken: Sequence[str] = ()) -> Any:

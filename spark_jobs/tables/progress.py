@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from metadata.contract.readers import PartitionSnapshot, TopicSnapshot
+from metadata.contract.readers import TopicSnapshot
 from spark_jobs.scan.contract import Edge
 from spark_jobs.tables.errors import BadTableError, RecreatedTopicError, TableError, WrongTableError
 
@@ -37,7 +37,7 @@ class Progress:
     topic: str
     topic_id: str
     mode: str
-    """log: every record; latest: the latest record of each key, written again each time."""
+    """log: every record; latest: the latest record of each key. With words before it in a table of dead letters."""
     values: str
     """The format of the values: the meaning of a row's columns depends on it."""
     offsets: Mapping[int, int]
@@ -47,7 +47,8 @@ class Progress:
     erased: Mapping[int, Applied] = field(default_factory=dict[int, Applied])
     """Erasure id -> what of it was applied: of those that were remembered when this was written."""
     looked_ms: int | None = None
-    """When a run last asked for erasures, about, by the clock of the metadata. None: an older release wrote this."""
+    """About the time, by the clock of the metadata, when a run last asked for erasures. None: an older release wrote
+    this."""
 
     def as_json(self) -> str:
         return json.dumps(
@@ -139,11 +140,6 @@ def check_same(
     return None
 
 
-def end_offset(partition: PartitionSnapshot, *, committed: bool = True) -> int:
-    """The end of a scan of the snapshot."""
-    return partition.last_stable_offset if committed else partition.high_watermark
-
-
 def start_offsets(
     snapshot: TopicSnapshot, progress: Progress | None, wanted: Mapping[int, int] | Edge
 ) -> dict[int, int]:
@@ -156,7 +152,7 @@ def start_offsets(
         if progress is not None:
             starts[number] = progress.offsets.get(number, partition.log_start_offset)
         elif isinstance(wanted, Edge):
-            starts[number] = partition.log_start_offset if wanted is Edge.EARLIEST else end_offset(partition)
+            starts[number] = partition.log_start_offset if wanted is Edge.EARLIEST else partition.last_stable_offset
         else:
             starts[number] = wanted.get(number, partition.log_start_offset)
     return starts
@@ -164,7 +160,7 @@ def start_offsets(
 
 def check_begin(snapshot: TopicSnapshot, offset: int) -> None:
     """Check that each partition can be begun at that offset. Raises BadTableError."""
-    short = {each.partition: end_offset(each) for each in snapshot.partitions if end_offset(each) < offset}
+    short = {number: end for number, end in ends(snapshot).items() if end < offset}
     gone = {each.partition: each.log_start_offset for each in snapshot.partitions if each.log_start_offset > offset}
     for found, says in ((short, "ends at"), (gone, "starts at")):
         for partition, where in found.items():
@@ -175,10 +171,8 @@ def check_begin(snapshot: TopicSnapshot, offset: int) -> None:
             )
 
 
-def unchanged(progress: Progress | None, snapshot: TopicSnapshot) -> bool:
+def unchanged(progress: Progress, snapshot: TopicSnapshot) -> bool:
     """Whether the latest view that the table holds is still that of the topic."""
-    if progress is None:
-        return False
     at_end = fresh(snapshot, progress.mode, progress.values, ends(snapshot))
     return progress == replace(at_end, erased=progress.erased, looked_ms=progress.looked_ms)
 
@@ -201,7 +195,8 @@ def fresh(snapshot: TopicSnapshot, mode: str, values: str, offsets: Mapping[int,
 
 
 def ends(snapshot: TopicSnapshot) -> dict[int, int]:
-    return {each.partition: end_offset(each) for each in snapshot.partitions}
+    """The ends of a table with all committed records of the snapshot."""
+    return {each.partition: each.last_stable_offset for each in snapshot.partitions}
 
 
 def in_groups(items: Sequence[tuple[int, Any]], bytes_max: int) -> list[list[Any]]:

@@ -7,7 +7,7 @@ are only added; none changes its type, but for a wider one that a newer schema f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +25,7 @@ from spark_jobs.tables.erasing.run import Erasing
 from spark_jobs.tables.errors import CommitRefusedError, StaleWriterError, WrongTableError
 from spark_jobs.tables.file_task import SliceReader, WriteResult, WriteTask, all_seen, same, wanted_columns
 from spark_jobs.tables.keyed.key_index import index_name
-from spark_jobs.tables.progress import LATEST_MODE, Progress
+from spark_jobs.tables.progress import LATEST_MODE, Progress, ends
 
 SAMPLE_RECORDS = 1_000
 _log = get_logger(__name__)
@@ -54,6 +54,17 @@ class Writing:
         self._warned = False
         self.by_key = False
         """Whether tasks write only the last record of each key, among those of all tasks."""
+
+    def scan_from(self, begins: Mapping[int, int]) -> ScanOptions:
+        """The scan of the committed records from these offsets on, by partition."""
+        # An end may lie below the begin: the table then begins behind an open transaction.
+        limits = ends(self.snapshot)
+        return ScanOptions(
+            topic=self.ask.topic,
+            starting=begins,
+            ending={number: max(begin, limits[number]) for number, begin in begins.items()},
+            fail_on_data_loss=not self.ask.skip_lost,
+        )
 
     # ---- columns
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
+from runtime.text import first_line
 from spark_jobs.scan.arrow import pa
 from spark_jobs.scan.contract import SCHEMA
 from spark_jobs.tables.columns.avro_schema import NotAvroError, decoder, read_schema, unframed
@@ -142,7 +143,7 @@ def table_schema(values: ValueFormat, fields: Sequence[Field]) -> Any:
 
 
 def value_fields(schema: Any) -> list[Field]:
-    """Those of a table's schema that a value may have."""
+    """The fields of a table's schema that a value may have."""
     return [field for field in schema if field.name not in BASE_NAMES]
 
 
@@ -179,7 +180,7 @@ class Converter:
 
     def convert(self, batch: Any) -> Any:
         """A `pyarrow.RecordBatch` of `schema`. Raises BadValueError if values that do not fit should end the export."""
-        place = {name: batch.column(batch.schema.get_field_index(name)) for name in batch.schema.names}
+        place = dict(zip(batch.schema.names, batch.columns, strict=True))
         columns: dict[str, Any] = {
             f"kafka_{name}": place[name] for name in ("partition", "offset", "timestamp", "key", "value", "headers")
         }
@@ -242,7 +243,7 @@ class Converter:
                 except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
                     cells[number] = None
                     row = rows[number]
-                    reason = "; ".join(filter(None, [row.error, f"{shown(name)}: {_first_line(error)}"]))
+                    reason = "; ".join(filter(None, [row.error, f"{shown(name)}: {first_line(error)}"]))
                     rows[number] = Row(row.fields, reason, row.schema_id)
             return pa.array(cells, field.type)
 
@@ -261,14 +262,10 @@ def _key_text(key: bytes, kind: str) -> tuple[str | None, str | None]:
         try:
             json.loads(text, parse_constant=_refuse)
         except ValueError as error:
-            return None, f"the key is not JSON: {_first_line(error)}"
+            return None, f"the key is not JSON: {first_line(error)}"
         except RecursionError:
             return None, "the key is not JSON that can be read: too many lists or objects inside of each other"
     return text, None
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def _reader(values: ValueFormat, fields: Sequence[Field]) -> Reader | None:
@@ -298,7 +295,7 @@ class JsonReader:
             parsed: Any = json.loads(value, parse_constant=_refuse)
             kind = kind_of(parsed)
         except ValueError as error:
-            return Row(None, f"not JSON: {_first_line(error)}")
+            return Row(None, f"not JSON: {first_line(error)}")
         except RecursionError:
             return Row(None, "lists or objects inside of each other, too many to be read")
         if not isinstance(parsed, dict):

@@ -87,9 +87,9 @@ def part_rows(
 def letters(batch: Any, converted: Any, topic: str) -> Any:
     """The rows of dead letters: of records, and of the table's rows that were made of them."""
     count = batch.num_rows
-    columns = {f"kafka_{name}": batch.column(batch.schema.get_field_index(name)) for name in _OF_RECORDS}
+    columns = {f"kafka_{name}": batch.column(name) for name in _OF_RECORDS}
     columns["kafka_topic"] = pa.array([topic] * count, pa.string())
     for name in ("kafka_error", "kafka_schema_id"):
-        at = converted.schema.get_field_index(name)
-        columns[name] = converted.column(at) if at >= 0 else pa.nulls(count, LETTERS.field(name).type)
+        has_it = name in converted.schema.names
+        columns[name] = converted.column(name) if has_it else pa.nulls(count, LETTERS.field(name).type)
     return pa.RecordBatch.from_arrays([columns[name] for name in LETTERS.names], schema=LETTERS)

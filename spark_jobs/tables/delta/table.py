@@ -32,6 +32,7 @@ from runtime.clock import SystemClock
 from runtime.errors import BugError, SiltstoneError
 from runtime.ids import SystemIds
 from runtime.logging import get_logger
+from runtime.text import first_line
 from spark_jobs.environment import INSTALL_DELTA
 from spark_jobs.scan.arrow import MissingExtraError, pa
 from spark_jobs.tables.columns.widening import can_become
@@ -347,7 +348,7 @@ class DeltaTable:
         try:
             self._table.alter.add_columns(fields, commit_properties=self._properties({}))
         except Exception as error:
-            raise StaleWriterError(f"columns cannot be added to {self.url}: {_first_line(error)}") from error
+            raise StaleWriterError(f"columns cannot be added to {self.url}: {first_line(error)}") from error
         with self._asked():
             self._table = self._opened()
         if self._table.version() != version:
@@ -366,7 +367,7 @@ class DeltaTable:
             stored = self.place.objects.call(lambda store: store.get(key))
         except ObjectNotFoundError:
             raise CommitUnknownError(
-                f"it is not known whether the commit to {self.url} happened: {_first_line(error)}",
+                f"it is not known whether the commit to {self.url} happened: {first_line(error)}",
                 remedy="run the export again: it reads the table's offsets and goes on from there",
             ) from error
         actions = [json.loads(line) for line in stored.splitlines() if line.strip()]
@@ -385,7 +386,7 @@ class DeltaTable:
             raise
         except Exception as error:
             raise PlaceUnavailableError(
-                f"the Delta table {self.url} cannot be read now: {_first_line(error)}",
+                f"the Delta table {self.url} cannot be read now: {first_line(error)}",
                 remedy="check that its place can be reached and that its log is whole",
             ) from error
 
@@ -396,7 +397,7 @@ def _schema(columns: Any) -> Any:
         return _delta.Schema.from_arrow(columns)
     except Exception as error:
         raise BadTableError(
-            f"a Delta table cannot have these columns: {_first_line(error)}",
+            f"a Delta table cannot have these columns: {first_line(error)}",
             remedy="leave the column out of the schema, or export to iceberg: or parquet:",
         ) from error
 
@@ -432,7 +433,3 @@ def _storage_options(endpoint: str, region: str) -> dict[str, str]:
     if endpoint:
         options |= {"AWS_ENDPOINT_URL": endpoint, "AWS_ALLOW_HTTP": str(endpoint.startswith("http://")).lower()}
     return options | ({"AWS_REGION": region} if region else {})
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]

@@ -21,6 +21,7 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from runtime.errors import SiltstoneError, UnavailableError
 from runtime.passwords import HOW_TO_WRITE, UNREADABLE, place_in
+from runtime.text import first_line
 from spark_jobs.environment import INSTALL_TABLES
 from spark_jobs.scan.arrow import MissingExtraError
 from spark_jobs.tables.errors import BadTableError, PlaceUnavailableError
@@ -262,25 +263,21 @@ def _made(connection: Any, load: Any) -> Any:
                 cursor.execute(f"CREATE SCHEMA {SCHEMA}")
             except Exception as error:
                 raise CatalogUnavailableError(
-                    f"the schema {SCHEMA} cannot be made: {_first_line(error)}",
+                    f"the schema {SCHEMA} cannot be made: {first_line(error)}",
                     remedy=f"as a user who may: CREATE SCHEMA {SCHEMA} AUTHORIZATION <user>; or give --catalog",
                 ) from error
         return load()  # the lock ends with the connection
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
 def _cause(error: BaseException) -> str:
     """The message of the innermost error, in one line: the outer ones tell of pools and retries."""
-    said = _first_line(error)
+    said = first_line(error)
     seen: set[int] = set()
     while id(error) not in seen:
         seen.add(id(error))
         pooled = getattr(error.args[0], "reason", None) if error.args else None  # an error of requests
         if isinstance(pooled, Exception):
-            return _first_line(pooled).partition("): ")[2] or _first_line(pooled)
+            return first_line(pooled).partition("): ")[2] or first_line(pooled)
         error = error.__cause__ or error
-    deepest = _first_line(error)
+    deepest = first_line(error)
     return deepest if len(deepest) < len(said) else said

@@ -63,7 +63,7 @@ def layout_of(metadata: Any, name: str) -> Layout:
     )
 
 
-def check_same(metadata: Any, wanted: WantedLayout, name: str) -> None:
+def check_layout(metadata: Any, wanted: WantedLayout, name: str) -> None:
     """Check that a table has the layout that is asked for. Raises WrongTableError."""
     columns = dict(_columns(metadata.schema().fields))
 

@@ -27,6 +27,7 @@ from typing import Any, cast
 
 from runtime.errors import BugError, SiltstoneError
 from runtime.logging import get_logger
+from runtime.text import first_line
 from spark_jobs.scan.arrow import pa
 from spark_jobs.tables.columns.kinds import DOC, Field
 from spark_jobs.tables.contract import DeadRows, KeyedFile
@@ -45,7 +46,7 @@ from spark_jobs.tables.iceberg.place import IcebergPlace
 from spark_jobs.tables.iceberg.position_deletes import Positions
 from spark_jobs.tables.iceberg.rewrite import rewritten
 from spark_jobs.tables.iceberg.row_delta import RowDelta
-from spark_jobs.tables.iceberg.specs import check_same, layout_of, needed, new_table
+from spark_jobs.tables.iceberg.specs import check_layout, layout_of, needed, new_table
 from spark_jobs.tables.iceberg.upkeep.expiry import FOR_NEW_TABLES
 from spark_jobs.tables.iceberg.upkeep.purge import Purge
 from spark_jobs.tables.keyed.key_index import index_name
@@ -213,7 +214,7 @@ class IcebergTable:
         except _exceptions.NoSuchTableError:
             self._table = None
             return None
-        check_same(self._table.metadata, self._wanted, self._identifier)
+        check_layout(self._table.metadata, self._wanted, self._identifier)
         snapshot = self._table.current_snapshot()
         if snapshot is None:
             return None
@@ -395,7 +396,7 @@ class IcebergTable:
         except SiltstoneError:
             raise
         except Exception as error:  # the catalog's connection broke, before or after it heard us
-            raise self._unknown(f": {str(error).partition(chr(10))[0]}") from error
+            raise self._unknown(f": {first_line(error)}") from error
 
     def _stage(
         self,

@@ -1,4 +1,4 @@
-"""When a table with one row per key can take the tail of its topic, and when its files are due to be rewritten. Pure.
+"""Decides whether a table with one row per key can take the tail of its topic, and which files to rewrite. Pure.
 
 **A tail with gaps.** A tombstone is the only sign that a row is to go. Some time after a dedupe has seen it, another
 dedupe drops it, and then nothing in the log tells that the key is gone. But a gap is left: the extent holds fewer
@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from metadata.contract.readers import PartitionSnapshot, TopicSnapshot
 from spark_jobs.tables.file_writer import INDEXED_ROWS
-from spark_jobs.tables.progress import end_offset
 
 TAIL_ROWS = 2 << 20
 """About the most records of a tail in one commit: their keys and offsets, 40 bytes a record, are in memory."""
@@ -43,7 +42,7 @@ class FileFacts(NamedTuple):
 def tail_rows(snapshot: TopicSnapshot, offsets: Mapping[int, int]) -> Mapping[int, int]:
     """The number of offsets in each partition behind those, which the table has not seen."""
     return {
-        each.partition: max(0, end_offset(each) - max(each.log_start_offset, offsets.get(each.partition, 0)))
+        each.partition: max(0, each.last_stable_offset - max(each.log_start_offset, offsets.get(each.partition, 0)))
         for each in snapshot.partitions
     }
 
@@ -58,7 +57,7 @@ def with_gaps(snapshot: TopicSnapshot, offsets: Mapping[int, int]) -> Sequence[i
 
 
 def _has_gap(part: PartitionSnapshot, start: int) -> bool:
-    end = end_offset(part)
+    end = part.last_stable_offset
     return any(
         extent.record_count != extent.last_offset + 1 - extent.base_offset
         for extent in part.extents

@@ -19,7 +19,6 @@ from runtime.errors import BugError
 from runtime.logging import get_logger
 from spark_jobs.latest.passes import key_blocks
 from spark_jobs.scan.blocking import BlockingStore
-from spark_jobs.scan.contract import ScanOptions
 from spark_jobs.scan.plan import plan_slices
 from spark_jobs.tables.contract import DeadRows, KeyedFiles, Table
 from spark_jobs.tables.engines import InProcess
@@ -28,7 +27,7 @@ from spark_jobs.tables.keyed.decide import TAIL_ROWS, FileFacts, tail_rows, to_r
 from spark_jobs.tables.keyed.key_index import Wanted
 from spark_jobs.tables.keyed.survivors import SurvivorReader
 from spark_jobs.tables.keyed.tail import read_tail
-from spark_jobs.tables.progress import Progress, ends, fresh, in_groups
+from spark_jobs.tables.progress import Progress, fresh, in_groups
 from spark_jobs.tables.writing import Writing
 
 _log = get_logger(__name__)
@@ -68,13 +67,7 @@ def add_tail(writing: Writing, progress: Progress) -> Progress:
     ask, snapshot = writing.ask, writing.snapshot
     starts = {each.partition: each.log_start_offset for each in snapshot.partitions}
     begins = {number: max(start, progress.offsets.get(number, 0)) for number, start in starts.items()}
-    limits = ends(snapshot)
-    options = ScanOptions(
-        topic=ask.topic,
-        starting=begins,
-        ending={number: max(begin, limits[number]) for number, begin in begins.items()},
-        fail_on_data_loss=not ask.skip_lost,
-    )
+    options = writing.scan_from(begins)
     slices = plan_slices(snapshot, options, slice_bytes=ask.slice_bytes)
     writing.begin_table(slices, options)
     base = writing.erasing.noted(fresh(snapshot, ask.mode, ask.values.text, begins), progress)
