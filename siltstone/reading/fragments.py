@@ -6,7 +6,7 @@ only the largest is known: the header of a batch holds no least one. (A producer
 is too small hides its records from a filter by time, as it hides them from a look-up by time.) Large files tell the
 largest timestamp of each of their blocks; if the filter is about time, that is compared too.
 
-In the latest view a part is a whole partition and guarantees nothing else. A filter must not change which record of a
+In the views by key a part is a whole partition and guarantees nothing else. A filter must not change which record of a
 key is the latest, so offsets and times are compared after the view.
 """
 
@@ -23,7 +23,7 @@ from metadata.contract.readers import TopicSnapshot
 from siltstone.reading.arrow import ds, fs
 from spark_jobs.scan.arrow import pa
 from spark_jobs.scan.blocking import BlockingStore
-from spark_jobs.scan.contract import LATEST_VIEW, SCHEMA, ScanOptions, Slice
+from spark_jobs.scan.contract import LOG, SCHEMA, ScanOptions, Slice
 from spark_jobs.scan.decode import TIMESTAMP_MS_LIMIT
 from spark_jobs.scan.plan import plan_slices
 from spark_jobs.scan.windows import block_entries
@@ -35,7 +35,7 @@ FRAGMENTS_MAX = 4_096
 """Larger topics have larger parts, not more."""
 FORMAT = ds.IpcFileFormat()
 NOWHERE = fs.SubTreeFileSystem("/dev/null", fs.LocalFileSystem())
-"""Where pyarrow finds no file, should it look for one: a fragment of ours has a guarantee and no file."""
+"""A place without files, should pyarrow look for one: a fragment of ours has a guarantee and no file."""
 
 
 class PartIndex:
@@ -54,7 +54,7 @@ class PartIndex:
         if condition is None:
             return joined(self._parts)
         kept = [self._parts[int(each.path)] for each in self._dataset.get_fragments(filter=condition)]
-        return joined(kept if self._options.view == LATEST_VIEW else self._newer(store, joined(kept), condition))
+        return joined(self._newer(store, joined(kept), condition) if self._options.view == LOG else kept)
 
     def _newer(self, store: BlockingStore, parts: Iterable[Slice], condition: Any) -> Iterator[Slice]:
         """The parts without the blocks of large files whose newest record is too old for the condition."""
@@ -131,7 +131,7 @@ def _parts_of(snapshot: TopicSnapshot, options: ScanOptions) -> Sequence[Slice]:
 
 def _guarantee(part: Slice, options: ScanOptions) -> Any:
     found = _in_partition(options, part.partition)
-    if options.view == LATEST_VIEW:
+    if options.view != LOG:
         return found
     found &= (ds.field("offset") >= part.start) & (ds.field("offset") < part.end)
     if any(piece.flagged_reason is not None for piece in part.pieces):

@@ -186,7 +186,7 @@ def test_nothing_is_decoded_before_it_is_asked_for(hourly: dict[str, str], decod
             assert len(decoded) == number
 
 
-@pytest.mark.parametrize("view", ["log", "latest"])
+@pytest.mark.parametrize("view", ["log", "latest", "changes"])
 def test_any_filter_gives_the_rows_that_pyarrow_finds_in_the_whole_table(
     postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, view: str
 ) -> None:
