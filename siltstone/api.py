@@ -92,9 +92,9 @@ def topic_dataset(
 ) -> TopicDataset:
     """A `pyarrow.dataset.Dataset` of the topic as it is now, to be asked any number of times, also by several threads.
 
-    The arguments and errors are those of `read_topic`. Whoever asks, such as DuckDB and polars, chooses the columns and
-    filters the rows: a filter on partition, offset and timestamp spares what need not be read. In the latest view a
-    filter sees only the latest record of each key, and only a filter on the partition spares something.
+    The arguments and errors are those of `read_topic`. Programs such as DuckDB and polars choose the columns and filter
+    the rows: a filter on partition, offset and timestamp spares what need not be read. In the latest view a filter sees
+    only the latest record of each key, and only a filter on the partition spares something.
 
     The snapshot is pinned until the dataset is closed (`close`, or a `with` block) or collected.
     """

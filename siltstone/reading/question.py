@@ -1,4 +1,4 @@
-"""The question of one scan of a dataset: which columns are read for it, and how batches of them answer it."""
+"""The question of one scan of a dataset: the columns to read for it, and the answer from batches of them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Question:
     read: tuple[str, ...]
     """The columns that the answer needs, those of the condition among them."""
     schema: Any
-    """Of the answer."""
+    """The schema of the answer."""
 
     def answers(self, batch: Any) -> Iterator[Any]:
         """A batch of the columns `read`, filtered and projected. Gives none without rows."""

@@ -135,7 +135,10 @@ class ScanOptions:
         if self.view not in (LOG, LATEST_VIEW, CHANGES_VIEW):
             raise BadScanError(f"view {self.view!r} is not known", remedy=f"{LOG}, {LATEST_VIEW} or {CHANGES_VIEW}")
         if CHANGE in self.columns and self.view != CHANGES_VIEW:
-            raise BadScanError(f"column {CHANGE} belongs to view {CHANGES_VIEW}, not to {self.view}")
+            raise BadScanError(
+                f"column {CHANGE} belongs to view {CHANGES_VIEW}, not to {self.view}",
+                remedy=f"leave it out, or ask for the view {CHANGES_VIEW}",
+            )
         if self.view != LOG and (self.within is not None or self.since_ms is not None):
             raise BadScanError(f"view {self.view} takes no part of a partition: it could miss the last record of a key")
         if self.starting is LATEST and self.ending is EARLIEST:

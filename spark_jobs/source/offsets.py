@@ -77,7 +77,10 @@ class StreamOffset:
                     remedy="go on with the release that wrote it, or start with a new checkpoint",
                 )
         except (KeyError, ValueError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"the checkpoint's offsets of {choice.label!r} cannot be read: {error!r}") from None
+            raise CheckpointError(
+                f"the checkpoint's offsets of {choice.label!r} cannot be read: {error!r}",
+                remedy="start with a new checkpoint",
+            ) from None
         strange = next((topic for topic in found.topics if not choice.takes(topic)), None)
         if strange is not None:
             raise CheckpointError(

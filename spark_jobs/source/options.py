@@ -94,7 +94,7 @@ class SourceOptions:
     """The scan of the one topic that is chosen. With several, `scan_of` makes that of each from it."""
     topics: TopicChoice
     starting: OffsetsByTopic | None = None
-    """Where offsets are given by topic."""
+    """Offsets by topic, if they are given so."""
     ending: OffsetsByTopic | None = None
     metadata_url: str = field(repr=False)
     object_store_url: str
@@ -251,7 +251,8 @@ def _edge(
         outside = sorted(set(by_partition) - set(topics.partitions.get(topic, by_partition)))
         if outside:
             raise SourceOptionError(
-                f"{offsets} names partition {outside[0]} of topic {topic!r}, which is not among those that are read"
+                f"{offsets} names partition {outside[0]} of topic {topic!r}, which is not among those that are read",
+                remedy="leave it out, or name it in partitions or assign too",
             )
     return found
 

@@ -64,9 +64,9 @@ def read_task(task: SliceTask, options: SourceOptions, clock: Clock | None = Non
     with ExitStack() as stack:
         if task.pin is not None:
             stack.enter_context(task_renewal(options.metadata_url, task.pin, now_ms=clock.wall_ms()))
-        anew = _Anew(task, whole, options, clock)
-        stack.callback(anew.close)
-        yield from read_through(whole, options.scan_of(task.topic), read=read, replan=anew.slices)
+        again = _Again(task, whole, options, clock)
+        stack.callback(again.close)
+        yield from read_through(whole, options.scan_of(task.topic), read=read, replan=again.slices)
 
 
 def read_through(whole: Slice, scan: ScanOptions, *, read: Read, replan: Replan) -> Iterator[Any]:
@@ -133,8 +133,8 @@ class _Planned(BlockingStore):
         """Do nothing: the store belongs to the process."""
 
 
-class _Anew:
-    """Plans the rest of a task once its own pin is gone, under pins of its own."""
+class _Again:
+    """Plans the rest of a task again once the pin of its plan is gone, under pins of its own."""
 
     def __init__(self, task: SliceTask, whole: Slice, options: SourceOptions, clock: Clock) -> None:
         self._task, self._whole, self._options, self._clock = task, whole, options, clock
@@ -150,7 +150,7 @@ class _Anew:
         metadata = self._metadata
         number = whole.partition
         try:
-            self._pin_anew(metadata)
+            self._pin_again(metadata)
             snapshot = metadata.call(lambda opened: opened.readers.topic_snapshot(scan.topic))
         except UnavailableError as error:
             raise PinLostError(
@@ -165,7 +165,7 @@ class _Anew:
         left = replace(scan, partitions=(number,), starting={number: start}, ending={number: whole.end})
         return ScanPlanner(self._options).slices([TopicScan(snapshot, left)])[0] if start < whole.end else ()
 
-    def _pin_anew(self, metadata: MetadataThread) -> None:
+    def _pin_again(self, metadata: MetadataThread) -> None:
         pin = take_pin(
             metadata, f"spark task of {self._scan.topic}", ttl_ms=self._options.pin_ttl_ms, clock=self._clock
         )

@@ -63,10 +63,6 @@ class _Ends:
     ends: Mapping[int, int]
 
 
-Place = tuple[str, int]
-"""A topic and a partition of it."""
-
-
 @dataclass(slots=True)
 class _Planned:
     text: str
@@ -140,9 +136,9 @@ class TopicStream:
         self._last_seen = self._position(now).as_document()
         for topic in sorted(begin.topics.keys() - now.keys()):
             self._lost(f"topic {topic!r} was deleted after it was read from", "create it again, or read another")
-        found = dict(begin.topics)  # a topic stays where it is unless it is read on
-        starts: dict[Place, int] = {}
-        ends: dict[Place, int] = {}
+        found = dict(begin.topics)  # a topic that is not read on stays where it is
+        starts: dict[tuple[str, int], int] = {}  # by topic and partition
+        ends: dict[tuple[str, int], int] = {}
         for topic, there in now.items():
             of_topic = self._up_to_target(there)
             if of_topic is None:

@@ -1,4 +1,4 @@
-"""The topics of a query, as its options choose them: by name, by a pattern, or with their partitions. Pure."""
+"""The topics that the options of a query choose: by name, by a pattern, or with their partitions. Pure."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TopicChoice:
         return topic in self.names if self.pattern is None else re.fullmatch(self.pattern, topic) is not None
 
     def among(self, existing: Iterable[str]) -> Sequence[str]:
-        """The chosen topics by name. Names are taken whether they exist or not; whoever asks for them finds out."""
+        """The names of the chosen topics. Those that the options name may not exist."""
         return self.names if self.pattern is None else sorted(filter(self.takes, existing))
 
 
@@ -60,7 +60,10 @@ def read_choice(options: Mapping[str, str]) -> TopicChoice:
         try:
             re.compile(text)
         except re.error as error:
-            raise SourceOptionError(f"subscribePattern {text!r} is no regular expression: {error}") from None
+            raise SourceOptionError(
+                f"subscribePattern {text!r} is no regular expression: {error}",
+                remedy="write one of Python's re, for example flights-.*",
+            ) from None
         return TopicChoice(pattern=text)
     names = _names(text)
     if not all(names) or not names:

@@ -80,7 +80,7 @@ def check_outside(destination: ObjectStoreUrl, records: str) -> None:
         if theirs is not None and _lies_in(destination, theirs):
             raise BadTableError(
                 f"{destination} lies in the object store of the records ({theirs})",
-                remedy="name a place beside it by --to or --warehouse: the janitor deletes everything else in there",
+                remedy="name a place beside it (--to, --dead-letters, --warehouse): the janitor deletes all else there",
             )
 
 

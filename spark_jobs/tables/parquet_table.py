@@ -42,6 +42,7 @@ FORMAT, KEEPING_FORMAT = 1, 2
 """The second is that of a commit that replaces the table, but keeps files of earlier commits."""
 SWEPT_BACK = 100
 """The newest commits in which a run looks, when it begins, for files that were left behind."""
+_REMEDY = "check the place and the rights to it"
 _COMMIT = re.compile(r"_siltstone/(\d{10})\.json", re.ASCII)
 _FILE = re.compile(r"p(\d{5,})-(\d{19})-(\d{19})-(\d{10})-[0-9a-f]{12}\.parquet", re.ASCII)
 
@@ -59,7 +60,7 @@ class Commit:
     """Whether the files are the whole table."""
     files: tuple[str, ...]
     rows: int
-    """Those of new files."""
+    """The rows of new files."""
     columns: Any
     """`pyarrow.Schema` of all columns of the table."""
     progress: Progress
@@ -210,9 +211,7 @@ class ParquetTable:
                 )
                 return write_without(stream, gone, writer, end), writer.written
         except OSError as error:
-            raise PlaceUnavailableError(
-                f"{name} of {self.url} cannot be read: {error}", remedy="check the place and the rights to it"
-            ) from error
+            raise PlaceUnavailableError(f"{name} of {self.url} cannot be read: {error}", remedy=_REMEDY) from error
 
     def _put(self, commit: Commit) -> None:
         """Raises StaleWriterError."""
@@ -235,7 +234,9 @@ class ParquetTable:
         try:
             return open_dataset(self.url).to_table(columns=wanted, filter=(offset >= low) & (offset < high))
         except OSError as error:
-            raise PlaceUnavailableError(f"files of the table at {self.url} cannot be read: {error}") from error
+            raise PlaceUnavailableError(
+                f"files of the table at {self.url} cannot be read: {error}", remedy=_REMEDY
+            ) from error
 
     def rewrite(self, groups: Sequence[Sequence[KeyedFile]], progress: Progress) -> None:
         raise BugError("files of a Parquet table have no dead rows")
@@ -295,7 +296,10 @@ def decode(text: bytes, name: str) -> Commit:
     try:
         row: Mapping[str, Any] = json.loads(text)
         if row["format"] not in (FORMAT, KEEPING_FORMAT):
-            raise BadCommitError(f"{name} has format {row['format']!r}, but this release reads up to {KEEPING_FORMAT}")
+            raise BadCommitError(
+                f"{name} has format {row['format']!r}, but this release reads up to {KEEPING_FORMAT}",
+                remedy="export with the release that wrote it, or to another table",
+            )
         return Commit(
             sequence=int(row["sequence"]),
             writer=str(row["writer"]),

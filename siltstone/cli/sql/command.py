@@ -34,7 +34,7 @@ def sql(query: str, as_json: bool, as_csv: bool, as_bytes: bool, files: bool, gi
         where timestamp > now() - interval 1 hour group by all' --json
       siltstone sql 'select * from latest.users' --csv > users.csv
     """
-    from siltstone.cli.sql.engine import Place, answered
+    from siltstone.cli.sql.engine import answered
     from siltstone.cli.sql.output import print_plan, print_rows_as_csv, print_rows_as_json, print_rows_as_table
 
     if as_json and as_csv:
@@ -42,8 +42,7 @@ def sql(query: str, as_json: bool, as_csv: bool, as_bytes: bool, files: bool, gi
     text = sys.stdin.read() if query == "-" else query
     with resolved(given) as urls:
         check_named(urls)
-        place = Place(metadata=urls.metadata, object_store=urls.object_store)
-        with answered(place, text, as_bytes=as_bytes, reads_files=files) as answer:
+        with answered(urls, text, as_bytes=as_bytes, reads_files=files) as answer:
             if as_json:
                 print_rows_as_json(answer.names, answer.rows)
             elif as_csv:

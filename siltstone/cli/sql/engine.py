@@ -13,10 +13,11 @@ import tempfile
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from runtime.errors import BadInputError, SiltstoneError
+from siltstone.cli.options.system_options import Urls
 from siltstone.cli.sql.query import LATEST_SCHEMA, BadQueryError, Query, TopicTable, parse_query
 from siltstone.reading.dataset import TopicDataset
 from siltstone.reading.open_topic import OpenTopic
@@ -39,25 +40,17 @@ class TopicReadError(SiltstoneError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """The system that has the topics."""
-
-    metadata: str = field(repr=False)
-    object_store: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     names: Sequence[str]
-    """Of the columns; no two are the same."""
+    """The columns' names; no two are the same."""
     rows: Iterator[tuple[Any, ...]]
-    """They come while DuckDB works, in bounded memory."""
+    """Rows come while DuckDB works, in bounded memory."""
     is_explain: bool
 
 
 @contextmanager
-def answered(place: Place, text: str, *, as_bytes: bool, reads_files: bool) -> Generator[Answer]:
-    """The answer to a query, inside the block. `as_bytes`: keys and values as they are. Raises BadQueryError,
+def answered(urls: Urls, text: str, *, as_bytes: bool, reads_files: bool) -> Generator[Answer]:
+    """The answer to a query, inside the block. `as_bytes`: keys and values stay bytes. Raises BadQueryError,
     TopicReadError, and the errors of opening a topic."""
     with ExitStack() as stack:
         spill = stack.enter_context(tempfile.TemporaryDirectory(prefix="siltstone-sql-"))
@@ -68,7 +61,7 @@ def answered(place: Place, text: str, *, as_bytes: bool, reads_files: bool) -> G
         asking = _Asking(connection, topics, stack.enter_context(ThreadPoolExecutor(1, "siltstone-sql")))
         with asking.translated():
             query = parse_query(connection, text)
-            _make_views(connection, query, place, topics, as_bytes=as_bytes)
+            _make_views(connection, query, urls, topics, as_bytes=as_bytes)
         asking.run(lambda: connection.execute(query.text))
         names = _distinct([str(column[0]) for column in connection.description or ()])
         yield Answer(names=names, rows=asking.rows(), is_explain=query.is_explain)
@@ -139,12 +132,12 @@ def _connected(spill: str, *, reads_files: bool) -> Generator[DuckDBPyConnection
 
 
 def _make_views(
-    connection: DuckDBPyConnection, query: Query, place: Place, topics: list[OpenTopic], *, as_bytes: bool
+    connection: DuckDBPyConnection, query: Query, urls: Urls, topics: list[OpenTopic], *, as_bytes: bool
 ) -> None:
     connection.execute(f"CREATE SCHEMA {LATEST_SCHEMA}")
     for number, table in enumerate(query.tables):
         _check_case(table, query.tables[:number])
-        dataset = _opened(table, place, topics)
+        dataset = _opened(table, urls, topics)
         source = f"topic {number}"  # with a space, as no topic's name has
         connection.register(source, dataset)
         name = '"' + table.topic.replace('"', '""') + '"'
@@ -170,11 +163,11 @@ def _check_case(table: TopicTable, others: Sequence[TopicTable]) -> None:
             )
 
 
-def _opened(table: TopicTable, place: Place, topics: list[OpenTopic]) -> TopicDataset:
+def _opened(table: TopicTable, urls: Urls, topics: list[OpenTopic]) -> TopicDataset:
     """Raises UnknownTopicError and the errors of opening the system."""
     topic = OpenTopic(ScanOptions(topic=table.topic, view=LATEST_VIEW if table.is_latest else LOG))
     topics.append(topic)
-    topic.open_at(place.metadata, place.object_store)
+    topic.open_at(urls.metadata, urls.object_store)
     return TopicDataset(topic)
 
 

@@ -1,4 +1,4 @@
-"""The text of a query: whether it may run, and which topics it names. DuckDB parses it; nothing is read here."""
+"""Checks that a query may run, and finds the topics that it names. DuckDB parses the text; nothing is read here."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def export(topic: str, given: SystemOptions, as_json: bool, **options: Any) -> N
     Each commit stores its offsets together with its rows, so every record is in the table exactly once, even if the
     command is run again after a crash. The columns are kafka_partition, kafka_offset, kafka_timestamp, kafka_key,
     kafka_value and kafka_headers; with --value json or avro also kafka_tombstone, kafka_error and a column for each
-    field. A new field adds a new column. Both engines and both kinds of tables have the same columns. Only committed
+    field. A new field adds a new column. All engines and all kinds of tables have the same columns. Only committed
     records are written: the export waits at the first open transaction, and leaves out aborted ones.
 
     \b
@@ -245,11 +245,10 @@ class _Running:
             self._on_spark.close()
 
     def _engine(self, size_bytes: int) -> Engine:
-        chosen = self._wanted.engine
-        large = size_bytes >= self._wanted.given.settings.spark_merge_min_bytes
         from spark_jobs.tables.engines import needs_pyspark, spark_engine, where_text
 
-        settings = self._wanted.given.settings
+        chosen, settings = self._wanted.engine, self._wanted.given.settings
+        large = size_bytes >= settings.spark_merge_min_bytes
         if chosen == "auto" and large and needs_pyspark(settings) and find_spec("pyspark") is None:
             say(
                 f"reading {size_text(size_bytes)} in this process; with Spark installed, all cores would read:"
@@ -339,7 +338,7 @@ def _check_layout(wanted: _Wanted) -> None:
         )
     if (wanted.partition_by or wanted.sort_by) and not wanted.destination.startswith(f"{ICEBERG}:"):
         raise WrongUsageError(
-            "Parquet files are neither partitioned nor sorted",
+            "only Iceberg tables are partitioned and sorted",
             remedy="give --partition-by and --sort-by with --to iceberg:...",
         )
 

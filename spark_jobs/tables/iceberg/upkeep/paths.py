@@ -8,11 +8,12 @@ from typing import Any
 from pyiceberg.table import TableProperties
 from pyiceberg.utils.properties import property_as_bool
 
+from spark_jobs.tables.iceberg.keyed_files import KEYS_DIRECTORY
 from spark_jobs.tables.iceberg.upkeep.reach import name_of
 from spark_jobs.tables.iceberg.upkeep.removal import directory
 
 OUR_FILE = re.compile(r"(p\d{5,}-\d{19}-\d{19}-[a-z-]+-[0-9a-f]{12})\.(parquet|keys)")
-"""The names that `file_task.file_name` makes, and those of key indexes beside them."""
+"""The names that `file_writer.file_name` makes, and those of key indexes beside them."""
 
 
 def data_of(table: Any) -> str:
@@ -24,7 +25,7 @@ def metadata_of(table: Any) -> str:
 
 
 def keys_of(table: Any) -> str:
-    return f"{table.location()}/_siltstone/keys"
+    return f"{table.location()}/{KEYS_DIRECTORY}"
 
 
 def note_path(table: Any, name: str) -> str:

@@ -23,7 +23,7 @@ from pyiceberg.utils.properties import property_as_bool
 from runtime.logging import get_logger
 from spark_jobs.tables.iceberg.upkeep import reach, removal
 from spark_jobs.tables.iceberg.upkeep.expiry_commit import expiry_of
-from spark_jobs.tables.iceberg.upkeep.layout import (
+from spark_jobs.tables.iceberg.upkeep.paths import (
     OUR_FILE,
     data_of,
     drops_log,

@@ -32,7 +32,7 @@ from spark_jobs.tables.iceberg.table import PROGRESS, IcebergTable
 from spark_jobs.tables.iceberg.upkeep import reach, removal
 from spark_jobs.tables.iceberg.upkeep.expiry import Ref, Taken, enough, expired
 from spark_jobs.tables.iceberg.upkeep.expiry_commit import expiry_of
-from spark_jobs.tables.iceberg.upkeep.layout import (
+from spark_jobs.tables.iceberg.upkeep.paths import (
     OUR_FILE,
     data_of,
     drops_log,

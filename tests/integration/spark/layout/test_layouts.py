@@ -231,7 +231,7 @@ async def test_the_command_makes_a_table_with_a_layout(lake: Lake) -> None:
     ran = await typed(lake, *warehouse, "--partition-by", "user")
     assert ran.exit_code == 1 and "is partitioned by hour(kafka_timestamp), not by user" in ran.stderr
     for options, says in (
-        (["--to", "parquet:x", "--partition-by", "user"], "Parquet files are neither partitioned nor sorted"),
+        (["--to", "parquet:x", "--partition-by", "user"], "only Iceberg tables are partitioned and sorted"),
         ([*warehouse, "--mode", "latest", "--sort-by", "user"], "--sort-by is for --mode log"),
         ([*warehouse, "--partition-by", "weeks(user)"], "remedy: write COLUMN, year|month|day|hour(COLUMN)"),
     ):
