@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from spark_jobs.tables.iceberg.catalog import CatalogPlace
     from spark_jobs.tables.iceberg.table import IcebergTable
     from spark_jobs.tables.iceberg.upkeep.upkeep import Upkeep
+    from spark_jobs.tables.layout.wanted import WantedLayout
 
 PARQUET, DELTA, ICEBERG = "parquet", "delta", "iceberg"
 WAREHOUSE = "tables"
@@ -181,11 +182,13 @@ class _Running:
 
     def __init__(self, wanted: _Wanted, urls: Urls) -> None:
         from spark_jobs.tables.engines import InProcess
+        from spark_jobs.tables.layout.wanted import parse_layout
         from spark_jobs.tables.source import ScanSource
 
         self._wanted = wanted
         self._ask = _ask(wanted)
-        self.table = _table(wanted, urls, wanted.destination)
+        layout = parse_layout(wanted.partition_by, wanted.sort_by)
+        self.table = _table(wanted, urls, wanted.destination, layout)
         self._dead_letters = _table(wanted, urls, wanted.dead_letters) if wanted.dead_letters else None
         self._source = ScanSource(
             metadata_url=_required(urls.metadata, "--metadata"),
@@ -406,7 +409,7 @@ def _directory_url(where: str) -> str:
     return where if "://" in where else Path(where).resolve().as_uri()
 
 
-def _table(wanted: _Wanted, urls: Urls, destination: str) -> Table:
+def _table(wanted: _Wanted, urls: Urls, destination: str, layout: WantedLayout | None = None) -> Table:
     from spark_jobs.tables.file_systems import check_outside, parse_place
 
     kind, _, where = destination.partition(":")
@@ -416,12 +419,11 @@ def _table(wanted: _Wanted, urls: Urls, destination: str) -> Table:
         return _table_of_files(kind, url)
     from spark_jobs.tables.iceberg.catalog import open_catalog
     from spark_jobs.tables.iceberg.table import IcebergTable
-    from spark_jobs.tables.layout.wanted import parse_layout
 
     place = _catalog_place(wanted.given, urls, wanted.catalog, wanted.warehouse, wanted.properties)
     if "://" in place.warehouse:
         check_outside(parse_place(place.warehouse, "--warehouse"), urls.object_store)
-    return IcebergTable(open_catalog(place), where, parse_layout(wanted.partition_by, wanted.sort_by))
+    return IcebergTable(open_catalog(place), where, layout)
 
 
 def _table_of_files(kind: str, url: str) -> Table:

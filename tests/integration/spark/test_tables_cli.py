@@ -74,6 +74,17 @@ async def test_the_command_says_how_many_dead_letters_it_wrote(lake: Lake) -> No
     assert (told["rows"], told["dead_letters"]) == (0, 0)
 
 
+async def test_partitions_and_an_order_are_for_the_main_table_alone(lake: Lake) -> None:
+    await lake.client.create_topic("t", partitions=1)
+    await lake.send("t", 0, b'{"id": 1}', b"{")
+    options = ["--to", "iceberg:lake.t", "--dead-letters", "iceberg:lake.t_errors", "--value", "json"]
+    options += ["--partition-by", "id", "--sort-by", "id", "--warehouse", (lake.place / "warehouse").as_uri()]
+    ran = await typed(lake, *options)
+    assert ran.exit_code == 0, ran.output
+    assert [row["kafka_value"] for row in await lake.rows(lake.iceberg("t_errors"))] == [b"{"]
+    assert (await typed(lake, *options)).stdout == "lake.t is up to date\n"
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
