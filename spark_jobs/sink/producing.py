@@ -17,7 +17,7 @@ from spark_jobs.sink.options import BOOTSTRAP, SinkOptionError, SinkOptions
 ANSWER_S = 10
 """The time for an agent to say whether a topic exists."""
 ASKED_MAX = 5
-"""How often a topic is asked for that has no leader yet: one that an agent just created for this question."""
+"""The most questions about a topic without a leader: an agent may have created it just now, for the first one."""
 
 
 class WriteError(SiltstoneError):

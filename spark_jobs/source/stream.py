@@ -135,7 +135,10 @@ class TopicStream:
         now = self._now(known=begin.topics)
         self._last_seen = self._position(now).as_document()
         for topic in sorted(begin.topics.keys() - now.keys()):
-            self._lost(f"topic {topic!r} was deleted after it was read from", "create it again, or read another")
+            self._lost(
+                f"topic {topic!r} was deleted after it was read from",
+                "start with a new checkpoint, without it",
+            )
         found = dict(begin.topics)  # a topic that is not read on stays where it is
         starts: dict[tuple[str, int], int] = {}  # by topic and partition
         ends: dict[tuple[str, int], int] = {}

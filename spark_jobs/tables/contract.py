@@ -122,7 +122,7 @@ class Table(Protocol):
     def erase(self, gone: GoneRows, progress: Progress, *, by_index: bool, now_ms: int) -> Erased | None:
         """Write each file that has some of these rows, dead ones too, again without them, in one commit with
         `progress`. Then delete all that no longer belongs to the table, its past included. None: rows of this table
-        cannot be erased, which was told. `by_index`: each file has a key index, or may get one.
+        cannot be erased, and a warning said so. `by_index`: each file has a key index, or may get one.
 
         Raises as `commit`. What cannot be deleted is tried again by the next run.
         """

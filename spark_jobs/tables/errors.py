@@ -1,4 +1,5 @@
-"""The errors of an export. After any of them but `StaleWriterError`, nothing was committed."""
+"""The errors of an export. The commit at hand did not happen; after `CommitUnknownError` that is not known. Earlier
+commits of the run stay."""
 
 from __future__ import annotations
 

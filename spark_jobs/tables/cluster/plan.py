@@ -1,10 +1,10 @@
 """The stored forms of an export on a cluster: its plan, the results of its units, and the notes of those that failed.
 Pure.
 
-The plan is an object of frames (`compactor/heavy/plan/frames.py`). The head has everything that all units share; each
-frame is one slice, with the packed offsets of the records to write behind it if an earlier plan found them. A result is
-the manifest of its unit. The rest is JSON, and none of it holds credentials: tasks find their own, as the AWS chain
-does.
+The plan is an object of frames (`compactor/heavy/plan/frames.py`). The head has everything that all units share. Each
+frame is one slice, with the judgements of earlier runs on its records, and with the packed offsets of the records to
+write if an earlier plan found them. A result is the manifest of its unit. The rest is JSON, and none of it holds
+credentials: tasks find their own, as the AWS chain does.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from spark_jobs.tables.parquet_table import ParquetPlace
 from spark_jobs.tables.source import UrlReader
 
 VERSION = 3
-"""Of the plan, the results and the notes. 2: plans by key, of which a driver of version 1 would write every record. 3:
-the layout and dead letters; a driver of version 2 would write rows of several sections into a file, and dead letters
-into the table."""
+"""The version of the plan, the results and the notes. 2: plans by key, of which a driver of version 1 would write every
+record. 3: the layout and dead letters; a driver of version 2 would write rows of several sections into a file, and dead
+letters into the table."""
 RESULT_BYTES_MAX = 256 << 20
 MESSAGE_CHARS_MAX = 2_000
 _NEWER = "run one release of Siltstone for the export and on the cluster"

@@ -68,12 +68,12 @@ UNJUDGED = Judged()
 
 
 class Parted(NamedTuple):
-    """Masks over the records of a batch. Those of neither are dead letters already."""
+    """Masks over the records of a batch. Records in neither are dead letters already."""
 
     kept: NDArray[np.bool_]
-    """Those that go into the table."""
+    """The records that go into the table."""
     dead: NDArray[np.bool_]
-    """Those that become dead letters."""
+    """The records that become dead letters."""
 
 
 def part_rows(

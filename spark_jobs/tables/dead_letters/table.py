@@ -2,9 +2,9 @@
 
 Two tables cannot commit together. So the dead letters of a group of records are committed first, with offsets of their
 own, and then the table. Such a commit comes before each commit of the table, even with no dead letters: it settles the
-judgement of all records below its offsets, for this writer and for every other. Whatever follows (a crash, another
-writer that is quicker, a refusal), whoever reads these records again asks for the dead letters among them and keeps to
-them. Nobody adds one below the offsets, because each commit is refused unless the table is as it was read.
+judgement of all records below its offsets, for this writer and for every other. After a crash, a refusal, or a commit
+of another writer, the run that reads these records again asks for the dead letters among them and keeps to them. No run
+adds one below the offsets, because each commit is refused unless the table is as it was read.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class DeadLetters:
         return 0 if self._held is None else self._held.offsets.get(partition, 0)
 
     def _columns(self) -> Any:
-        """All columns of the table after the next commit; somebody else may have added some."""
+        """All columns of the table after the next commit; another program may have added some."""
         columns = self._table.columns
         if columns is None:
             return LETTERS

@@ -11,12 +11,12 @@ log tells what happened: the commit of that version, if it is there, names its w
 for readers, so a crash in between is harmless. Types never change: Delta's type widening is a feature that few readers
 have.
 
-Files without a commit, and those that were replaced, stay until somebody runs VACUUM or rows are erased.
+Files without a commit, and those that were replaced, stay until VACUUM runs or rows are erased.
 
 **Erasing** writes files again without the rows and commits that (`log_entry.py`). Then it deletes all files that the
 table had before and that are not of the version so made, so that earlier versions can be read no more. A run that ended
-in between left its mark in the commit, and later runs delete again. Key bytes reach the log of the table nowhere:
-statistics are of the offsets alone, those that other writers make too.
+in between left its mark in the commit, and later runs delete again. No bytes of keys reach the log of the table:
+statistics are of the offsets alone, in commits of other writers too.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ _LOOKED_BACK = (1, 100, None)
 _log = get_logger(__name__)
 _WRITER_VERSIONS = (1, 2, 7)
 _FEATURES = {"appendOnly", "invariants", "timestampNtz", "deletionVectors"}
-"""Those that ask nothing of somebody who adds files. Others, like column mapping, do."""
+"""The writer features that ask nothing of a program that adds files. Others, such as column mapping, do."""
 
 
 class DeltaTable:
@@ -103,12 +103,12 @@ class DeltaTable:
 
     @property
     def file_count(self) -> int:
-        """0: files are not merged; that is for somebody who runs OPTIMIZE."""
+        """0: files are not merged; OPTIMIZE is for that."""
         return 0
 
     @property
     def stem(self) -> str:
-        """The version that our next commit can have first. A file with that of a commit of somebody else is fenced."""
+        """The first version that our next commit can have. Once another writer has made it, its files are fenced."""
         return f"{self._next_version():010}"
 
     @property

@@ -1,4 +1,4 @@
-"""Which erasures a table has not had yet, and where its rows are to be searched for them. Pure.
+"""The erasures that a table has not had yet, and the offsets in which to search its rows for them. Pure.
 
 A table takes an erasure as soon as it is requested: its marks name a fixed set of records, so nothing is gained by
 waiting until the log has lost them. Tombstones go with the erasure's second stage, as in the log, so that readers of
@@ -46,8 +46,7 @@ def marks_at(step: int, marks: Mapping[int, Sequence[KeyMark]]) -> dict[int, lis
 def to_search(
     before: Applied | None, step: int, marks: Mapping[int, Sequence[KeyMark]], held: Mapping[int, int]
 ) -> dict[int, tuple[int, int]]:
-    """Partition -> the offsets in which rows have to be searched, the end exclusive. `marks`: as of `marks_at`; `held`:
-    the table's ends."""
+    """Partition -> the offsets to search, the end exclusive. `marks`: as of `marks_at`; `held`: the table's ends."""
     found: dict[int, tuple[int, int]] = {}
     for number, each in marks.items():
         end = end_offset(each)
@@ -76,8 +75,8 @@ def of_the_log(known: Collection[TopicErasure]) -> dict[int, Applied]:
 
 
 def still_true(before: Mapping[int, Applied], known: Collection[TopicErasure]) -> dict[int, Applied]:
-    """The notes to keep by a table of which a part is written from the log again, and the rest stays: the log may give
-    it rows again that an erasure took, unless the erasure is done there."""
+    """The notes to keep when a part of the table is written from the log again, and the rest stays. The log may give
+    rows again that an erasure took, unless the erasure is done there."""
     done = of_the_log(known)
     return {number: each for number, each in before.items() if number in done}
 

@@ -1,4 +1,4 @@
-"""The rows that erasures take from a table: which those are, and how many went."""
+"""The rows that erasures take from a table, and the numbers of those that went."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Erased(NamedTuple):
     """The result of erasing."""
 
     rows: int = 0
-    """Those that were dead already too: their bytes lay in the files."""
+    """Dead rows count too: their bytes lay in the files."""
     files: int = 0
     """Data files that were written again, or went."""
     requests: frozenset[int] = frozenset()

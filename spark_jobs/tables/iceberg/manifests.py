@@ -40,7 +40,7 @@ _BOUNDS = [
     for position, field in enumerate(DATA_FILE_TYPE[FORMAT_VERSION].fields)
     if field.name in ("lower_bounds", "upper_bounds")
 ]
-"""Where a `DataFile` has the least and the greatest values of its columns."""
+"""The places in a `DataFile` of the least and the greatest values of its columns."""
 
 Kind: TypeAlias = tuple[ManifestContent, int]
 """The kind of a manifest's files and their partition spec's id."""
@@ -72,8 +72,8 @@ class Change:
     touched: frozenset[str]
     """The paths of the manifests that list what goes."""
     forgets: bool
-    """Whether nothing is left of what goes, nor of what went before: an entry has its file's partition, which may be a
-    key."""
+    """Whether the entries of files that go, and of those that went before, are dropped: an entry has its file's
+    partition, which may be a key."""
 
 
 class ManifestFiles:

@@ -1,7 +1,7 @@
 """The section of each row. Pure.
 
-Iceberg's transforms are pyiceberg's, of one value each; so each distinct value of a batch is transformed once. A time
-counts as its hour before, because no transform tells two times of one hour apart.
+pyiceberg's transforms take one value each, so each distinct value of a batch is transformed once. A time counts as the
+begin of its hour, because no transform tells two times of one hour apart.
 """
 
 from __future__ import annotations

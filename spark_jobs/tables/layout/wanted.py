@@ -1,4 +1,4 @@
-"""The layout that somebody wants for a new table, as text: `day(kafka_timestamp)`, `seat, price desc`. Pure."""
+"""The layout that is wanted for a new table, as text: `day(kafka_timestamp)`, `seat, price desc`. Pure."""
 
 from __future__ import annotations
 

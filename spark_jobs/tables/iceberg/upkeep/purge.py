@@ -8,7 +8,7 @@ done, because the erasure is due again.
 **Files of killed writers** go in the same turn, however young they are. They were listed before the erasure's commit,
 so a writer to which one belongs read the table before that commit too, and the fence refuses it.
 
-**Branches and tags** keep their snapshots; those that are not the table's present state are told.
+**Branches and tags** keep their snapshots; a warning names those on another state than the table's.
 """
 
 from __future__ import annotations
