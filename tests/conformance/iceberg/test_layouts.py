@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Generator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,6 @@ from spark_jobs.tables.iceberg.live_files import live_files
 from spark_jobs.tables.iceberg.table import IcebergTable
 from spark_jobs.tables.layout.wanted import SectionRule, parse_layout
 from spark_jobs.tables.progress import Progress
-from tests.conformance.iceberg import readers
 from tests.conformance.iceberg.readers import Program
 from tests.unit.spark_jobs.tables.iceberg.delta_table import check
 from tests.unit.spark_jobs.tables.layout.test_sections import TYPES, WANTED, batch, pa, rows
@@ -28,18 +25,6 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 SCHEMA = pa.schema([pa.field("k", pa.int64()), *(pa.field(name, kind) for name, (_, kind) in TYPES.items())])
 PROGRESS = Progress(topic="t", topic_id="1", mode="log", values="raw", offsets={0: 1}, starts={0: 0})
 OF_SPARK = {"timestamptz": "timestamp", "long": "bigint"}
-
-
-@pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Generator[Program]:
-    with closing(readers.spark(tmp_path_factory.mktemp("spark"))) as program:
-        yield program
-
-
-@pytest.fixture(scope="module")
-def duckdb() -> Generator[Program]:
-    with closing(readers.duckdb()) as program:
-        yield program
 
 
 def rule_text(column: str, transform: str) -> str:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
-from collections.abc import Generator, Sequence
-from contextlib import closing
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +15,11 @@ from spark_jobs.tables.errors import WrongTableError
 from spark_jobs.tables.iceberg.live_files import dead_positions, live_files
 from spark_jobs.tables.iceberg.row_delta import RowDelta
 from spark_jobs.tables.iceberg.table import FencedTransaction
-from tests.conformance.iceberg import readers
 from tests.conformance.iceberg.readers import Program
 from tests.unit.spark_jobs.tables.iceberg.delta_table import DeltaTable, parquet
 from tests.unit.spark_jobs.tables.iceberg.history import History
 
 pytestmark = pytest.mark.soak
-
-
-@pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Generator[Program]:
-    with closing(readers.spark(tmp_path_factory.mktemp("spark"))) as program:
-        yield program
-
-
-@pytest.fixture(scope="module")
-def duckdb() -> Generator[Program]:
-    with closing(readers.duckdb()) as program:
-        yield program
 
 
 def as_json(rows: Sequence[tuple[Any, ...]]) -> list[list[Any]]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import pickle
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,30 +13,21 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from metadata.contract.topics import UnknownTopicError
 from metadata.migrations.grants import READER, grant
 from metadata.postgres.readers import PostgresReaders
-from pyspark_siltstone import DefaultSource
 from runtime.errors import SiltstoneError
 from spark_jobs.scan.contract import DataLossError, OffsetOutOfRangeError, PinLostError, UnknownPartitionError
 from spark_jobs.source.source import TopicReader, TopicStreamReader
 from storage.cluster import ClusterMismatchError
 from tests.fixtures.compactors import StartCompactor
 from tests.fixtures.postgres import run_sql
+from tests.fixtures.spark_readers import batch_reader, batches_of, stream
 from tests.fixtures.spark_topics import START_MS, Row, SparkTopics, aside, rows_of
 from tests.fixtures.waiting import until
 
 Document = dict[str, Any]
 
 
-def batch_reader(options: dict[str, str]) -> TopicReader:
-    source = DefaultSource(options)
-    reader = source.reader(source.schema())
-    assert isinstance(reader, TopicReader)
-    return reader
-
-
 def read_tasks(reader: TopicReader | TopicStreamReader, tasks: Sequence[Any]) -> list[Row]:
-    """Read as executors do: from pickles."""
-    reader, tasks = pickle.loads(pickle.dumps((reader, list(tasks))))
-    return rows_of([batch for task in tasks for batch in reader.read(task)])
+    return rows_of(batches_of(reader, tasks))
 
 
 def read_batch(options: dict[str, str]) -> list[Row]:
@@ -46,23 +35,9 @@ def read_batch(options: dict[str, str]) -> list[Row]:
     return read_tasks(reader, reader.partitions())
 
 
-@contextmanager
-def stream(options: dict[str, str]) -> Iterator[TopicStreamReader]:
-    """Run a query once."""
-    source = DefaultSource(options)
-    reader = source.streamReader(source.schema())
-    assert isinstance(reader, TopicStreamReader)
-    try:
-        yield reader
-    finally:
-        reader.stop()
-
-
 def read_between(reader: TopicStreamReader, options: dict[str, str], start: Document, end: Document) -> list[Row]:
-    source = DefaultSource(options)
-    fresh = source.streamReader(source.schema())  # Spark pickles a reader that was never used
-    assert isinstance(fresh, TopicStreamReader)
-    return read_tasks(fresh, reader.partitions(start, end))
+    with stream(options) as fresh:  # Spark pickles a reader that was never used
+        return read_tasks(fresh, reader.partitions(start, end))
 
 
 async def refused(work: Callable[[], Any], kind: type[SiltstoneError], told: str) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pyspark_siltstone import DefaultSource
+from tests.fixtures.spark_readers import read_records
 from tests.fixtures.spark_topics import SparkTopics, aside
 
 if TYPE_CHECKING:
@@ -16,12 +16,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(600)
 GUIDE = Path(__file__).resolve().parents[4] / "docs" / "spark.md"
-
-
-def read(options: dict[str, str]) -> list[dict[str, Any]]:
-    source = DefaultSource(options)
-    reader = source.reader(source.schema())
-    return [row for task in reader.partitions() for batch in reader.read(task) for row in batch.to_pylist()]
 
 
 async def test_changes_are_the_last_record_of_each_key_with_what_it_did(spark_topics: SparkTopics) -> None:
@@ -37,14 +31,14 @@ async def test_changes_are_the_last_record_of_each_key_with_what_it_did(spark_to
             if row.key is not None:
                 last[partition, row.key] = (row.offset, row.value)
 
-    found = await aside(lambda: read(spark_topics.options("accounts", view="changes")))
+    found = await aside(lambda: read_records(spark_topics.options("accounts", view="changes")))
 
     assert {(row["partition"], row["key"]): (row["offset"], row["value"]) for row in found} == last
     assert len(found) == len(last)
     assert [row["_change"] for row in found] == ["delete" if row["value"] is None else "upsert" for row in found]
     assert {"delete", "upsert"} == {row["_change"] for row in found}
     # and the columns can be chosen as ever
-    chosen = await aside(lambda: read(spark_topics.options("accounts", view="changes", columns="_change,key")))
+    chosen = await aside(lambda: read_records(spark_topics.options("accounts", view="changes", columns="_change,key")))
     assert [list(row) for row in chosen] == [["_change", "key"]] * len(last)
 
 
@@ -81,7 +75,7 @@ async def test_a_timestamp_tells_whose_it_is(spark_topics: SparkTopics) -> None:
         await spark_topics.write(topic, 0, [b"a", b"b"], [b"1", b"2"])
 
     def types(topic: str) -> list[int]:
-        return [row["timestampType"] for row in read(spark_topics.options(topic, columns="key,timestampType"))]
+        return [row["timestampType"] for row in read_records(spark_topics.options(topic, columns="key,timestampType"))]
 
     assert await aside(lambda: types("ours")) == [0, 0]
     assert await aside(lambda: types("theirs")) == [1, 1]

@@ -27,13 +27,13 @@ from pyspark.sql.datasource import (
     StringContains,
 )
 
-from pyspark_siltstone import DefaultSource
 from spark_jobs.scan.blocking import BlockingStore
 from spark_jobs.scan.contract import ScanOptions, Slice
 from spark_jobs.scan.plan import plan_slices
 from spark_jobs.scan.timestamps import since
 from spark_jobs.source.source import TopicReader
 from tests.fixtures.scan_logs import ScanLog, records_of
+from tests.fixtures.spark_readers import batch_reader
 from tests.fixtures.spark_topics import START_MS, Row, SparkTopics, aside, rows_of
 
 if TYPE_CHECKING:
@@ -57,9 +57,7 @@ def time_of(offset: float) -> datetime:
 
 def planned(options: dict[str, str], *filters: Filter) -> tuple[list[Filter], TopicReader, list[Slice]]:
     """The filters that are left to Spark, the reader, and the slices."""
-    source = DefaultSource(options)
-    reader = source.reader(source.schema())
-    assert isinstance(reader, TopicReader)
+    reader = batch_reader(options)
     left = list(reader.pushFilters(list(filters)))
     tasks = reader.partitions()
     return left, reader, [Slice.from_json(task.value.slice) for task in tasks]

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 
-from pyspark_siltstone import DefaultSource
 from spark_jobs.sink.options import SinkOptionError, parse_sink
 from spark_jobs.sink.producing import WriteError, check_topic, produce_all
+from tests.fixtures.spark_readers import read_records
 from tests.fixtures.spark_topics import SparkTopics, aside
 
 if TYPE_CHECKING:
@@ -30,13 +30,7 @@ def sink(topics: SparkTopics, **more: object) -> dict[str, str]:
 
 async def read(topics: SparkTopics, topic: str) -> list[dict[str, Any]]:
     """All records of a topic, by partition and offset."""
-
-    def rows() -> list[dict[str, Any]]:
-        source = DefaultSource(topics.options(topic))
-        reader = source.reader(source.schema())
-        return [row for task in reader.partitions() for batch in reader.read(task) for row in batch.to_pylist()]
-
-    return await aside(rows)
+    return await aside(lambda: read_records(topics.options(topic)))
 
 
 def produce(topics: SparkTopics, columns: dict[str, Any], **more: object) -> int:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import pickle
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +13,11 @@ from pyspark.sql.datasource import EqualTo, StringContains
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from metadata.contract.topics import UnknownTopicError
-from pyspark_siltstone import DefaultSource
 from runtime.errors import SiltstoneError
 from spark_jobs.scan.contract import DataLossError
 from spark_jobs.source.offsets import CheckpointError
-from spark_jobs.source.source import TopicReader, TopicStreamReader
+from spark_jobs.source.source import TopicStreamReader
+from tests.fixtures.spark_readers import batch_reader, batches_of, read_records, stream
 from tests.fixtures.spark_topics import START_MS, SparkTopics, aside
 
 if TYPE_CHECKING:
@@ -36,42 +34,19 @@ def options(topics: SparkTopics, **more: object) -> dict[str, str]:
     return {**urls, **{name: str(value) for name, value in more.items()}}
 
 
-def reader_of(given: dict[str, str]) -> TopicReader:
-    source = DefaultSource(given)
-    reader = source.reader(source.schema())
-    assert isinstance(reader, TopicReader)
-    return reader
-
-
-def read_tasks(reader: TopicReader | TopicStreamReader, tasks: list[Any]) -> Places:
-    """Read as executors do: from pickles."""
-    reader, tasks = pickle.loads(pickle.dumps((reader, tasks)))
-    batches = [batch for task in tasks for batch in reader.read(task)]
-    rows = [row for batch in batches for row in batch.to_pylist()]
+def places_of(rows: Iterable[Mapping[str, Any]]) -> Places:
     return sorted((row["topic"], row["partition"], row["offset"]) for row in rows)
 
 
 def read_batch(given: dict[str, str]) -> Places:
-    reader = reader_of(given)
-    return read_tasks(reader, reader.partitions())
-
-
-@contextmanager
-def stream(given: dict[str, str]) -> Iterator[TopicStreamReader]:
-    source = DefaultSource(given)
-    reader = source.streamReader(source.schema())
-    assert isinstance(reader, TopicStreamReader)
-    try:
-        yield reader
-    finally:
-        reader.stop()
+    return places_of(read_records(given))
 
 
 def read_between(reader: TopicStreamReader, given: dict[str, str], start: Any, end: Any) -> Places:
     start, end = json.loads(json.dumps([start, end]))  # as Spark keeps them
     tasks = list(reader.partitions(start, end))
     with stream(given) as fresh:  # Spark pickles a reader that was never used
-        return read_tasks(fresh, tasks)
+        return places_of(row for batch in batches_of(fresh, tasks) for row in batch.to_pylist())
 
 
 async def fill(topics: SparkTopics, **partitions: int) -> Places:
@@ -117,8 +92,8 @@ async def test_tasks_are_counted_and_topics_pushed_over_all_topics(spark_topics:
     await fill(spark_topics, delays=2, flights=2)
     given = options(spark_topics, subscribePattern=".*", minPartitions=8)
 
-    assert len(await aside(lambda: reader_of(given).partitions())) == 8
-    reader = reader_of(given)
+    assert len(await aside(lambda: batch_reader(given).partitions())) == 8
+    reader = batch_reader(given)
     ends = StringContains(("topic",), "s")
     assert list(reader.pushFilters([EqualTo(("topic",), "delays"), ends])) == [ends]
     assert {task.value.topic for task in await aside(reader.partitions)} == {"delays"}
