@@ -312,7 +312,7 @@ async def test_a_table_that_begins_again_takes_nothing_that_is_a_dead_letter(lak
     await lake.client.create_topic("t", partitions=1)
     await lake.send_json("t", 0, {"n": 1}, {"x": 2})
     await pair.exported(NARROW)
-    # when the table is lost and filled anew, by a schema that would fit
-    report = await lake.exported("t", lake.parquet("anew"), WIDE, dead_letters=pair.letters())
+    # when the table is lost and filled again, by a schema that would fit
+    report = await lake.exported("t", lake.parquet("again"), WIDE, dead_letters=pair.letters())
     assert (report.rows, report.dead_letters) == (1, 0)
-    assert isinstance(lake.parquet("anew"), ParquetTable) and await lake.offsets(lake.parquet("anew")) == [(0, 0)]
+    assert isinstance(lake.parquet("again"), ParquetTable) and await lake.offsets(lake.parquet("again")) == [(0, 0)]

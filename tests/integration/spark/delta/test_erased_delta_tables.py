@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 
 from metadata.contract.store import MetadataStore
 from metadata.erasures.contract import KeyMark
-from metadata.urls import open_metadata
 from spark_jobs.tables.delta.table import DeltaTable
 from spark_jobs.tables.erasing.gone import GoneRows
 from spark_jobs.tables.errors import StaleWriterError
@@ -26,14 +24,6 @@ from tests.fixtures.tended_tables import Killed
 
 pytestmark = pytest.mark.timeout(300)
 SECRET = b"a secret of augusta"
-
-
-@pytest.fixture
-async def metadata(lake: Lake) -> AsyncIterator[MetadataStore]:
-    service = open_metadata(lake.metadata_url)
-    await service.open()
-    yield service
-    await service.close()
 
 
 def opened(table: DeltaTable) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from metadata.contract.store import MetadataStore
 from metadata.erasures.contract import KeyMark
 from metadata.erasures.stages import KEPT_MS
 from metadata.migrations.grants import READER, grant
-from metadata.urls import open_metadata
 from spark_jobs.tables.columns.convert import ValueFormat
 from spark_jobs.tables.contract import Report, Table
 from spark_jobs.tables.erasing.decide import LOOKED_KEPT_MS
@@ -32,14 +30,6 @@ from wire.records import NewRecord
 
 KINDS = [(kind, mode) for kind in ("iceberg", "parquet", "delta") for mode in (LOG_MODE, LATEST_MODE)]
 SECRET = b"a secret of augusta"
-
-
-@pytest.fixture
-async def metadata(lake: Lake) -> AsyncIterator[MetadataStore]:
-    service = open_metadata(lake.metadata_url)
-    await service.open()
-    yield service
-    await service.close()
 
 
 def opened(lake: Lake, kind: str) -> Table:

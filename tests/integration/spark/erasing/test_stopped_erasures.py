@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,6 @@ import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
 from metadata.contract.store import MetadataStore
-from metadata.urls import open_metadata
 from runtime.errors import SiltstoneError
 from spark_jobs.tables.contract import Report, Table
 from spark_jobs.tables.iceberg.catalog import CatalogPlace
@@ -62,14 +61,6 @@ class Steps:
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
     return Steps(monkeypatch)
-
-
-@pytest.fixture
-async def metadata(lake: Lake) -> AsyncIterator[MetadataStore]:
-    service = open_metadata(lake.metadata_url)
-    await service.open()
-    yield service
-    await service.close()
 
 
 KINDS = [("iceberg", LOG_MODE), ("iceberg", LATEST_MODE), ("parquet", LOG_MODE)]

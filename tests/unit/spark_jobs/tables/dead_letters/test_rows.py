@@ -1,4 +1,4 @@
-"""Which records of a batch become dead letters."""
+"""The records of a batch that become dead letters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which erasures a table has not had yet, and where its rows are searched for them."""
+"""The erasures that a table has not had yet, and the offsets to search for them."""
 
 from __future__ import annotations
 

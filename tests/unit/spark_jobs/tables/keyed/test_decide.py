@@ -1,4 +1,4 @@
-"""When the tail of a topic can be added to a table, and which files are rewritten."""
+"""The decisions to add the tail of a topic to a table, and to rewrite files."""
 
 from __future__ import annotations
 
