@@ -13,7 +13,6 @@ from runtime.errors import BadInputError
 
 BOOTSTRAP = "bootstrap.servers"
 PREFIX = "kafka."
-_NAMES = ("topic", "includeHeaders", BOOTSTRAP)
 _OF_SPARK = ("checkpointlocation", "path")
 """Options of the query itself, which Spark hands on."""
 _TEXT_OR_BYTES = ("string", "binary")
@@ -73,7 +72,7 @@ def parse_sink(given: Mapping[str, str], columns: Mapping[str, str], *, overwrit
             if text.lower() not in ("true", "false"):
                 raise SinkOptionError(f"includeHeaders must be true or false, not {value!r}")
             has_headers = has_headers and text.lower() == "true"
-        elif known == BOOTSTRAP or known.startswith(PREFIX):
+        elif known.startswith(PREFIX):
             property_name = known.removeprefix(PREFIX)
             if property_name in _NOT_OURS:
                 raise SinkOptionError(f"{name} cannot be set", remedy=_NOT_OURS[property_name])
@@ -81,7 +80,7 @@ def parse_sink(given: Mapping[str, str], columns: Mapping[str, str], *, overwrit
         else:
             raise SinkOptionError(
                 f"a write has no option {name!r}",
-                remedy=f"options are {', '.join(_NAMES)}, and {PREFIX}* for properties of the client",
+                remedy=f"options are topic, includeHeaders, and {PREFIX}* for properties of the client",
             )
     if not client.get(BOOTSTRAP):
         raise SinkOptionError("no agent is named", remedy="write option('kafka.bootstrap.servers', 'host:9092')")

@@ -52,7 +52,7 @@ def table_options(command: Callable[..., T]) -> Callable[..., T]:
             "dead_letters",
             default="",
             metavar="KIND:PLACE",
-            help="A table, as in --to, for the records of which a value or key does not fit.",
+            help="A table, as in --to, for records whose value or key does not fit.",
         ),
         click.option(
             "--to",
