@@ -329,7 +329,8 @@ class DeltaTable:
                 stem=self.stem,
             )
             found = write_without(stream, gone, writer, at.last + 1)
-        return found, [NewFile(new, known and Offsets(new.partition, new.start, new.end - 1)) for new in writer.written]
+        # With the bounds of the old file, also if there are several: other programs may have sorted its rows.
+        return found, [NewFile(new, known) for new in writer.written]
 
     # ---- inside
 

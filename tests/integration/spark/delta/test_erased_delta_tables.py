@@ -11,7 +11,9 @@ import pytest
 
 from metadata.contract.store import MetadataStore
 from metadata.erasures.contract import KeyMark
+from spark_jobs.tables import file_writer
 from spark_jobs.tables.delta.table import DeltaTable
+from spark_jobs.tables.erasing import parquet_file
 from spark_jobs.tables.erasing.gone import GoneRows
 from spark_jobs.tables.errors import StaleWriterError
 from spark_jobs.tables.objects import Objects
@@ -61,6 +63,30 @@ async def test_files_that_somebody_else_merged_are_erased_too(lake: Lake, metada
     assert (await lake.exported("t", lake.delta(), RAW)).rows == 1
     await asyncio.to_thread(lambda: opened(lake.delta()).optimize.compact())
     assert await lake.offsets(lake.delta()) == [(0, 1), (0, 3), (0, 5), (0, 6), (1, 1), (1, 3), (1, 5)]
+
+
+async def test_rows_that_somebody_else_sorted_are_found_by_their_offsets_after_an_erasure(
+    lake: Lake, metadata: MetadataStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a table that was sorted by values, which fall as offsets rise
+    await lake.client.create_topic("t", partitions=1)
+    await lake.send("t", 0, SECRET, key=b"augusta")
+    for number in range(9, 0, -1):
+        await lake.send("t", 0, b"of bob %d" % number, key=b"bob")
+    await lake.exported("t", lake.delta(), RAW)
+    await asyncio.to_thread(lambda: opened(lake.delta()).optimize.z_order(["kafka_value"]))
+    # when an erasure writes its file again as several
+    for name in ("FILE_BYTES", "ROW_GROUP_BYTES"):
+        monkeypatch.setattr(file_writer, name, 1)
+    monkeypatch.setattr(parquet_file, "BATCH_ROWS", 1)
+    await request_erasure(metadata, "t", [b"augusta"])
+    assert (await lake.exported("t", lake.delta(), RAW)).erased.rows == 1
+    assert len(opened(lake.delta()).file_uris()) > 1
+    # then readers that go by the bounds of files find each row
+    table = lake.delta()
+    await asyncio.to_thread(table.load)
+    found = [await asyncio.to_thread(table.held_rows, offset, offset + 1) for offset in range(10)]
+    assert [rows.num_rows for rows in found] == [0, *[1] * 9]
 
 
 @pytest.mark.parametrize("mode", [LOG_MODE, LATEST_MODE])
