@@ -26,7 +26,7 @@ from spark_jobs.scan.blocking import BlockingStore
 from spark_jobs.scan.contract import LOG, SCHEMA, ScanOptions, Slice
 from spark_jobs.scan.decode import TIMESTAMP_MS_LIMIT
 from spark_jobs.scan.plan import plan_slices
-from spark_jobs.scan.windows import block_entries
+from spark_jobs.scan.windows import block_stretches
 from storage.format.block_index import BLOCK_BYTES
 
 FRAGMENT_BYTES = 8 << 20
@@ -92,9 +92,8 @@ def stretches_of(store: BlockingStore, part: Slice) -> Iterator[_Stretch]:
         bounds = [(piece.last_offset + 1, piece.max_timestamp_ms)]
         if piece.flagged_reason is not None:
             bounds = [(piece.last_offset + 1, TIMESTAMP_MS_LIMIT)]
-        elif piece.block_index_length and piece.length > BLOCK_BYTES and (entries := block_entries(store, piece)):
-            ends = [*(entry.base_offset for entry in entries[1:]), piece.last_offset + 1]
-            bounds = [(end, entry.max_timestamp_ms) for end, entry in zip(ends, entries, strict=True)]
+        elif piece.length > BLOCK_BYTES:
+            bounds = [(end, latest_ms) for _, end, latest_ms in block_stretches(store, piece)]
         # Offsets that no extent holds are never left out, so that they are missed.
         is_gap = piece.base_offset > cursor
         for end, latest_ms in bounds:

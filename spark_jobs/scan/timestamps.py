@@ -18,7 +18,7 @@ from spark_jobs.scan.blocking import BlockingStore
 from spark_jobs.scan.blocks import blocks_of
 from spark_jobs.scan.contract import READ_UNCOMMITTED, AtTimestamp, Edge, Piece, ScanOptions, Slice
 from spark_jobs.scan.plan import end_offset, slice_of
-from spark_jobs.scan.windows import block_entries
+from spark_jobs.scan.windows import block_stretches
 
 
 def look_up(store: BlockingStore, snapshot: TopicSnapshot, options: ScanOptions) -> ScanOptions:
@@ -87,15 +87,4 @@ def _offset_in(store: BlockingStore, whole: Slice, piece: Piece, options: ScanOp
 
 def _stretches(store: BlockingStore, piece: Piece, timestamp_ms: int) -> Sequence[tuple[int, int]]:
     """(first offset, end) of each stretch that may hold such a record."""
-    whole = [(piece.base_offset, piece.last_offset + 1)]
-    if not piece.block_index_length:
-        return whole
-    entries = block_entries(store, piece)
-    if not entries:
-        return whole
-    ends = [entry.base_offset for entry in entries[1:]] + [piece.last_offset + 1]
-    return [
-        (entry.base_offset, end)
-        for entry, end in zip(entries, ends, strict=True)
-        if entry.max_timestamp_ms >= timestamp_ms
-    ]
+    return [(start, end) for start, end, latest_ms in block_stretches(store, piece) if latest_ms >= timestamp_ms]

@@ -117,6 +117,15 @@ def block_entries(store: BlockingStore, piece: Piece) -> Sequence[BlockEntry]:
         return ()
 
 
+def block_stretches(store: BlockingStore, piece: Piece) -> Sequence[tuple[int, int, int]]:
+    """(first offset, end, largest timestamp) of each block; of the whole piece if it has no block index."""
+    entries = block_entries(store, piece) if piece.block_index_length else ()
+    if not entries:
+        return [(piece.base_offset, piece.last_offset + 1, piece.max_timestamp_ms)]
+    ends = [*(entry.base_offset for entry in entries[1:]), piece.last_offset + 1]
+    return [(entry.base_offset, end, entry.max_timestamp_ms) for entry, end in zip(entries, ends, strict=True)]
+
+
 def windows(store: BlockingStore, part: Slice, losses: Losses) -> Iterator[Window]:
     """The batches that reach into a slice, and some that do not. Raises DataLossError, ObjectStoreError."""
     return _Windows(store, part, losses).run()
