@@ -143,7 +143,9 @@ class TopicErasure(NamedTuple):
     erasure_id: int
     stage: ErasureStage
     erases_tombstones: bool
-    """As of `Erasure`."""
+    created_ms: int
+    """These are as of `Erasure`. After a restore of the metadata another erasure may get the same id, but not the same
+    time."""
 
 
 class HoldingTransaction(NamedTuple):

@@ -80,7 +80,7 @@ class MemoryErasures:
 
     async def topic_erasures(self, topic_id: uuid.UUID) -> Sequence[TopicErasure]:
         rows = [each.row for _, each in sorted(self.database.erasures.items()) if each.row.topic_id == topic_id]
-        return [TopicErasure(each.erasure_id, each.stage, each.erases_tombstones) for each in rows]
+        return [TopicErasure(each.erasure_id, each.stage, each.erases_tombstones, each.created_ms) for each in rows]
 
     async def pending_files(self, erasure_id: int, *, limit: int = 10_000) -> Sequence[PendingFile]:
         found = self.database.erasures.get(erasure_id)

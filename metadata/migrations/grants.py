@@ -60,7 +60,7 @@ READER_COLUMNS: Final = {
     "block_index_length, record_count, crc32c, min_ts_ms, max_ts_ms, has_tombstones, flagged_reason, state",
     "transaction_partitions": "partition_id, producer_id, first_offset",
     "aborted_transactions": "partition_id, last_offset, producer_id, first_offset, stable_offset",
-    "erasures": "erasure_id, topic_id, stage, erases_tombstones",
+    "erasures": "erasure_id, topic_id, stage, erases_tombstones, created_ms",
     "erasure_keys": "erasure_id, partition, marks",
 }
 """Columns that a reader may see: those that `topic_snapshot`, `topic_erasures`, `erasure_marks` and the opening of a

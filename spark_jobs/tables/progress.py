@@ -26,6 +26,8 @@ class Applied(NamedTuple):
     """1: the records below the marks are gone; 2: the tombstones at them too."""
     through: Mapping[int, int]
     """Partition -> the table's end when its rows were searched, where that was below the marks."""
+    requested_ms: int = 0
+    """The time of the request: the id alone may be another erasure's, from before a restore of the metadata."""
 
 
 class BadProgressError(TableError):
@@ -85,7 +87,9 @@ class Progress:
                 starts=_numbers(row["starts"]),
                 # An older release wrote neither, and passes over both.
                 erased={
-                    int(number): Applied(int(each["step"]), _numbers(each.get("through", {})))
+                    int(number): Applied(
+                        int(each["step"]), _numbers(each.get("through", {})), int(each.get("requested_ms", 0))
+                    )
                     for number, each in row.get("erased", {}).items()
                 },
                 looked_ms=row.get("looked_ms"),
@@ -99,7 +103,8 @@ class Progress:
 
 def _applied_json(applied: Applied) -> dict[str, Any]:
     through = {str(partition): offset for partition, offset in sorted(applied.through.items())}
-    return {"step": applied.step, **({"through": through} if through else {})}
+    told = {"step": applied.step, "requested_ms": applied.requested_ms}
+    return {**told, **({"through": through} if through else {})}
 
 
 def _numbers(row: Mapping[str, Any]) -> dict[int, int]:

@@ -67,8 +67,8 @@ async def test_the_erasures_of_a_topic_are_told_by_id_in_their_stages(world: Wor
     await request(world.service, other, mark("a", 0))
     second = await request(world.service, topic, mark("b", 4), wait_ms=HOUR_MS)
     assert await world.service.erasures.topic_erasures(topic.topic_id) == [
-        TopicErasure(first, ErasureStage.ERASING, erases_tombstones=False),
-        TopicErasure(second, ErasureStage.WAITING, erases_tombstones=False),
+        TopicErasure(number, stage, False, (await erasure(world.service, number)).created_ms)
+        for number, stage in ((first, ErasureStage.ERASING), (second, ErasureStage.WAITING))
     ]
     assert await world.service.erasures.topic_erasures(uuid.uuid4()) == []
 

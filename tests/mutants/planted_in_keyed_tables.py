@@ -119,15 +119,15 @@ KEYED_TABLES = (
     Mutant(
         name="a-new-table-has-had-all-erasures",
         file="spark_jobs/tables/erasing/decide.py",
-        text="for each in known if each.stage is ErasureStage.DONE}",
-        replacement="for each in known if each.stage in ErasureStage}",
+        text="if each.stage is ErasureStage.DONE\n    }",
+        replacement="if each.stage in ErasureStage\n    }",
         tests=(f"{_ERASED}::test_a_table_behind_its_topic_gets_no_erased_rows",),
     ),
     Mutant(
         name="rows-that-come-below-the-marks-later-stay",
         file="spark_jobs/tables/erasing/decide.py",
-        text="return Applied(step, ends)",
-        replacement="return Applied(step, dict[int, int](list(ends.items())[:0]))",
+        text="return Applied(step, ends, requested_ms)",
+        replacement="return Applied(step, dict[int, int](list(ends.items())[:0]), requested_ms)",
         tests=(f"{_ERASED}::test_rows_behind_an_open_transaction_are_erased_when_they_come",),
     ),
     Mutant(

@@ -124,10 +124,13 @@ class PostgresErasures:
 
     async def topic_erasures(self, topic_id: uuid.UUID) -> Sequence[TopicErasure]:
         async def work(connection: AsyncConnection) -> Sequence[TopicErasure]:
-            query = sa.select(ERASURES.c.erasure_id, ERASURES.c.stage, ERASURES.c.erases_tombstones)
-            query = query.where(ERASURES.c.topic_id == topic_id).order_by(ERASURES.c.erasure_id)
+            columns = (ERASURES.c[name] for name in TopicErasure._fields)
+            query = sa.select(*columns).where(ERASURES.c.topic_id == topic_id).order_by(ERASURES.c.erasure_id)
             rows = await connection.execute(query)
-            return [TopicErasure(row.erasure_id, ErasureStage(row.stage), row.erases_tombstones) for row in rows]
+            return [
+                TopicErasure(row.erasure_id, ErasureStage(row.stage), row.erases_tombstones, row.created_ms)
+                for row in rows
+            ]
 
         return await self._database.read(work)
 

@@ -57,21 +57,27 @@ def to_search(
     return found
 
 
-def applied(step: int, marks: Mapping[int, Sequence[KeyMark]], held: Mapping[int, int]) -> Applied:
+def applied(
+    step: int, marks: Mapping[int, Sequence[KeyMark]], held: Mapping[int, int], requested_ms: int = 0
+) -> Applied:
     """The note when the table's rows up to these ends were searched."""
     ends = {number: held.get(number, 0) for number, each in marks.items() if held.get(number, 0) < end_offset(each)}
-    return Applied(step, ends)
+    return Applied(step, ends, requested_ms)
 
 
 def carried(before: Mapping[int, Applied], known: Collection[TopicErasure]) -> dict[int, Applied]:
     """The notes to keep: those of erasures that are still remembered."""
-    ids = {each.erasure_id for each in known}
-    return {number: each for number, each in before.items() if number in ids}
+    requested_ms = {each.erasure_id: each.created_ms for each in known}
+    return {number: each for number, each in before.items() if requested_ms.get(number) == each.requested_ms}
 
 
 def of_the_log(known: Collection[TopicErasure]) -> dict[int, Applied]:
     """The notes of a table that is written from the log alone: the erasures that are done there."""
-    return {each.erasure_id: Applied(step_of(each), {}) for each in known if each.stage is ErasureStage.DONE}
+    return {
+        each.erasure_id: Applied(step_of(each), {}, each.created_ms)
+        for each in known
+        if each.stage is ErasureStage.DONE
+    }
 
 
 def still_true(before: Mapping[int, Applied], known: Collection[TopicErasure]) -> dict[int, Applied]:

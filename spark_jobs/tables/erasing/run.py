@@ -90,7 +90,7 @@ class Erasing:
                 ranges[each.erasure_id] = found
                 for number in found:
                     marks.setdefault(number, []).extend(ours[number])
-            erased[each.erasure_id] = applied(step, ours, progress.offsets)
+            erased[each.erasure_id] = applied(step, ours, progress.offsets, each.created_ms)
         if not ranges:
             return progress, Erased()
         after = replace(progress, erased=erased, looked_ms=self._now_ms)

@@ -28,7 +28,7 @@ MARKS = {0: [KeyMark(hash_of(b"a"), 10), KeyMark(hash_of(b"b"), 4, tombstone=Tru
 
 
 def erasure(number: int, stage: ErasureStage, *, tombstones: bool = False) -> TopicErasure:
-    return TopicErasure(number, stage, tombstones)
+    return TopicErasure(number, stage, tombstones, 0)
 
 
 def test_tombstones_count_once_their_stage_has_begun() -> None:
