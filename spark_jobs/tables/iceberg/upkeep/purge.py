@@ -24,6 +24,7 @@ from runtime.logging import get_logger
 from spark_jobs.tables.iceberg.upkeep import reach, removal
 from spark_jobs.tables.iceberg.upkeep.expiry_commit import expiry_of
 from spark_jobs.tables.iceberg.upkeep.paths import (
+    KEY_INDEX,
     OUR_FILE,
     data_of,
     drops_log,
@@ -140,9 +141,9 @@ def _of_refs(metadata: Any, *, with_main: bool) -> set[int]:
 
 
 def _ours(table: Any) -> Iterator[str]:
-    """The paths of data files of ours that lie at the table's place, or whose key indexes do."""
-    for directory in (data_of(table), keys_of(table)):
+    """The paths of data files of ours that lie at the table's place, and of all whose key indexes do."""
+    for directory, names in ((data_of(table), OUR_FILE), (keys_of(table), KEY_INDEX)):
         for each in listed(table.io, directory):
-            ours = OUR_FILE.fullmatch(each.name)
+            ours = names.fullmatch(each.name)
             if ours is not None:
                 yield f"{data_of(table)}/{ours[1]}.parquet"

@@ -33,6 +33,7 @@ from spark_jobs.tables.iceberg.upkeep import reach, removal
 from spark_jobs.tables.iceberg.upkeep.expiry import Ref, Taken, enough, expired
 from spark_jobs.tables.iceberg.upkeep.expiry_commit import expiry_of
 from spark_jobs.tables.iceberg.upkeep.paths import (
+    KEY_INDEX,
     OUR_FILE,
     data_of,
     drops_log,
@@ -177,9 +178,9 @@ class Upkeep:
     def _remove_orphans(self, table: Any, now_ms: int) -> None:
         """Remove files that nothing names: those with names of ours after a day, those of metadata later."""
         data: dict[str, list[str]] = {}
-        for directory in (data_of(table), keys_of(table)):
+        for directory, names in ((data_of(table), OUR_FILE), (keys_of(table), KEY_INDEX)):
             for each in listed(table.io, directory):
-                ours = OUR_FILE.fullmatch(each.name)
+                ours = names.fullmatch(each.name)
                 if ours is not None and now_ms - each.written_ms >= DAY_MS:
                     data.setdefault(f"{ours[1]}.parquet", []).append(f"{directory}/{each.name}")
         # Commits that were killed or fenced leave them, and each merge of manifests leaves one.

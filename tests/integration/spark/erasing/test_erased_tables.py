@@ -339,6 +339,26 @@ def killed(*_arguments: Any) -> None:
     raise Killed
 
 
+async def test_key_indexes_of_other_programs_files_go_with_an_erasure(lake: Lake, metadata: MetadataStore) -> None:
+    # given a table of which another program wrote a file again, whose index an export then made; and another such index
+    await lake.client.create_topic("t", partitions=1)
+    for key in (b"augusta", b"bob", b"carl"):
+        await lake.send("t", 0, SECRET, key=key)
+    await exported(lake, "iceberg", LATEST_MODE)
+    lake.catalog().load_table("lake.t").delete("kafka_offset = 1")
+    await lake.send("t", 0, b"news", key=b"carl")
+    await exported(lake, "iceberg", LATEST_MODE)
+    [theirs] = lake.place.rglob("00000-0-*.keys")
+    (theirs.parent / "gone.keys").write_bytes(theirs.read_bytes())
+    # when a key is erased, then no index has its hash
+    await request_erasure(metadata, "t", [b"augusta"])
+    await exported(lake, "iceberg", LATEST_MODE)
+    assert await rows_of(lake, "iceberg") == [(3, b"carl", b"news")]
+    assert [each.name[:6] for each in lake.place.rglob("*.keys")] == ["p00000"]
+    first = int.from_bytes(hash_of(b"augusta")[:8]).to_bytes(8, "little")
+    assert files_with(lake.place / "warehouse", first) == []
+
+
 async def test_small_files_of_a_log_are_merged(lake: Lake) -> None:
     # given a table that gets a small file with each run
     await lake.client.create_topic("t", partitions=2)
