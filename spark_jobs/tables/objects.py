@@ -57,6 +57,16 @@ class Objects:
         """Raises ObjectExistsError."""
         self.call(lambda store: store.put_if_absent(key, body, crc32c=crc32c(body)))
 
+    def has(self, prefix: str) -> bool:
+        """Whether there is an object whose key begins so."""
+
+        async def found(store: ObjectStore) -> bool:
+            async for _ in store.list(prefix):
+                return True
+            return False
+
+        return self.call(found)
+
     def remove(self, keys: Sequence[str]) -> None:
         if keys:
             self.call(lambda store: store.delete_many(list(keys)))

@@ -27,9 +27,10 @@ from runtime.errors import BugError
 from runtime.ids import SystemIds
 from spark_jobs.scan.arrow import pa
 from spark_jobs.tables.contract import DeadRows, KeyedFile
+from spark_jobs.tables.delta.log_entry import LOG
 from spark_jobs.tables.erasing.gone import Erased, GoneRows
 from spark_jobs.tables.erasing.parquet_file import schema_of, write_without
-from spark_jobs.tables.errors import PlaceUnavailableError, StaleWriterError, TableError
+from spark_jobs.tables.errors import PlaceUnavailableError, StaleWriterError, TableError, WrongTableError
 from spark_jobs.tables.file_systems import file_system
 from spark_jobs.tables.file_writer import FileWriter, WrittenFile
 from spark_jobs.tables.layout.layout import PLAIN, Layout
@@ -118,8 +119,13 @@ class ParquetTable:
         return f"{self._sequence():010}"
 
     def load(self) -> Progress | None:
-        """Read the table's progress. Raises BadCommitError."""
+        """Read the table's progress. Raises BadCommitError, WrongTableError."""
         self._newest = self.place.objects.call(_newest)
+        if self._newest is None and self.place.objects.has(LOG):
+            raise WrongTableError(
+                f"{self.url} is a Delta table, whose files would be removed as those of killed exports",
+                remedy="name another directory, or write --to delta:...",
+            )
         if not self._swept:
             is_whole = self._newest is not None and self._newest.replaces
             self._sweep(1 if is_whole else max(1, self._sequence() - SWEPT_BACK))
@@ -249,6 +255,11 @@ class ParquetTable:
         newest = 0 if self._newest is None else self._newest.sequence
         if newest:
             self.place.remove(self.place.objects.call(lambda store: _left(store, since, newest)))
+
+
+def has_commits(objects: Objects) -> bool:
+    """Whether there is a table of Parquet files."""
+    return objects.has(f"{COMMITS}0")  # not the jobs of Spark, which any table has there
 
 
 def live_files(url: str) -> list[str]:

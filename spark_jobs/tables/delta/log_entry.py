@@ -13,6 +13,8 @@ from urllib.parse import quote
 
 from spark_jobs.tables.file_writer import WrittenFile
 
+LOG = "_delta_log/"
+
 
 class Offsets(NamedTuple):
     """The place in the log of a file's rows."""
@@ -38,7 +40,7 @@ class NewFile(NamedTuple):
 
 def log_key(version: int) -> str:
     """The object of a version, below the table's directory."""
-    return f"_delta_log/{version:020}.json"
+    return f"{LOG}{version:020}.json"
 
 
 def replacing_entry(

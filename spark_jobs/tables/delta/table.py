@@ -51,7 +51,7 @@ from spark_jobs.tables.file_systems import bare_url, file_system
 from spark_jobs.tables.file_writer import FileWriter, WrittenFile
 from spark_jobs.tables.layout.layout import PLAIN, Layout
 from spark_jobs.tables.objects import Objects
-from spark_jobs.tables.parquet_table import ParquetPlace
+from spark_jobs.tables.parquet_table import ParquetPlace, has_commits
 from spark_jobs.tables.progress import Progress
 from storage.objects import ObjectNotFoundError, ObjectStore
 from storage.urls import parse_store_url
@@ -125,6 +125,7 @@ class DeltaTable:
         with self._asked():
             self._table = self._opened() if _delta.DeltaTable.is_deltatable(self._uri, self._options) else None
             if self._table is None:
+                self._check_free()
                 return None
             self._check_features()
             told = self._told()
@@ -149,6 +150,13 @@ class DeltaTable:
                 if commit.get("operation") == "RESTORE":
                     newest = int(commit["operationParameters"]["version"])
         return None
+
+    def _check_free(self) -> None:
+        if has_commits(self.place.objects):
+            raise WrongTableError(
+                f"{self.url} is a table of Parquet files, and each of two tables would remove files of the other",
+                remedy="name another directory, or write --to parquet:...",
+            )
 
     def _check_features(self) -> None:
         protocol = self._table.protocol()

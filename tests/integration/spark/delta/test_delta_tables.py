@@ -16,6 +16,7 @@ import pytest
 
 from spark_jobs.tables.delta.table import DeltaTable
 from spark_jobs.tables.errors import BadTableError, CommitUnknownError, StaleWriterError, WrongTableError
+from spark_jobs.tables.parquet_table import ParquetTable
 from spark_jobs.tables.progress import LATEST_MODE
 from tests.fixtures.lake import Lake
 from tests.fixtures.s3 import BucketUrl
@@ -129,6 +130,23 @@ async def test_tables_that_cannot_be_written_are_refused_in_words(lake: Lake) ->
     await lake.send_json("t", 0, {"id": 1})
     with pytest.raises(WrongTableError, match="has the column id as int32, and a Delta table cannot have it as int64"):
         await lake.exported("t", lake.delta("wide"), values_of(WIDE_AVRO))
+
+
+async def test_a_directory_with_a_table_of_another_kind_is_refused(lake: Lake) -> None:
+    # given a table of each kind
+    await lake.client.create_topic("t", partitions=1)
+    await lake.send_json("t", 0, {"id": 1})
+    delta, files = lake.delta(), lake.parquet()
+    for table in (delta, files):
+        await lake.exported("t", table)
+    # when the other kind is exported to its directory, then that is refused, and the table stays whole
+    await lake.send_json("t", 0, {"id": 2})
+    for other, says in ((ParquetTable(delta.url), "is a Delta table"), (DeltaTable(files.url), "of Parquet files")):
+        with pytest.raises(WrongTableError, match=says):
+            await lake.exported("t", other)
+    for table in (lake.delta(), lake.parquet()):
+        await lake.exported("t", table)
+        assert await lake.offsets(table) == [(0, 0), (0, 1)]
 
 
 # ---- exactly once --------------------------------------------------------------------------------------------------
