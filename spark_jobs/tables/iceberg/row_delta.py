@@ -52,6 +52,7 @@ try:
         UpdateTableMetadata,
     )
     from pyiceberg.typedef import Record
+    from pyiceberg.types import TimestampType, TimestamptzType
     from pyiceberg.utils.concurrent import ExecutorFactory
 except ModuleNotFoundError as _error:
     raise missing(_error.name or "pyiceberg") from _error
@@ -67,6 +68,8 @@ how the commit ended."""
 _FIELDS = [field.name for field in DATA_FILE_TYPE[FORMAT_VERSION].fields]
 _PARTITION, _SORT_ORDER = _FIELDS.index("partition"), _FIELDS.index("sort_order_id")
 """Places in a `DataFile`, which has no setters for them."""
+_METRICS = TableProperties.METRICS_MODE_COLUMN_CONF_PREFIX
+_TIMES = (TimestampType, TimestamptzType)
 _data_file_of: Any = parquet_file_to_data_file
 _write_list: Any = write_manifest_list
 _summed: Any = update_snapshot_summaries
@@ -224,10 +227,10 @@ class RowDelta(UpdateTableMetadata["RowDelta"]):
     def _added(self, asked: tuple[str, Placed | None]) -> Any:
         path, placed = asked
         if placed is None:
-            file = _data_file_of(self._table.io, self._metadata, path)
+            file = _data_file(self._table.io, self._metadata, path)
             file.spec_id = self._metadata.default_spec_id
             return file
-        file = _data_file_of(self._table.io, self._unpartitioned, path)
+        file = _data_file(self._table.io, self._unpartitioned, path)
         spec = self._metadata.specs()[placed.spec_id]
         types = [field.field_type for field in spec.partition_type(self._metadata.schema()).fields]
         file[_PARTITION] = Record(*decoded(placed.section, types))
@@ -279,9 +282,11 @@ class RowDelta(UpdateTableMetadata["RowDelta"]):
         collector: Any = SnapshotSummaryCollector()
         schema, specs = self._metadata.schema(), self._metadata.specs()
         for file in (*files.added, *files.deletes):
-            collector.add_file(file, schema, specs[file.spec_id])
+            with suppress(OverflowError):  # the name of a partition beyond the year 9999, after the file was counted
+                collector.add_file(file, schema, specs[file.spec_id])
         for each in files.gone:
-            collector.remove_file(each.file, schema, specs[each.file.spec_id])
+            with suppress(OverflowError):
+                collector.remove_file(each.file, schema, specs[each.file.spec_id])
         summary = Summary(files.operation, **{**collector.build(), **self._properties})
         summed = _summed(summary, None if self._parent is None else self._parent.summary)
         # pyiceberg adds no sums for this operation, by which readers of changes know that there is none.
@@ -313,6 +318,16 @@ class RowDelta(UpdateTableMetadata["RowDelta"]):
             with suppress(Exception):  # what stays is an orphan like any other, and the first error matters more
                 self._table.io.delete(path)
         self._new_paths.clear()
+
+
+def _data_file(io: Any, metadata: Any, path: str) -> Any:
+    """The `DataFile` of a Parquet file, without the bounds of times if one lies beyond those of Python."""
+    try:
+        return _data_file_of(io, metadata, path)
+    except OverflowError:
+        times = (field.name for field in metadata.schema().fields if isinstance(field.field_type, _TIMES))
+        properties = {**metadata.properties, **{f"{_METRICS}.{name}": "none" for name in times}}
+        return _data_file_of(io, metadata.model_copy(update={"properties": properties}), path)
 
 
 def in_threads(do: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:

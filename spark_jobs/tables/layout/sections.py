@@ -1,13 +1,15 @@
 """The section of each row. Pure.
 
 pyiceberg's transforms take one value each, so each distinct value of a batch is transformed once. A time counts as the
-begin of its hour, because no transform tells two times of one hour apart.
+begin of its hour, because no transform tells two times of one hour apart. Years and months are numpy's: pyiceberg's end
+with the year 9999, and records may have any time.
 """
 
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Sequence
+from decimal import Decimal
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -22,11 +24,12 @@ from spark_jobs.tables.layout.wanted import TIMES
 try:
     from pyiceberg.conversions import from_bytes, to_bytes
     from pyiceberg.transforms import parse_transform
-    from pyiceberg.types import NestedField
+    from pyiceberg.types import DateType, DecimalType, IntegerType, LongType, NestedField
 except ModuleNotFoundError as _error:
     raise missing(_error.name or "pyiceberg") from _error
 
 HOUR_US = 3_600_000_000
+_SPANS = {"year": "Y", "month": "M"}
 compute: Any = _compute
 _to_bytes: Any = to_bytes
 _from_bytes: Any = from_bytes
@@ -40,7 +43,7 @@ class _Field(NamedTuple):
     by_time: bool
 
     def value(self, source: Any) -> str:
-        return b64encode(_to_bytes(self.result, self.transform(source))).decode()
+        return b64encode(_to_bytes(self.result, _within(self.result, self.transform(source)))).decode()
 
 
 class Sections:
@@ -76,12 +79,30 @@ def _opened(field: SectionField) -> _Field:
     source = primitive(field.type)
     transform = _parse_transform(field.transform)
     result = transform.result_type(source)
+    span = _SPANS.get(field.transform)
     return _Field(
         column=field.column if field.transform != "void" else (),
-        transform=transform.transform(source),
+        transform=transform.transform(source) if span is None else _spans(source, span),
         result=result,
         by_time=field.transform in TIMES,
     )
+
+
+def _spans(source: Any, unit: str) -> Callable[[int], int]:
+    """The number of the span, from 1970 on, of a date or time in its physical form."""
+    own = "D" if isinstance(source, DateType) else "us"
+    return lambda value: int(np.datetime64(value, own).astype(f"datetime64[{unit}]").astype(np.int64))
+
+
+def _within(result: Any, value: Any) -> Any:
+    """The value, or the nearest that the type can hold: the tens of the least number lie below all numbers. So sections
+    stay in the order of their values, on which readers rely."""
+    if isinstance(result, DecimalType):
+        return max(value, Decimal((1, (9,) * result.precision, -result.scale)))
+    if isinstance(result, IntegerType | LongType):
+        least = -(2**63) if isinstance(result, LongType) else -(2**31)
+        return min(max(value, least), -least - 1)
+    return value
 
 
 def primitive(text: str) -> Any:

@@ -22,6 +22,7 @@ from spark_jobs.tables.engines import InProcess
 from spark_jobs.tables.errors import BadTableError, WrongTableError
 from spark_jobs.tables.iceberg.live_files import live_files
 from spark_jobs.tables.layout.wanted import WantedLayout, parse_layout
+from spark_jobs.tables.progress import LATEST_MODE, LOG_MODE
 from tests.fixtures.lake import JSON, Lake
 from tests.integration.spark.exports.test_stored_exports import Killing
 from tests.unit.spark_jobs.tables.iceberg.delta_table import check, parquet
@@ -104,6 +105,27 @@ async def test_files_are_cut_by_the_spec_and_sorted(lake: Lake, engine: Engine) 
         assert len(rows) == len(wanted) > 0 and all(map(kept, rows))
         planned = list(table.scan(row_filter=condition).plan_files())
         assert len(planned) < len(live_files(table))
+
+
+@pytest.mark.parametrize("mode", [LOG_MODE, LATEST_MODE])
+async def test_records_of_any_time_are_in_a_table(lake: Lake, mode: str) -> None:
+    # given a topic that takes records of any time, as of producers that count in microseconds
+    await lake.client.create_topic("t", partitions=1, configs={"message.timestamp.after.max.ms": str(2**63 - 1)})
+    times_ms = (1_700_000_000_000, 1_700_000_000_000_000, 253_402_300_800_000, 9_000_000_000_000_000, 2**63 - 1, -1)
+    layouts = ("", "year", "month", "day", "hour", "bucket(3, {})", "{}")
+    rules = [rule.format("kafka_timestamp") if "{" in rule else f"{rule}(kafka_timestamp)" for rule in layouts[1:]]
+    for each in range(2):
+        for number, at_ms in enumerate(times_ms):
+            batch = build_batch([NewRecord(at_ms, b"%d" % (number + each), b'{"a": 1}')])
+            await lake.client.produce("t", 0, batch)
+        # when tables are cut by it, and one is not
+        for number, wanted in enumerate(([], *([rule] for rule in rules))):
+            table = lake.iceberg(f"t{number}", parse_layout(wanted, []))
+            await lake.exported("t", table, JSON, mode=mode)
+            # then each has the records
+            rows = await asyncio.to_thread(loaded(lake, f"t{number}").scan().to_arrow)
+            kept = range(6 * each + 6) if mode == LOG_MODE else [0, *range(6, 12)] if each else range(6)
+            assert sorted(rows.column("kafka_offset").to_pylist()) == list(kept), wanted
 
 
 async def test_a_table_keeps_the_layout_that_another_program_gave_it(lake: Lake) -> None:

@@ -120,6 +120,32 @@ def test_each_row_is_in_the_section_of_its_values(number: int) -> None:
         assert all(map(same, found[at], wanted)), (row, chosen, found[at], wanted)
 
 
+def test_values_at_the_ends_of_their_types_have_sections() -> None:
+    y10k_us, y1_us, latest_us = 253_402_300_800_000_000, -62_135_596_800_000_000, 2**63 - 1
+    held = {
+        "at": pa.array([y10k_us, y10k_us - 1, y1_us, y1_us - 1, latest_us], pa.timestamp("us", "UTC")),
+        "day": pa.array([2_932_897, -719_162], pa.date32()),
+        "n": pa.array([-(2**63), 2**63 - 1], pa.int64()),
+        "small": pa.array([-(2**31), 2**31 - 1], pa.int32()),
+        "price": pa.array([Decimal("-99.99"), Decimal("99.99")], pa.decimal128(4, 2)),
+    }
+    wanted = {
+        ("at", "year"): [8030, 8029, -1969, -1970, 294_247 - 1970],
+        ("at", "month"): [8030 * 12, 8030 * 12 - 1, -1969 * 12, -1969 * 12 - 1, (294_247 - 1970) * 12],
+        ("at", "hour"): [each // 3_600_000_000 for each in (y10k_us, y10k_us - 1, y1_us, y1_us - 1)] + [2**31 - 1],
+        ("day", "year"): [8030, -1969],
+        ("n", "truncate[10]"): [-(2**63), (2**63 - 1) // 10 * 10],
+        ("small", "truncate[10]"): [-(2**31), (2**31 - 1) // 10 * 10],
+        ("price", "truncate[50000]"): [Decimal("-99.99"), Decimal(0)],
+    }
+    make: Any = parse_transform
+    for (name, how), values in wanted.items():
+        kind = TYPES[name][0] if name != "price" else "decimal(4, 2)"
+        parts = list(Sections([SectionField((name,), kind, how)]).cut(pa.RecordBatch.from_pydict({name: held[name]})))
+        found = [decoded(section, [make(how).result_type(primitive(kind))])[0] for section, _ in parts]
+        assert found == values, (name, how)
+
+
 def test_a_value_in_a_struct_and_a_column_that_the_file_has_not() -> None:
     held = pa.RecordBatch.from_pylist([{"in": {"x": 1}}, {"in": None}, {"in": {"x": None}}, {"in": {"x": 1}}])
     inside = Sections([SectionField(("in", "x"), "long", "identity")])
