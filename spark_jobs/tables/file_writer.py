@@ -187,6 +187,8 @@ class _OpenFile:
             self._sink = pa.BufferOutputStream()
             self._writer = parquet.ParquetWriter(self._sink, self._schema, compression=COMPRESSION)
         rows = pa.Table.from_batches(self._pending)
+        if not rows.schema.equals(self._schema):  # another program made a column of ours wider, or one that may be null
+            rows = rows.cast(self._schema)
         groups = max(1, self._pending_bytes // ROW_GROUP_BYTES, rows.num_rows >> 20)
         self._pending, self._pending_bytes = [], 0
         if self._order:

@@ -49,7 +49,7 @@ from spark_jobs.tables.iceberg.row_delta import RowDelta
 from spark_jobs.tables.iceberg.specs import check_layout, layout_of, needed, new_table
 from spark_jobs.tables.iceberg.upkeep.expiry import FOR_NEW_TABLES
 from spark_jobs.tables.iceberg.upkeep.purge import Purge
-from spark_jobs.tables.keyed.key_index import index_name
+from spark_jobs.tables.keyed.key_index import KEY_COLUMNS, index_name
 from spark_jobs.tables.layout.layout import Layout
 from spark_jobs.tables.layout.wanted import WantedLayout
 from spark_jobs.tables.progress import LATEST_MODE, Progress
@@ -66,6 +66,7 @@ PROGRESS = "siltstone.progress"
 TOPIC = "siltstone.topic"
 ERASURES = "siltstone.erasures"
 """In the summary of a snapshot that erased rows: the ids of the requests."""
+FINDING_COLUMNS = ("kafka_partition", "kafka_offset", "kafka_timestamp", *KEY_COLUMNS)
 _REPAIR = "_rebuild_snapshot_updates"
 """pyiceberg's private name, because it has no public one; `tests/integration/spark/test_tables.py` proves that a stale
 writer is refused."""
@@ -215,6 +216,7 @@ class IcebergTable:
             self._table = None
             return None
         check_layout(self._table.metadata, self._wanted, self._identifier)
+        self._check_columns()
         snapshot = self._table.current_snapshot()
         if snapshot is None:
             return None
@@ -230,6 +232,18 @@ class IcebergTable:
             remedy="export to another table"
             + ("; keep a snapshot that this command made when you expire others" if ours else ""),
         )
+
+    def _check_columns(self) -> None:
+        """Check that the columns by which rows are found have their names. Raises WrongTableError."""
+        before = {field.name for schema in self._table.metadata.schemas for field in schema.fields}
+        now = {field.name for field in self._table.schema().fields}
+        for name in FINDING_COLUMNS:
+            if name in before - now:
+                raise WrongTableError(
+                    f"another program renamed or dropped the column {name} of {self._identifier}, by which its rows are"
+                    " found",
+                    remedy=f"rename it back to {name}, or export to another table",
+                )
 
     def ensure(self, columns: Any, sampled: Any, topic: str) -> None:
         """Make the table if it does not exist. Another process may make it at the same time. Raises BadTableError."""
@@ -255,8 +269,14 @@ class IcebergTable:
 
     def _extend(self, transaction: Any, columns: Any) -> None:
         if not self.columns.equals(columns):
-            with transaction.update_schema() as update:
-                update.union_by_name(columns)
+            try:
+                with transaction.update_schema() as update:
+                    update.union_by_name(columns)
+            except ValueError as error:
+                raise WrongTableError(
+                    f"{self._identifier}, which another program made or changed, cannot get our columns: {error}",
+                    remedy="export to another table, which this command makes",
+                ) from error
 
     def commit(
         self,

@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from decimal import Decimal
 from typing import Any
 
 import fastavro
+import pyarrow as pa
 import pytest
+from pyiceberg.types import LongType
 
 from spark_jobs.tables.columns.convert import ValueFormat
 from spark_jobs.tables.contract import Table
 from spark_jobs.tables.errors import WrongTableError
-from spark_jobs.tables.progress import LATEST_MODE
+from spark_jobs.tables.progress import LATEST_MODE, LOG_MODE
 from tests.conformance.iceberg import readers
 from tests.fixtures.lake import Lake
 
@@ -144,3 +147,45 @@ async def test_duckdb_reads_old_and_new_rows_of_an_iceberg_table(lake: Lake) -> 
         for each in [*OLD, *NEW]
     ]
     assert found == [plain[:2], plain]
+
+
+@pytest.mark.parametrize("mode", [LOG_MODE, LATEST_MODE])
+async def test_columns_of_ours_that_another_program_changes_are_followed_or_refused_in_words(
+    lake: Lake, mode: str
+) -> None:
+    # given tables of which another program then changes one of our own columns
+    changes: Mapping[str, Callable[[Any], object]] = {
+        "wider": lambda update: update.update_column("kafka_partition", LongType()),
+        "optional": lambda update: update.update_column("kafka_offset", required=False),
+        "described": lambda update: update.update_column("kafka_key", doc="who"),
+        "moved": lambda update: update.move_first("id"),
+    }
+    lost: Mapping[str, Callable[[Any], object]] = {
+        "renamed": lambda update: update.rename_column("kafka_key", "who"),
+        "dropped": lambda update: update.delete_column("kafka_timestamp"),
+    }
+    await lake.client.create_topic("t", partitions=1)
+    await lake.send_json("t", 0, {"id": 1})
+    for name, change in {**changes, **lost}.items():
+        await lake.exported("t", lake.iceberg(name), mode=mode)
+        with lake.catalog().load_table(f"lake.{name}").update_schema(allow_incompatible_changes=True) as update:
+            change(update)
+    await lake.send("t", 0, b'{"id": 2}', key=b"other")
+    # when they are exported, then those by which rows can still be found have all rows, in files written again too
+    for name in changes:
+        await lake.exported("t", lake.iceberg(name), mode=mode)
+        table = lake.iceberg(name)
+        held = table.load()
+        files = table.keyed_files()
+        assert held is not None and files is not None
+        table.rewrite([files.files], held)
+        assert [row["id"] for row in await lake.rows(table)] == [1, 2], name
+    # and the others are refused
+    for name in lost:
+        with pytest.raises(WrongTableError, match="another program renamed or dropped the column kafka_") as refused:
+            await lake.exported("t", lake.iceberg(name), mode=mode)
+        assert "rename it back to kafka_" in refused.value.remedy
+    # and so is a table that another program made
+    lake.catalog().create_table("lake.made", pa.schema([("id", pa.int64())]))
+    with pytest.raises(WrongTableError, match="cannot get our columns"):
+        await lake.exported("t", lake.iceberg("made"), mode=mode)
