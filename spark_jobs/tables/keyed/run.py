@@ -22,7 +22,7 @@ from spark_jobs.scan.blocking import BlockingStore
 from spark_jobs.scan.plan import plan_slices
 from spark_jobs.tables.contract import DeadRows, KeyedFiles, Table
 from spark_jobs.tables.engines import InProcess
-from spark_jobs.tables.errors import StaleWriterError
+from spark_jobs.tables.errors import StaleWriterError, WrongTableError
 from spark_jobs.tables.keyed.decide import TAIL_ROWS, FileFacts, tail_rows, to_rewrite, with_gaps
 from spark_jobs.tables.keyed.key_index import Wanted
 from spark_jobs.tables.keyed.survivors import SurvivorReader
@@ -90,9 +90,14 @@ def tidy(table: Table, progress: Progress) -> None:
     """Rewrite files that are small, or have many dead rows, in a commit of its own, which leaves all rows as they are.
     Tables of logs have no dead rows of ours.
 
-    Raises the errors of the table's commit, but for one: if another writer is quicker, the next run tries again.
+    Raises the errors of the table's commit, but for one: if another writer is quicker, the next run tries again. If
+    another program wrote what keeps files from being written again, that is told.
     """
-    files = table.keyed_files()
+    try:
+        files = table.keyed_files()
+    except WrongTableError as error:
+        _log.warning("small files are not merged", table=table.name, reason=error.message, remedy=error.remedy)
+        return
     if files is None:
         return
     facts = [

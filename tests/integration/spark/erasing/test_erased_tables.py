@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyiceberg.manifest import DataFileContent, FileFormat
+from pyiceberg.typedef import Record
 
 from metadata.contract.store import MetadataStore
 from metadata.erasures.contract import KeyMark
@@ -26,6 +28,7 @@ from tests.fixtures.log_lines import LogLines
 from tests.fixtures.postgres import run_sql
 from tests.fixtures.tended_tables import Killed
 from tests.fixtures.transactional_log import TransactionalWriter, Write
+from tests.unit.spark_jobs.tables.iceberg.test_foreign_deletes import Foreign, of
 from wire.records import NewRecord
 
 KINDS = [(kind, mode) for kind in ("iceberg", "parquet", "delta") for mode in (LOG_MODE, LATEST_MODE)]
@@ -357,6 +360,32 @@ async def test_key_indexes_of_other_programs_files_go_with_an_erasure(lake: Lake
     assert [each.name[:6] for each in lake.place.rglob("*.keys")] == ["p00000"]
     first = int.from_bytes(hash_of(b"augusta")[:8]).to_bytes(8, "little")
     assert files_with(lake.place / "warehouse", first) == []
+
+
+async def test_a_log_goes_on_in_a_table_whose_files_cannot_be_merged(lake: Lake, log_lines: LogLines) -> None:
+    # given a table of which another program deleted a row by its value
+    await lake.client.create_topic("t", partitions=1)
+    await lake.send("t", 0, b"0")
+    await exported(lake, "iceberg", LOG_MODE)
+    transaction: Any = FencedTransaction(lake.catalog().load_table("lake.t"))
+    deletes = of(
+        content=DataFileContent.EQUALITY_DELETES,
+        file_path=f"{lake.place.as_uri()}/deletes.parquet",
+        file_format=FileFormat.PARQUET,
+        partition=Record(),
+        record_count=1,
+        file_size_in_bytes=1,
+        equality_ids=[2],
+    )
+    with Foreign(transaction, [deletes]):
+        pass
+    transaction.commit_transaction()
+    # when so many small files come that they would be merged, then each run adds its records, and one tells why not
+    for number in range(1, 9):
+        await lake.send("t", 0, b"%d" % number)
+        assert (await exported(lake, "iceberg", LOG_MODE)).rows == 1
+    [told] = log_lines.named("small files are not merged")
+    assert "equality deletes" in told["reason"] and "compact" in told["remedy"]
 
 
 async def test_small_files_of_a_log_are_merged(lake: Lake) -> None:
