@@ -75,6 +75,8 @@ def key_hashes(keys: Any) -> Hashes:
     """The hashes of an Arrow array of keys, binary or text; zeros for a null."""
     of = pa.types
     wide = of.is_large_binary(keys.type) or of.is_large_string(keys.type)
+    if not (wide or of.is_binary(keys.type) or of.is_string(keys.type)):
+        keys, wide = keys.cast(pa.large_binary()), True  # views and dictionaries, as other programs write them
     _, edges_buffer, data_buffer = keys.buffers()
     edges = np.frombuffer(edges_buffer, dtype=np.int64 if wide else np.int32)[keys.offset :][: len(keys) + 1]
     arena = np.frombuffer(data_buffer, dtype=np.uint8) if data_buffer is not None else np.zeros(0, dtype=np.uint8)

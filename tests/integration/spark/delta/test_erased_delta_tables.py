@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import deltalake
+import pyarrow as pa
 import pytest
 
 from metadata.contract.store import MetadataStore
@@ -15,6 +16,7 @@ from spark_jobs.tables import file_writer
 from spark_jobs.tables.delta.table import DeltaTable
 from spark_jobs.tables.erasing import parquet_file
 from spark_jobs.tables.erasing.gone import GoneRows
+from spark_jobs.tables.erasing.parquet_file import schema_of
 from spark_jobs.tables.errors import StaleWriterError
 from spark_jobs.tables.objects import Objects
 from spark_jobs.tables.progress import LATEST_MODE, LOG_MODE
@@ -87,6 +89,19 @@ async def test_rows_that_somebody_else_sorted_are_found_by_their_offsets_after_a
     await asyncio.to_thread(table.load)
     found = [await asyncio.to_thread(table.held_rows, offset, offset + 1) for offset in range(10)]
     assert [rows.num_rows for rows in found] == [0, *[1] * 9]
+
+
+async def test_files_that_somebody_else_wrote_again_are_erased_too(lake: Lake, metadata: MetadataStore) -> None:
+    # given a table of which somebody deleted a row, whose file then has keys in a type of its own
+    await filled(lake, rounds=2)
+    await asyncio.to_thread(lambda: opened(lake.delta()).delete("kafka_offset = 3"))
+    [again] = (lake.place / "delta" / "t").glob("part-*.parquet")
+    assert schema_of(again).field("kafka_key").type == pa.binary_view()
+    # when a key is erased, then its rows go
+    await request_erasure(metadata, "t", [b"augusta"])
+    assert (await lake.exported("t", lake.delta(), RAW)).erased.rows == 2
+    assert await keys_of(lake) == [b"bob"]
+    assert files_with(lake.place / "delta", SECRET) == files_with(lake.place / "delta", b"augusta") == []
 
 
 @pytest.mark.parametrize("mode", [LOG_MODE, LATEST_MODE])

@@ -80,7 +80,18 @@ def test_damage_is_noticed_wherever_it_is() -> None:
             KeyIndex(Reads(body[:cut]), cut).find(Wanted.of(hashes))
 
 
-@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.string(), pa.large_string()])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.binary(),
+        pa.large_binary(),
+        pa.string(),
+        pa.large_string(),
+        pa.binary_view(),
+        pa.string_view(),
+        pa.dictionary(pa.int32(), pa.string()),
+    ],
+)
 def test_a_column_of_keys_is_hashed_as_the_compactor_hashes_them(kind: object) -> None:
     keys = ["a", "", None, "ключ", "long " * 40, "z"]
     column = pa.array(keys, type=pa.string()).cast(kind)
