@@ -85,7 +85,7 @@ class FileWriter:
         if self._layout.sections:
             from spark_jobs.tables.layout.sections import Sections  # loads pyiceberg
 
-            self._sections = Sections(self._layout.sections)
+            self._sections = Sections(self._layout.sections, schema)
         self._open: dict[Section, _OpenFile] = {}
         self._starts: dict[Section, int] = {}
         """Where the next file of a section begins, for those that have one already."""

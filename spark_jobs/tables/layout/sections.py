@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any, NamedTuple, cast
 
@@ -49,8 +50,9 @@ class _Field(NamedTuple):
 class Sections:
     """Cuts batches by the fields of a partition spec."""
 
-    def __init__(self, fields: Sequence[SectionField]) -> None:
-        self._fields = [_opened(each) for each in fields]
+    def __init__(self, fields: Sequence[SectionField], schema: Any = None) -> None:
+        """`schema`: `pyarrow.Schema` of the files, which may have a wider type than the table had until now."""
+        self._fields = [_opened(each if schema is None else _as_written(each, schema)) for each in fields]
 
     def cut(self, batch: Any) -> Iterator[tuple[Section, NDArray[np.int64] | None]]:
         """Each section that the batch has, with the numbers of its rows, rising; None for all of them."""
@@ -86,6 +88,20 @@ def _opened(field: SectionField) -> _Field:
         result=result,
         by_time=field.transform in TIMES,
     )
+
+
+def _as_written(field: SectionField, schema: Any) -> SectionField:
+    """The field with the type that the files have, of those to which a column can grow."""
+    if not field.column or field.column[0] not in schema.names:
+        return field
+    of, kind = pa.types, schema.field(field.column[0]).type
+    for name in field.column[1:]:
+        kind = kind.field(name).type
+    if of.is_int64(kind):
+        return replace(field, type="long")
+    if of.is_float64(kind):
+        return replace(field, type="double")
+    return replace(field, type=f"decimal({kind.precision}, {kind.scale})") if of.is_decimal128(kind) else field
 
 
 def _spans(source: Any, unit: str) -> Callable[[int], int]:

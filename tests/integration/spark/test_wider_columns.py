@@ -18,6 +18,7 @@ from pyiceberg.types import LongType
 from spark_jobs.tables.columns.convert import ValueFormat
 from spark_jobs.tables.contract import Table
 from spark_jobs.tables.errors import WrongTableError
+from spark_jobs.tables.layout.wanted import parse_layout
 from spark_jobs.tables.progress import LATEST_MODE, LOG_MODE
 from tests.conformance.iceberg import readers
 from tests.fixtures.lake import Lake
@@ -128,6 +129,34 @@ async def test_rows_of_a_table_by_key_are_rewritten_in_the_wider_type(
     assert await read(lake, table()) == [OLD[0], NEW[0]]
     [file] = await asyncio.to_thread(lambda: list(lake.catalog().load_table("lake.t").scan().plan_files()))
     assert file.file.record_count == 2, "they were merged"
+
+
+@pytest.mark.parametrize("rule", ["id", "share", "price", "truncate(10, id)"])
+async def test_a_table_is_cut_by_a_column_that_gets_wider(lake: Lake, rule: str) -> None:
+    # given a table that is cut by a column, with rows of its narrow type
+    await lake.client.create_topic("t", partitions=1)
+    await send(lake, NARROW, *OLD)
+    await lake.exported("t", lake.iceberg(wanted=parse_layout([rule], [])), values_of(NARROW))
+    # when values come that only the wide type has
+    for _ in range(2):
+        await send(lake, WIDE, *NEW)
+        await lake.exported("t", lake.iceberg(), values_of(WIDE))
+    # then all are there, and found by their partitions, in files written again too
+    table = lake.iceberg()
+    held, files = table.load(), table.keyed_files()
+    assert held is not None and files is not None
+    table.rewrite([[each] for each in files.files], held)
+    assert sorted(map(str, await read(lake, table))) == sorted(map(str, [*OLD, *NEW, *NEW]))
+    asked = {
+        "id = 1152921504606846976": 2,
+        "share > 10.0": 2,
+        "price > 100000000000": 2,
+        "id < -5": 1,
+        "share = 0.5": 1,
+    }
+    for wanted, count in asked.items():
+        found = await asyncio.to_thread(lake.catalog().load_table("lake.t").scan(row_filter=wanted).to_arrow)
+        assert found.num_rows == count, wanted
 
 
 @pytest.mark.soak
