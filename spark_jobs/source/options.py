@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import cast
@@ -114,6 +114,22 @@ class SourceOptions:
         if self.starting is not None:
             scan = replace(scan, starting=self.starting.get(topic, {}))
         return scan if self.ending is None else replace(scan, ending=self.ending.get(topic, {}))
+
+    def names_offsets_of(self, topic: str) -> bool:
+        return topic in (self.starting or {}) or topic in (self.ending or {})
+
+    def check_offsets(self, topics: Collection[str]) -> None:
+        """Refuse offsets of a topic that is not among these, which are all that are read. Raises SourceOptionError.
+
+        Spark's Kafka source refuses them too. It also refuses offsets that leave out a partition, which are taken here.
+        """
+        for name, offsets in (("startingOffsets", self.starting), ("endingOffsets", self.ending)):
+            if strange := sorted((offsets or {}).keys() - set(topics)):
+                close = difflib.get_close_matches(strange[0], topics, 1)
+                raise SourceOptionError(
+                    f"{name} names topic {strange[0]!r}, which does not exist",
+                    remedy=f"did you mean {close[0]!r}?" if close else "leave it out, or create it before",
+                )
 
 
 def parse_options(

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from metadata.contract.readers import TopicSnapshot
 from metadata.contract.store import ClusterIdentity, MetadataStore
+from metadata.contract.topics import UnknownTopicError
 from runtime.clock import Clock
 from runtime.logging import get_logger
 from spark_jobs.scan.blocking import BlockingStore
@@ -128,7 +129,9 @@ def _plan(
     try:
         scans: list[TopicScan] = []
         for topic in filter(wanted.takes_topic, topics_of(options, metadata)):
-            snapshot = metadata.call(lambda opened, topic=topic: opened.readers.topic_snapshot(topic))
+            snapshot = snapshot_of(topic, options, metadata)
+            if snapshot is None:
+                continue
             scan = planner.look_up(snapshot, options.scan_of(topic))
             scans.append(TopicScan(snapshot, wanted.of(scan, len(snapshot.partitions))))
         found = planner.slices(scans)
@@ -142,14 +145,28 @@ def _plan(
 
 
 def topics_of(options: SourceOptions, metadata: MetadataThread) -> Sequence[str]:
-    """The names of the chosen topics; those of a pattern exist."""
+    """The names of the chosen topics; those of a pattern exist. Raises SourceOptionError for offsets of others."""
     if options.topics.pattern is None:
         return options.topics.names
 
     async def names(opened: MetadataStore) -> list[str]:
         return [topic.name for topic in await opened.readers.topics()]
 
-    return options.topics.among(metadata.call(names))
+    found = options.topics.among(metadata.call(names))
+    options.check_offsets(found)
+    return found
+
+
+def snapshot_of(topic: str, options: SourceOptions, metadata: MetadataThread) -> TopicSnapshot | None:
+    """The snapshot of a chosen topic. A topic of a pattern that was deleted since `topics_of` has none, as if it had
+    not matched. Raises UnknownTopicError for one that is named.
+    """
+    try:
+        return metadata.call(lambda opened: opened.readers.topic_snapshot(topic))
+    except UnknownTopicError:
+        if options.topics.pattern is None or options.names_offsets_of(topic):
+            raise
+        return None
 
 
 def _point_to_read_latest(options: SourceOptions, topic: str, slices: Sequence[Slice]) -> None:

@@ -40,7 +40,7 @@ from spark_jobs.source.metadata import MetadataThread
 from spark_jobs.source.offsets import Document, StreamOffset, TopicOffset, limited
 from spark_jobs.source.options import SourceOptions
 from spark_jobs.source.pins import Pin, Renewal, let_go, renew, take_pin
-from spark_jobs.source.scan import SliceTask, TopicScan, topics_of
+from spark_jobs.source.scan import SliceTask, TopicScan, snapshot_of, topics_of
 
 _log = get_logger(__name__)
 SKIP = "failOnDataLoss=false goes on without the lost records"
@@ -85,10 +85,14 @@ class TopicStream:
     # -- the position
 
     def initial(self) -> Document:
-        """The begin of a query without a checkpoint. Raises UnknownTopicError, OffsetOutOfRangeError."""
+        """The begin of a query without a checkpoint. Raises UnknownTopicError, OffsetOutOfRangeError,
+        SourceOptionError.
+        """
         if isinstance(self._options.scan.starting, AtTimestamp):
             return self._initial_by_timestamp()
-        found = {topic: self._initial_of(now) for topic, now in self._now(known=()).items()}
+        there = self._now(known=())
+        self._options.check_offsets(there)
+        found = {topic: self._initial_of(now) for topic, now in there.items()}
         return StreamOffset(found).as_document()
 
     def _initial_of(self, now: _Ends) -> TopicOffset:
@@ -115,7 +119,9 @@ class TopicStream:
         found: dict[str, TopicOffset] = {}
         try:
             for topic in topics_of(self._options, self._metadata):
-                snapshot = self._snapshot(topic)
+                snapshot = snapshot_of(topic, self._options, self._metadata)
+                if snapshot is None:
+                    continue
                 starting = self._planner.look_up(snapshot, self._options.scan_of(topic)).starting
                 if not isinstance(starting, Mapping):
                     raise BugError(f"a timestamp was looked up as {starting!r}")

@@ -17,6 +17,7 @@ from runtime.errors import SiltstoneError
 from spark_jobs.scan.contract import DataLossError
 from spark_jobs.source.offsets import CheckpointError
 from spark_jobs.source.source import TopicStreamReader
+from spark_jobs.source.topics import SourceOptionError
 from tests.fixtures.spark_readers import batch_reader, batches_of, read_records, stream
 from tests.fixtures.spark_topics import START_MS, SparkTopics, aside
 
@@ -86,6 +87,12 @@ async def test_a_batch_reads_the_topics_that_are_listed_assigned_or_matched(spar
     ]
     with pytest.raises(UnknownTopicError, match="did you mean 'flights'"):
         await found(subscribe="arrivals,flihgts")
+    # and offsets of a topic that is not there, though the pattern would match it
+    for side in ("startingOffsets", "endingOffsets"):
+        with pytest.raises(SourceOptionError, match=rf"{side} names topic 'delay', .*did you mean 'delays'"):
+            await found(subscribePattern="[dg].*", **{side: '{"delays": {"0": 5}, "delay": {"0": 5}}'})
+        with pytest.raises(SourceOptionError, match="names topic 'gates', which does not exist.*leave it out"):
+            await found(subscribePattern="[dg].*", **{side: '{"gates": {"0": 5}}'})
 
 
 async def test_tasks_are_counted_and_topics_pushed_over_all_topics(spark_topics: SparkTopics) -> None:
@@ -145,6 +152,12 @@ async def test_a_stream_with_latest_begins_behind_what_is_there_and_reads_a_new_
     # and a pattern that matches nothing yet is a stream that waits
     with stream(options(spark_topics, subscribePattern="no.*")) as reader:
         assert (await aside(reader.initialOffset))["topics"] == {}
+    # and offsets of a topic that is not there are refused where a stream begins, and only there
+    strict = options(spark_topics, subscribePattern=".*s", startingOffsets='{"gates": {"0": 1}, "flights": {"0": 3}}')
+    with stream(strict) as reader:
+        with pytest.raises(SourceOptionError, match="names topic 'gates', which does not exist"):
+            await aside(reader.initialOffset)
+        assert await aside(lambda: reader.latestOffset(end, ReadAllAvailable())) == end
 
 
 async def test_a_checkpoint_of_one_topic_goes_on_with_several_and_of_others_is_refused(
