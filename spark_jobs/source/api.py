@@ -6,7 +6,9 @@ requested limit is refused rather than ignored. 3.5 has no Python data sources a
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import wraps
 from typing import TYPE_CHECKING, Any, cast
 
 from pyspark.sql.pandas import types as _arrow_types
@@ -70,6 +72,33 @@ class FilterTaker:
         return self._take(filters)
 
 
+_FILTER_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
+"""Spark's process that reads a query's filters, makes the reader, and asks it to take them. It does nothing else."""
+
+
+class _Unreadable:
+    """A filter with a value that Python cannot hold: a time beyond the year 9999, or before the year 1."""
+
+
+def leave_unreadable_filters() -> None:
+    """Leave filters to Spark whose values Python cannot hold. By itself PySpark's worker ends the query at such a value
+    with an OverflowError, after it has made the reader and before it asks the reader.
+    """
+    worker: Any = sys.modules.get(_FILTER_WORKER)
+    read = getattr(worker, "deserializeFilter", None)
+    if read is None or hasattr(read, "__wrapped__"):
+        return
+
+    @wraps(read)
+    def read_or_leave(document: Any) -> Any:
+        try:
+            return read(document)
+        except OverflowError:
+            return _Unreadable()
+
+    worker.deserializeFilter = read_or_leave
+
+
 _COMPARISONS: dict[str, Comparison] = {
     "EqualTo": "=",
     "EqualNullSafe": "=",
@@ -112,5 +141,6 @@ __all__ = [
     "StructType",
     "SupportsTriggerAvailableNow",
     "from_arrow_schema",
+    "leave_unreadable_filters",
     "predicate_of",
 ]

@@ -53,6 +53,7 @@ NAMES = (
     "minPartitions",
     "sliceBytes",
     "pinTtl",
+    "pushDownPredicate",
     "metadataUrl",
     "objectStoreUrl",
     "produceStoreUrl",
@@ -103,6 +104,9 @@ class SourceOptions:
     min_partitions: int = 1
     """The least number of Spark tasks, if there are enough records."""
     max_offsets_per_trigger: int | None = None
+    takes_predicates: bool = False
+    """Spark 4.1 to 4.3 keep one plan for all uses of a DataFrame. With predicates in the plan, any other use of the
+    same DataFrame would miss records. So they are taken only where the user says that the DataFrame has one use."""
     keep_tombstones: bool = False
     """For `read_latest`: deleted keys are rows with a null value."""
     pin_ttl_ms: int = PIN_TTL_MS
@@ -172,6 +176,7 @@ def parse_options(
         slice_bytes=_size(options["sliceBytes"]) if "sliceBytes" in options else SLICE_BYTES,
         min_partitions=_count(options, "minPartitions") if "minPartitions" in options else 1,
         max_offsets_per_trigger=_count(options, "maxOffsetsPerTrigger") if limited else None,
+        takes_predicates=_boolean(options, "pushDownPredicate", default=False),
         keep_tombstones=keep_tombstones,
         pin_ttl_ms=pin_ttl_ms,
     )
@@ -238,6 +243,8 @@ def _check_mode(options: Mapping[str, str], *, streaming: bool) -> None:
                 "maxOffsetsPerTrigger is for streams", remedy="a batch query ends at endingOffsets or endingTimestamp"
             )
         return
+    if "pushDownPredicate" in options:
+        raise SourceOptionError("pushDownPredicate is for batch queries", remedy="leave it out: Spark filters a stream")
     for name in ("endingOffsets", "endingTimestamp"):
         if name in options:
             raise SourceOptionError(

@@ -31,6 +31,7 @@ from spark_jobs.source.api import (
     StructType,
     SupportsTriggerAvailableNow,
     from_arrow_schema,
+    leave_unreadable_filters,
     predicate_of,
 )
 from spark_jobs.source.filters import EVERYTHING
@@ -59,6 +60,7 @@ class DefaultSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = parse_options(self.options, os.environ, streaming=False)
+        leave_unreadable_filters()
         return TopicReader(_checked(options, schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
@@ -96,7 +98,7 @@ class TopicReader(DataSourceReader):
     def _take(self, filters: Sequence[Any]) -> Iterator[Any]:
         """The filters that Spark must evaluate itself."""
         for each in filters:
-            predicate = predicate_of(each)
+            predicate = predicate_of(each) if self._options.takes_predicates else None
             is_exact = False
             if predicate is not None:
                 self._wanted, is_exact = self._wanted.and_also(predicate, self._options.scan.view)

@@ -57,7 +57,7 @@ def time_of(offset: float) -> datetime:
 
 def planned(options: dict[str, str], *filters: Filter) -> tuple[list[Filter], TopicReader, list[Slice]]:
     """The filters that are left to Spark, the reader, and the slices."""
-    reader = batch_reader(options)
+    reader = batch_reader({"pushDownPredicate": "true", **options})
     left = list(reader.pushFilters(list(filters)))
     tasks = reader.partitions()
     return left, reader, [Slice.from_json(task.value.slice) for task in tasks]
@@ -172,7 +172,8 @@ async def test_spark_hands_its_predicates_over_where_the_session_allows_it(
     def query(allowed: bool) -> tuple[list[tuple[int, int]], int, str]:
         spark.conf.set(ALLOWED, str(allowed).lower())
         try:
-            frame = spark.read.format("siltstone").options(**spark_topics.options("flights")).load()
+            options = spark_topics.options("flights", pushDownPredicate="true")
+            frame = spark.read.format("siltstone").options(**options).load()
             frame = frame.where(f"partition = 1 AND offset > 24 AND timestamp >= timestamp '{time_of(22).isoformat()}'")
             said = io.StringIO()
             with contextlib.redirect_stdout(said):

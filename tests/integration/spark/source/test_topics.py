@@ -138,7 +138,7 @@ async def test_a_topic_that_goes_between_list_and_snapshot_had_not_matched(
 
 async def test_tasks_are_counted_and_topics_pushed_over_all_topics(spark_topics: SparkTopics) -> None:
     await fill(spark_topics, delays=2, flights=2)
-    given = options(spark_topics, subscribePattern=".*", minPartitions=8)
+    given = options(spark_topics, subscribePattern=".*", minPartitions=8, pushDownPredicate=True)
 
     assert len(await aside(lambda: batch_reader(given).partitions())) == 8
     reader = batch_reader(given)

@@ -166,6 +166,7 @@ def test_what_cannot_be_meant_is_refused_with_what_to_write_instead(given: dict[
     [
         ({"endingOffsets": "latest"}, "a stream has no end"),
         ({"endingTimestamp": "5"}, "a stream has no end"),
+        ({"pushDownPredicate": "true"}, "pushDownPredicate is for batch queries"),
         ({"view": "latest"}, "view=changes has the last one of each batch"),
     ],
 )
