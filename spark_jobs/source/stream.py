@@ -149,10 +149,14 @@ class TopicStream:
         starts: dict[tuple[str, int], int] = {}  # by topic and partition
         ends: dict[tuple[str, int], int] = {}
         for topic, there in now.items():
+            first = begin.topics.get(topic)
+            if first is not None and first.topic_id != there.topic.topic_id:
+                self._lost_topic(topic, first)
+                first = None
             of_topic = self._up_to_target(there)
             if of_topic is None:
-                continue  # newer than the moment at which the stream ends
-            before = self._starts(begin.topics.get(topic), there, of_topic)
+                continue
+            before = self._starts(first, there, of_topic)
             starts |= {(topic, partition): offset for partition, offset in before.items()}
             ends |= {(topic, partition): offset for partition, offset in of_topic.items()}
             found[topic] = TopicOffset(there.topic.topic_id, of_topic)
@@ -168,21 +172,19 @@ class TopicStream:
         return self._last_seen
 
     def _up_to_target(self, now: _Ends) -> Mapping[int, int] | None:
+        """None for a topic that is newer than the moment at which the stream ends."""
         if self._target is None:
             return now.ends
         target = self._target.topics.get(now.topic.name)
-        if target is None:
+        if target is None or target.topic_id != now.topic.topic_id:
             return None
-        if target.topic_id != now.topic.topic_id:
-            return now.ends
         return {at: min(end, target.next_offsets[at]) for at, end in now.ends.items() if at in target.next_offsets}
 
     def _starts(self, begin: TopicOffset | None, now: _Ends, ends: Mapping[int, int]) -> dict[int, int]:
-        """The start of each partition in the next batch, in agreement with `plan`. A new topic has its log start."""
+        """The start of each partition in the next batch, in agreement with `plan`. A new topic has its log start, and
+        no `begin`.
+        """
         if begin is None:
-            return {partition: now.log_starts[partition] for partition in ends}
-        if begin.topic_id != now.topic.topic_id:
-            self._lost_topic(now.topic.name, begin)
             return {partition: now.log_starts[partition] for partition in ends}
         starts: dict[int, int] = {}
         for partition, end in ends.items():

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql.datasource import EqualTo, StringContains
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
@@ -50,6 +51,19 @@ def read_between(reader: TopicStreamReader, given: dict[str, str], start: Any, e
     tasks = list(reader.partitions(start, end))
     with stream(given) as fresh:  # Spark pickles a reader that was never used
         return places_of(row for batch in batches_of(fresh, tasks) for row in batch.to_pylist())
+
+
+def run_to_the_present_end(spark: SparkSession, given: dict[str, str], folder: Path, *columns: str) -> list[Any]:
+    """Run a query once, from its checkpoint. Returns the rows of this run and the earlier ones."""
+    frame = spark.readStream.format("siltstone").options(**given).load().selectExpr(*columns)
+    writer = frame.writeStream.format("parquet").option("checkpointLocation", f"{folder}/checkpoint")
+    query = writer.trigger(availableNow=True).start(f"{folder}/rows")
+    try:
+        assert query.awaitTermination(200)
+    finally:
+        query.stop()
+    files = list((folder / "rows").glob("*.parquet"))
+    return sorted(tuple(row.values()) for path in files for row in pq.read_table(path).to_pylist())
 
 
 async def fill(topics: SparkTopics, **partitions: int) -> Places:
@@ -235,6 +249,53 @@ async def test_a_topic_that_goes_is_told_or_left_while_the_others_are_read_on(sp
             await aside(lambda: strict.latestOffset(end, ReadAllAvailable()))
 
 
+async def test_a_topic_that_is_made_anew_under_a_run_to_the_present_end_is_for_the_next_run(
+    spark_topics: SparkTopics,
+) -> None:
+    await fill(spark_topics, delays=1, flights=1)
+    given = options(spark_topics, subscribePattern=".*s", failOnDataLoss="false", startingOffsets="earliest")
+    with stream(given) as reader, stream({**given, "failOnDataLoss": "true"}) as strict:
+        start = await aside(reader.initialOffset)
+        for each in (reader, strict):
+            await aside(each.prepareForTriggerAvailableNow)
+        await spark_topics.client.delete_topic("delays")
+        anew = await fill(spark_topics, delays=1)
+        with pytest.raises(DataLossError, match="topic 'delays' was deleted and created again"):
+            await aside(lambda: strict.latestOffset(start, ReadAllAvailable()))
+        end = await aside(lambda: reader.latestOffset(start, ReadAllAvailable()))
+        assert {topic for topic, _, _ in await aside(lambda: read_between(reader, given, start, end))} == {"flights"}
+        # then the run has an end, however much is written to the new topic
+        await spark_topics.write("delays", 0, [b"k"], [b"v"])
+        assert await aside(lambda: reader.latestOffset(end, ReadAllAvailable())) == end
+    with stream(given) as reader:
+        await aside(reader.prepareForTriggerAvailableNow)
+        later = await aside(lambda: reader.latestOffset(end, ReadAllAvailable()))
+        found = await aside(lambda: read_between(reader, given, end, later))
+    assert found == [*anew, ("delays", 0, 20)]
+
+
+@pytest.mark.soak
+async def test_a_topic_that_was_made_anew_between_two_runs_is_told_or_read_from_its_beginning(
+    spark: SparkSession, spark_topics: SparkTopics, tmp_path: Path
+) -> None:
+    def run(**more: object) -> list[Any]:
+        given = options(spark_topics, topic="flights", startingOffsets="earliest", **more)
+        return run_to_the_present_end(spark, given, tmp_path, "cast(value AS string) AS value")
+
+    await spark_topics.client.create_topic("flights", partitions=1)
+    await spark_topics.write("flights", 0, [b"k"] * 3, [b"a", b"b", b"c"])
+    assert await aside(run) == [("a",), ("b",), ("c",)]
+    # when the new one is longer than the old one was, so that the old offsets are in it
+    await spark_topics.client.delete_topic("flights")
+    await spark_topics.client.create_topic("flights", partitions=1)
+    await spark_topics.write("flights", 0, [b"k"] * 5, [b"r", b"s", b"t", b"u", b"v"])
+    with pytest.raises(PySparkException, match=r"'flights' was deleted and created again.*start with a new checkpoint"):
+        await aside(run)
+    # then nothing of it was read, and on request all of it is
+    found = await aside(lambda: run(failOnDataLoss="false"))
+    assert found == [(value,) for value in "abcrstuv"]
+
+
 async def test_a_streaming_query_of_a_pattern_reads_a_new_topic_after_a_restart(
     spark: SparkSession, spark_topics: SparkTopics, tmp_path: Path
 ) -> None:
@@ -242,15 +303,7 @@ async def test_a_streaming_query_of_a_pattern_reads_a_new_topic_after_a_restart(
     given = options(spark_topics, subscribePattern=".*s", startingOffsets="earliest")
 
     def run() -> Places:
-        frame = spark.readStream.format("siltstone").options(**given).load().select("topic", "partition", "offset")
-        writer = frame.writeStream.format("parquet").option("checkpointLocation", f"{tmp_path}/checkpoint")
-        query = writer.trigger(availableNow=True).start(f"{tmp_path}/rows")
-        try:
-            assert query.awaitTermination(200)
-        finally:
-            query.stop()
-        files = list((tmp_path / "rows").glob("*.parquet"))
-        return sorted(tuple(row.values()) for path in files for row in pq.read_table(path).to_pylist())
+        return run_to_the_present_end(spark, given, tmp_path, "topic", "partition", "offset")
 
     assert await aside(run) == written
     written += await fill(spark_topics, arrivals=1)
