@@ -20,6 +20,10 @@ ASKED_MAX = 5
 """The most questions about a topic without a leader: an agent may have created it just now, for the first one."""
 
 
+CHOOSE = -1
+"""The client's number for a partition that it chooses."""
+
+
 class WriteError(SiltstoneError):
     """Records were not written, or nobody knows: some of the task's rows may be in the topic."""
 
@@ -43,8 +47,8 @@ def produce_all(options: SinkOptions, batches: Iterable[Any]) -> int:
 
 
 Headers = list[tuple[str, str | bytes | None]]
-Row = tuple[str | None, bytes | None, bytes | None, Headers | None, int]
-"""Topic, key, value, headers, partition; -1: the client chooses."""
+Row = tuple[str | None, bytes | None, bytes | None, Headers | None, int | None]
+"""Topic, key, value, headers, partition; None: the client chooses by the key."""
 
 
 def _rows(options: SinkOptions, batch: Any) -> Iterator[Row]:
@@ -62,7 +66,7 @@ def _rows(options: SinkOptions, batch: Any) -> Iterator[Row]:
         if pairs is not None and any(pair is None or pair["key"] is None for pair in pairs):
             raise WriteError("a header of a row has no key", remedy="leave such headers out of the column headers")
         named = None if pairs is None else [(pair["key"], pair["value"]) for pair in pairs]
-        yield topic, key, value, named, -1 if partition is None else partition
+        yield topic, key, value, named, partition
 
 
 class RecordProducer:
@@ -73,7 +77,8 @@ class RecordProducer:
         self._bootstrap = options.client[BOOTSTRAP]
         self._failed: KafkaError | None = None
         self._reason = ""
-        self._known: set[str] = set()
+        self._known: dict[str, int] = {}
+        """The numbers of partitions of the topics."""
         reports: dict[str, Any] = {
             "on_delivery": self._delivered,
             "delivery.report.only.error": True,
@@ -100,15 +105,16 @@ class RecordProducer:
         """Check that the topic exists. Raises WriteError."""
         for asked in range(ASKED_MAX):
             try:
-                found = self._producer.list_topics(topic, timeout=ANSWER_S).topics[topic].error
+                there = self._producer.list_topics(topic, timeout=ANSWER_S).topics[topic]
             except KafkaException as error:
                 self._producer.poll(0)  # tells the reason
                 raise WriteError(
                     f"no agent at {self._bootstrap} answers: {self._reason or _told(error.args[0])}",
                     remedy="executors and the driver must reach kafka.bootstrap.servers and the agents' own addresses",
                 ) from None
+            found = there.error
             if found is None:
-                self._known.add(topic)
+                self._known[topic] = len(there.partitions)
                 return
             if found.code() != KafkaError.LEADER_NOT_AVAILABLE or asked == ASKED_MAX - 1:
                 raise WriteError(
@@ -123,16 +129,19 @@ class RecordProducer:
         key: bytes | None,
         value: bytes | None,
         headers: Headers | None,
-        partition: int,
+        partition: int | None,
     ) -> None:
         """Hand a record to the client. Raises WriteError when an earlier one failed."""
         if topic is None:
             raise WriteError("a row has no topic", remedy="fill the column topic, or write option('topic', ...)")
         if topic not in self._known:
             self.check(topic)
+        if partition is not None:
+            self._check_partition(topic, partition)
+        to_partition = CHOOSE if partition is None else partition
         while True:
             try:
-                self._producer.produce(topic, value, key, partition, headers=headers)
+                self._producer.produce(topic, value, key, to_partition, headers=headers)
                 break
             except BufferError:
                 self._producer.poll(0.1)  # until there is room
@@ -141,6 +150,15 @@ class RecordProducer:
             self._raise_failed()
         self._producer.poll(0)
         self._raise_failed()
+
+    def _check_partition(self, topic: str, partition: int) -> None:
+        if partition >= self._known[topic]:
+            self.check(topic)  # partitions may have been added
+        if not 0 <= partition < self._known[topic]:
+            raise WriteError(
+                f"a row names partition {partition} of topic {topic!r}, which has {self._known[topic]}, from 0 on",
+                remedy="correct the column partition, or leave it out: the key then chooses",
+            )
 
     def finish(self) -> None:
         """Wait until every record is acknowledged. Raises WriteError."""

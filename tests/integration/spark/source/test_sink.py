@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from time import sleep
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ from pyspark.errors import PySparkException
 from spark_jobs.sink.options import SinkOptionError, parse_sink
 from spark_jobs.sink.producing import WriteError, check_topic, produce_all
 from tests.fixtures.spark_readers import read_records
+from tests.fixtures.faults import Processes, create_topic
 from tests.fixtures.spark_topics import SparkTopics, aside
 
 if TYPE_CHECKING:
@@ -87,7 +89,11 @@ async def test_what_is_wrong_with_a_write_is_named(spark_topics: SparkTopics) ->
         lambda: produce(spark_topics, {**value, "topic": ("string", pa.array([None], pa.string()))}), "has no topic"
     )
     far = {**value, "partition": ("int", pa.array([7], pa.int32()))}
-    await refused(lambda: produce(spark_topics, far, topic="flights"), "was not written")
+    await refused(lambda: produce(spark_topics, far, topic="flights"), "partition 7 of topic 'flights', which has 1,")
+    for below in (-1, -2):
+        row = {**value, "partition": ("int", pa.array([below], pa.int32()))}
+        told = f"partition {below} of topic 'flights', which has 1, from 0 on (correct the column partition"
+        await refused(lambda row=row: produce(spark_topics, row, topic="flights"), told)  # type: ignore[misc]
     for nameless in (None, {"key": None, "value": b"1"}):
         headers = pa.array([[nameless]], HEADERS)
         row = {**value, "headers": ("array<struct<key:string,value:binary>>", headers)}
@@ -95,6 +101,35 @@ async def test_what_is_wrong_with_a_write_is_named(spark_topics: SparkTopics) ->
     large = {"value": ("string", pa.array(["v" * 2_000_000]))}
     await refused(lambda: produce(spark_topics, large, topic="flights"), "MSG_SIZE_TOO_LARGE")
     assert await read(spark_topics, "flights") == []
+
+
+def test_a_killed_agent_costs_no_row(processes: Processes) -> None:
+    """At least once: a producer sends again what an agent did not acknowledge before it was killed."""
+    processes.start(2)
+    processes.until_all_know_all()
+    create_topic(processes.bootstrap, "flights", partitions=4)
+    rows, batches = 100, 60
+    given = {"kafka.bootstrap.servers": processes.bootstrap, "topic": "flights", "kafka.linger.ms": "5"}
+    options = parse_sink(given, {"value": "string"}, overwrite=False)
+
+    def task() -> Iterator[pa.RecordBatch]:
+        for batch in range(batches):
+            if batch == batches // 3:
+                processes.agents[0].kill()
+            if batch == batches // 2:
+                processes.postgres.end_lease(processes.agents[0].port)
+            yield pa.RecordBatch.from_pydict({"value": [f"{batch}:{row}" for row in range(rows)]})
+            sleep(0.02)
+
+    # when a task writes while one of two agents is killed, with records on their way
+    assert produce_all(options, task()) == rows * batches
+    # then each row is there
+    source = DefaultSource(
+        {"metadataUrl": processes.postgres.url, "objectStoreUrl": processes.store_url, "topic": "flights"}
+    )
+    reader = source.reader(source.schema())
+    found = [row["value"] for task in reader.partitions() for one in reader.read(task) for row in one.to_pylist()]
+    assert set(found) == {b"%d:%d" % (batch, row) for batch in range(batches) for row in range(rows)}
 
 
 def take_session(spark: SparkSession) -> None:

@@ -229,6 +229,22 @@ async def test_a_checkpoint_of_one_topic_goes_on_with_several_and_of_others_is_r
         await aside(lambda: reader.latestOffset(end, ReadAllAvailable()))
 
 
+async def test_a_checkpoint_of_the_release_before_several_topics_is_read_on(spark_topics: SparkTopics) -> None:
+    written = await fill(spark_topics, flights=2)
+    topic_id = (await spark_topics.topic("flights")).topic_id
+    # given the text as that release wrote it
+    text = f'{{"version": 1, "topic": "flights", "topicId": "{topic_id}", "offsets": {{"0": 5, "1": 20}}}}'
+    for given in (options(spark_topics, topic="flights"), options(spark_topics, subscribePattern="fl.*")):
+        with stream(given) as reader:
+            at = json.loads(text)
+            end = await aside(lambda reader=reader, at=at: reader.latestOffset(at, ReadAllAvailable()))  # type: ignore[misc]
+            found = await aside(lambda reader=reader, given=given, at=at, end=end: read_between(reader, given, at, end))  # type: ignore[misc]
+            assert found == written[5:20]
+            # and what this one writes is the same text, so that a query at the end has nothing to do
+            assert json.dumps(end) == text.replace('"0": 5', '"0": 20')
+            assert await aside(lambda reader=reader, end=end: reader.latestOffset(end, ReadAllAvailable())) == end  # type: ignore[misc]
+
+
 async def test_a_topic_that_goes_is_told_or_left_while_the_others_are_read_on(spark_topics: SparkTopics) -> None:
     await fill(spark_topics, delays=1, flights=1)
     given = options(spark_topics, subscribePattern=".*s", failOnDataLoss="false")
