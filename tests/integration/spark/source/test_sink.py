@@ -13,8 +13,8 @@ from pyspark.errors import PySparkException
 
 from spark_jobs.sink.options import SinkOptionError, parse_sink
 from spark_jobs.sink.producing import WriteError, check_topic, produce_all
-from tests.fixtures.spark_readers import read_records
 from tests.fixtures.faults import Processes, create_topic
+from tests.fixtures.spark_readers import read_records
 from tests.fixtures.spark_topics import SparkTopics, aside
 
 if TYPE_CHECKING:
@@ -124,11 +124,8 @@ def test_a_killed_agent_costs_no_row(processes: Processes) -> None:
     # when a task writes while one of two agents is killed, with records on their way
     assert produce_all(options, task()) == rows * batches
     # then each row is there
-    source = DefaultSource(
-        {"metadataUrl": processes.postgres.url, "objectStoreUrl": processes.store_url, "topic": "flights"}
-    )
-    reader = source.reader(source.schema())
-    found = [row["value"] for task in reader.partitions() for one in reader.read(task) for row in one.to_pylist()]
+    where = {"metadataUrl": processes.postgres.url, "objectStoreUrl": processes.store_url, "topic": "flights"}
+    found = [row["value"] for row in read_records(where)]
     assert set(found) == {b"%d:%d" % (batch, row) for batch in range(batches) for row in range(rows)}
 
 
