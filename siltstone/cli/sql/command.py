@@ -21,8 +21,8 @@ def sql(query: str, as_json: bool, as_csv: bool, as_bytes: bool, files: bool, gi
 
     The tables are the topics: `orders`, or in quotes "eu.orders". latest.orders has only the latest record of each key,
     without tombstones. The columns are topic, partition, offset, timestamp, key, value and headers. Keys and values are
-    text, so value->>'price' reads a field of JSON. Conditions on partition, offset and the least timestamp spare what
-    need not be read. QUERY may be -, for the text on stdin.
+    text, so value->>'price' reads a field of JSON. A condition on partition or offset, or for records from a time on,
+    leaves the others unread. If QUERY is -, the text comes from stdin.
 
     Reads the metadata and the object store; needs no agent and changes nothing. All topics are read as they are when
     the query begins, committed records alone.
