@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from tests.conformance.iceberg.readers import Program
-from tests.conformance.iceberg.test_readers import InSpark, duckdb, path_of, spark
+from tests.conformance.iceberg.test_readers import InSpark, path_of
 from tests.integration.spark.keyed.history import SECTIONS, History, history, live_through
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1_200)]
-__all__ = ["duckdb", "history", "spark"]  # fixtures
+__all__ = ["history"]  # a fixture
 FIRST_SEED = int(os.environ.get("KEYED_SEED", "100"))
 
 

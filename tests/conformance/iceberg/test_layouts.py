@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from spark_jobs.tables.iceberg.table import IcebergTable
 from spark_jobs.tables.layout.wanted import SectionRule, parse_layout
 from spark_jobs.tables.progress import Progress
 from tests.conformance.iceberg.readers import Program
+from tests.conformance.iceberg.test_readers import InSpark, path_of
 from tests.unit.spark_jobs.tables.iceberg.delta_table import check
 from tests.unit.spark_jobs.tables.layout.test_sections import TYPES, WANTED, batch, pa, rows
 
@@ -67,7 +67,7 @@ class Filled:
             self.rows.update(enumerate(held, start))
         self.kill(table, chance)
         check(table.loaded)
-        self.metadata = table.loaded.metadata_location.removeprefix("file://")
+        self.table = table.loaded
 
     def _chosen(self, chance: random.Random) -> list[tuple[str, str]]:
         # Identity by a double would be a partition for NaN, about which engines disagree.
@@ -119,21 +119,12 @@ def test_engines_find_each_row_where_it_must_be(tmp_path: Path, spark: Program, 
     print("seed", seed)
     filled = Filled(tmp_path, random.Random(seed))
     print(filled.chosen)
-    catalog = f"layouts{seed}"
-    for name, value in (
-        ("", "org.apache.iceberg.spark.SparkCatalog"),
-        (".type", "hadoop"),
-        (".warehouse", f"file://{tmp_path}/lake"),
-    ):
-        spark.ask(f"SET `spark.sql.catalog.{catalog}{name}`=`{value}`")
-    metadata = tmp_path / "lake" / "n" / "t" / "metadata"
-    shutil.copy(filled.metadata, metadata / "v1.metadata.json")
-    (metadata / "version-hint.text").write_text("1")
-    ours, theirs = f"{catalog}.n.t", f"{catalog}.n.own"
+    there = InSpark(spark, tmp_path)
+    ours, theirs = there.given(filled.table), f"{there.catalog}.n.own"
     conditions = [("true", set(filled.rows)), *filled.conditions()]
     for program, table, type_ in (
         (spark, ours, "TIMESTAMP"),
-        (duckdb, f"iceberg_scan('{filled.metadata}')", "TIMESTAMPTZ"),
+        (duckdb, f"iceberg_scan('{path_of(filled.table.metadata_location)}')", "TIMESTAMPTZ"),
     ):
         each = [
             f"SELECT {at}, k FROM {table} t WHERE {sql.format(type=type_)}" for at, (sql, _) in enumerate(conditions)

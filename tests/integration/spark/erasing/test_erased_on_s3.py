@@ -9,7 +9,7 @@ from urllib.parse import parse_qs, urlsplit
 import boto3
 import pytest
 
-from metadata.urls import open_metadata
+from metadata.contract.store import MetadataStore
 from spark_jobs.tables.contract import Table
 from spark_jobs.tables.delta.table import DeltaTable
 from spark_jobs.tables.iceberg.catalog import CatalogPlace, open_catalog
@@ -46,12 +46,10 @@ def fetched(url: str, folder: Path) -> Path:
 @pytest.mark.parametrize("mode", [LOG_MODE, LATEST_MODE])
 @pytest.mark.parametrize("kind", ["iceberg", "parquet", "delta"])
 async def test_erased_rows_leave_a_table_on_s3_with_all_their_bytes(
-    lake: Lake, s3_url: BucketUrl, tmp_path: Path, kind: str, mode: str
+    lake: Lake, metadata: MetadataStore, s3_url: BucketUrl, tmp_path: Path, kind: str, mode: str
 ) -> None:
     # given a table in a bucket, with rows of two keys in several files
     url = s3_url(prefix="tables")
-    metadata = open_metadata(lake.metadata_url)
-    await metadata.open()
     await lake.client.create_topic("t", partitions=1)
     for number in range(2):
         await lake.send("t", 0, SECRET + b" %d" % number, key=b"augusta")
@@ -68,4 +66,3 @@ async def test_erased_rows_leave_a_table_on_s3_with_all_their_bytes(
     assert files_with(after, b"of bob 1")
     again = await lake.exported("t", await to_thread(opened, lake, kind, url), RAW, mode=mode)
     assert (again.commits, again.rows) == ((), 0)
-    await metadata.close()
