@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
+
+import pyarrow.compute as _compute  # pyright: ignore[reportMissingTypeStubs]
 
 from runtime.errors import BugError
 from spark_jobs.scan.arrow import pa
@@ -17,16 +19,36 @@ from spark_jobs.tables.layout.layout import Layout
 
 try:
     from pyiceberg.expressions import AlwaysTrue
-    from pyiceberg.io.pyarrow import ArrowScan
+    from pyiceberg.io import pyarrow as _pyarrow_io
+    from pyiceberg.io.pyarrow import ArrowProjectionVisitor, ArrowScan
     from pyiceberg.table import FileScanTask
 except ModuleNotFoundError as _error:
     raise missing(_error.name or "pyiceberg") from _error
 
-
+compute: Any = _compute
 _ROWS_OF = "_record_batches_from_scan_tasks_and_deletes"
 """pyiceberg's private name: its public one holds all rows of a file in memory."""
 if not hasattr(ArrowScan, _ROWS_OF):
     raise BugError(f"this pyiceberg reads no file bit by bit: its ArrowScan no longer has {_ROWS_OF}")
+
+
+class _KeepingNulls(ArrowProjectionVisitor):
+    """As pyiceberg's, which reads a list of objects, or a map to objects, that is null as an empty one."""
+
+    def list(self, list_type: Any, list_array: Any, value_array: Any) -> Any:
+        return _with_nulls_of(list_array, cast("Any", super()).list(list_type, list_array, value_array))
+
+    def map(self, map_type: Any, map_array: Any, key_result: Any, value_result: Any) -> Any:
+        return _with_nulls_of(map_array, cast("Any", super()).map(map_type, map_array, key_result, value_result))
+
+
+def _with_nulls_of(before: Any, found: Any) -> Any:
+    if found is None or before.null_count == found.null_count:
+        return found
+    return compute.if_else(before.is_valid(), found, pa.scalar(None, found.type))
+
+
+cast("Any", _pyarrow_io).ArrowProjectionVisitor = _KeepingNulls
 
 
 def rewritten(
