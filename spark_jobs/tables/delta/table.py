@@ -300,6 +300,9 @@ class DeltaTable:
             return [stat.key async for stat in store.list("p") if _is_before(stat.key, version)]
 
         left.update(self.place.objects.call(ours))
+        # A checkpoint forgets files that went long ago, also if nobody ran VACUUM since.
+        forgotten = self._opened().vacuum(dry_run=True, full=True)
+        left.update(each for each in forgotten if "/" not in each and each.endswith(".parquet"))
         self.place.remove(sorted(left - staying))
 
     def _why_kept(self) -> str | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import deltalake
 import pyarrow as pa
+import pyarrow.parquet as parquet
 import pytest
 
 from metadata.contract.store import MetadataStore
@@ -89,6 +90,28 @@ async def test_rows_that_somebody_else_sorted_are_found_by_their_offsets_after_a
     await asyncio.to_thread(table.load)
     found = [await asyncio.to_thread(table.held_rows, offset, offset + 1) for offset in range(10)]
     assert [rows.num_rows for rows in found] == [0, *[1] * 9]
+
+
+async def test_files_that_the_log_has_forgotten_are_erased_too(lake: Lake, metadata: MetadataStore) -> None:
+    # given a table that was merged twice without VACUUM, so that a checkpoint no longer names the first result
+    await filled(lake)
+
+    def merge() -> None:
+        opened(lake.delta()).optimize.compact()
+        opened(lake.delta()).alter.set_table_properties({"delta.deletedFileRetentionDuration": "interval 0 seconds"})
+        opened(lake.delta()).optimize.z_order(["kafka_offset"])
+        opened(lake.delta()).create_checkpoint()
+
+    await asyncio.to_thread(merge)
+    assert opened(lake.delta()).vacuum(retention_hours=0, enforce_retention_duration=False) == []
+    # when a key is erased, then those files go, and no others
+    await request_erasure(metadata, "t", [b"augusta"])
+    nested = lake.place / "delta" / "t" / "other" / "part.parquet"
+    nested.parent.mkdir()
+    parquet.write_table(pa.table({"of": ["somebody else"]}), nested)
+    await lake.exported("t", lake.delta(), RAW)
+    assert files_with(lake.place / "delta", SECRET) == []
+    assert await keys_of(lake) == [b"bob"] * 3 and nested.exists()
 
 
 async def test_files_that_somebody_else_wrote_again_are_erased_too(lake: Lake, metadata: MetadataStore) -> None:
