@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +42,14 @@ class IcebergPlace:
     def remove(self, names: Sequence[str]) -> None:
         io = self._io()
         for name in names:
-            io.delete(self.path(name))
+            try:
+                with suppress(FileNotFoundError):  # an erasure of another writer may have taken it
+                    io.delete(self.path(name))
+            except OSError as error:
+                raise PlaceUnavailableError(
+                    f"files of the Iceberg table cannot be deleted from {self.directory}: {error}",
+                    remedy="check the rights to it; what stays there belongs to no table",
+                ) from error
 
     def _io(self) -> Any:
         return _load_io(dict(self.properties), self.directory)

@@ -321,9 +321,12 @@ class RowDelta(UpdateTableMetadata["RowDelta"]):
 
 
 def _data_file(io: Any, metadata: Any, path: str) -> Any:
-    """The `DataFile` of a Parquet file, without the bounds of times if one lies beyond those of Python."""
+    """The `DataFile` of a Parquet file, without the bounds of times if one lies beyond those of Python. Raises
+    StaleWriterError."""
     try:
         return _data_file_of(io, metadata, path)
+    except FileNotFoundError as error:
+        raise StaleWriterError(f"another writer erased rows of the table, and removed {path}") from error
     except OverflowError:
         times = (field.name for field in metadata.schema().fields if isinstance(field.field_type, _TIMES))
         properties = {**metadata.properties, **{f"{_METRICS}.{name}": "none" for name in times}}

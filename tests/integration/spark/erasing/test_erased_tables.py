@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -340,6 +341,31 @@ async def test_files_of_a_killed_writer_go_with_an_erasure(
 
 def killed(*_arguments: Any) -> None:
     raise Killed
+
+
+@pytest.mark.parametrize("mode", [LOG_MODE, LATEST_MODE])
+async def test_a_writer_whose_files_the_erasure_of_another_one_took_goes_on(
+    lake: Lake, metadata: MetadataStore, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    # given a run that has written its files, when a key is erased, by another run
+    await lake.client.create_topic("t", partitions=1)
+    await lake.send("t", 0, SECRET, key=b"augusta")
+    await exported(lake, "iceberg", mode)
+    await lake.send("t", 0, b"of bob", key=b"bob")
+    slow, loop, others = lake.iceberg(), asyncio.get_running_loop(), list[Report]()
+    commit = slow.commit
+
+    def late(*arguments: Any, **options: Any) -> str:
+        if not others:
+            asyncio.run_coroutine_threadsafe(request_erasure(metadata, "t", [b"augusta"]), loop).result()
+            others.append(lake.run("t", lake.iceberg(), RAW, mode=mode))
+        return commit(*arguments, **options)
+
+    monkeypatch.setattr(slow, "commit", late)
+    report = await lake.exported("t", slow, RAW, mode=mode)
+    # then the first is fenced, and finds nothing left to do
+    assert (report.fenced, report.rows, others[0].rows, others[0].erased.rows) == (1, 0, 1, 1)
+    assert await rows_of(lake, "iceberg") == [(1, b"bob", b"of bob")]
 
 
 async def test_key_indexes_of_other_programs_files_go_with_an_erasure(lake: Lake, metadata: MetadataStore) -> None:
