@@ -115,6 +115,18 @@ def shown(place: CatalogPlace) -> str:
     return f"the Iceberg catalog at {where if where == UNREADABLE else f'{scheme}://{where}'}"
 
 
+def make_namespace(catalog: Any, namespace: str) -> None:
+    """Make it unless it exists; other processes may make it at the same time."""
+    # Asked first: a user who may fill a namespace need not have the right to create one.
+    if catalog.namespace_exists(namespace):
+        return
+    try:
+        catalog.create_namespace_if_not_exists(namespace)
+    except Exception:  # a catalog in SQL has no common error for the row that another process has just written
+        if not catalog.namespace_exists(namespace):
+            raise
+
+
 @contextmanager
 def asked(catalog: str, known: tuple[type[Exception], ...] = ()) -> Generator[None]:
     """A block around calls of pyiceberg: any error that is neither ours nor `known` becomes CatalogUnavailableError."""

@@ -39,7 +39,7 @@ from spark_jobs.tables.errors import (
     WrongTableError,
 )
 from spark_jobs.tables.file_writer import WrittenFile
-from spark_jobs.tables.iceberg.catalog import asked, missing, shown_of
+from spark_jobs.tables.iceberg.catalog import asked, make_namespace, missing, shown_of
 from spark_jobs.tables.iceberg.keyed_files import FIELD_ID, KEYS_DIRECTORY, KeyedFiles
 from spark_jobs.tables.iceberg.manifests import FORMAT_VERSION
 from spark_jobs.tables.iceberg.place import IcebergPlace
@@ -253,9 +253,7 @@ class IcebergTable:
         made = new_table(self._catalog, columns, sampled.names, self._wanted)
         try:
             with self._asked():
-                # Asked first: a user who may fill a namespace need not have the right to create one.
-                if not self._catalog.namespace_exists(self._namespace):
-                    self._catalog.create_namespace_if_not_exists(self._namespace)
+                make_namespace(self._catalog, self._namespace)
                 properties = {TOPIC: topic, **FOR_NEW_TABLES}
                 self._table = self._catalog.create_table(self._identifier, properties=properties, **made)
         except _exceptions.TableAlreadyExistsError:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import fastavro
 import pytest
+from pyiceberg.catalog.sql import SqlCatalog
 
 from spark_jobs.scan.contract import Edge
 from spark_jobs.tables.columns.convert import ValueFormat
@@ -264,6 +266,28 @@ async def test_of_two_exports_at_once_one_is_fenced_and_each_record_is_there_onc
     # and leaves no files behind
     files = list((lake.place / "parquet" / "t").glob("*.parquet")) + list((lake.place / "warehouse").rglob("*.parquet"))
     assert len(files) == 2
+
+
+async def test_first_exports_that_make_the_namespace_at_once_all_end_well(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given exports to new tables of a new namespace, which all see that it does not exist
+    await lake.client.create_topic("t", partitions=1)
+    await lake.send_json("t", 0, {"id": 1})
+    all_seen, exists = threading.Barrier(4), SqlCatalog.namespace_exists
+
+    def seen(catalog: SqlCatalog, namespace: Any) -> bool:
+        found = exists(catalog, namespace)
+        if not found:
+            all_seen.wait(timeout=60)
+        return found
+
+    monkeypatch.setattr(SqlCatalog, "namespace_exists", seen)
+    # when they go on, then each makes its table
+    tables = [lake.iceberg(f"t{number}") for number in range(4)]
+    await asyncio.gather(*(lake.exported("t", each) for each in tables))
+    for each in tables:
+        assert await lake.offsets(each) == [(0, 0)]
 
 
 @mostly_parquet
