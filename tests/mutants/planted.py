@@ -23,6 +23,7 @@ from tests.mutants.planted_in_held_offsets import HELD_OFFSETS
 from tests.mutants.planted_in_keyed_tables import KEYED_TABLES
 from tests.mutants.planted_in_listeners import LISTENERS
 from tests.mutants.planted_in_quotas import QUOTAS
+from tests.mutants.planted_in_spark_source import SPARK_SOURCE
 from tests.mutants.planted_in_sums import SUMS
 from tests.mutants.planted_in_survivors import SURVIVORS
 from tests.mutants.planted_in_sweeps import SWEEPS
@@ -385,6 +386,7 @@ MUTANTS = (
     *BORDERS,
     *LISTENERS,
     *QUOTAS,
+    *SPARK_SOURCE,
     *SUMS,
     *SURVIVORS,
     *TRANSACTIONS,

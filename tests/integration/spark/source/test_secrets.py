@@ -58,6 +58,7 @@ def no_secret(text: str) -> None:
     assert text and READERS not in text and WRITERS not in text, text
 
 
+@pytest.mark.soak
 async def test_plans_checkpoints_and_sparks_errors_have_no_password(
     spark: SparkSession, spark_topics: SparkTopics, as_analyst: dict[str, str], tmp_path: Path
 ) -> None:
@@ -96,6 +97,7 @@ async def test_logs_and_texts_of_readers_have_no_password(
     as_analyst: dict[str, str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("spark_jobs.source.metadata.FIRST_RETRY_MS", 600)
+    monkeypatch.setattr("spark_jobs.sink.producing.ANSWER_S", 2)
     source = DefaultSource({**as_analyst, "metadataUrl": NOWHERE})
     batch, stream = source.reader(source.schema()), source.streamReader(source.schema())
     assert isinstance(batch, TopicReader) and isinstance(stream, TopicStreamReader)
