@@ -24,6 +24,9 @@ MONITORING = "tests/contract/test_observation.py"
 SHELL = "tests/integration/siltstone/test_shell_examples.py"
 RUN_BY_OTHERS = {
     ("docs/spark.md", "from pyspark.sql import SparkSession"): "tests/integration/spark/test_spark_source.py",
+    ("docs/spark.md", 'spark.conf.set("spark.sql.python.filterPushdown'): (
+        "tests/integration/spark/source/test_pushdown_on_spark.py"
+    ),
     ("docs/spark.md", "accounts = {}"): "tests/integration/spark/source/test_changes.py",
     ("docs/spark.md", "MERGE INTO accounts"): "tests/integration/spark/source/test_changes.py",
     ("docs/spark.md", "numbers = spark.range"): "tests/integration/spark/source/test_sink.py",

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from itertools import repeat
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
@@ -23,11 +24,12 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = pytest.mark.timeout(600)
+GUIDE = Path(__file__).resolve().parents[4] / "docs" / "spark.md"
 ALLOWED = "spark.sql.python.filterPushdown.enabled"
 ZONE = "spark.sql.session.timeZone"
 PARTITIONS = 3
-FILES = 8
-PREDICATES = 8
+FILES = 5
+PREDICATES = 5
 FAR_MS = (-1, -86_400_000, -(2**62), -62_135_596_800_001, 253_402_300_800_000, 400_000_000_000_000, 2**62)
 """No time, a day before 1970, before the year 1, after the year 9999, and more than a timestamp of Spark holds."""
 FAR_TEXTS = (
@@ -116,7 +118,7 @@ async def test_any_predicates_leave_what_spark_keeps_of_all_rows(
     print("seed", seed)
     r = random.Random(seed)
     await write_any_log(spark_topics, r)
-    predicates = [f"timestamp >= timestamp '{text}'" for text in FAR_TEXTS]
+    predicates = [f"timestamp >= timestamp '{text}'" for text in (r.choice(FAR_TEXTS), "+10000-01-01 00:00:00")]
     predicates += [some_predicate(r) for _ in range(PREDICATES)]
 
     def compare() -> None:
@@ -153,6 +155,24 @@ async def test_a_time_without_a_zone_is_one_of_the_session(spark: SparkSession, 
     local = f"{at:%Y-%m-%d %H:%M:%S}"
     assert await aside(lambda: query(f"timestamp >= timestamp '{local}'")) == (list(range(25, 40)), 2)
     assert await aside(lambda: query(f"timestamp >= timestamp_ntz '{local}'")) == (list(range(25, 40)), 2)
+
+
+async def test_the_example_of_the_guide_reads_one_partition_from_an_offset_on(
+    spark: SparkSession, spark_topics: SparkTopics, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await spark_topics.client.create_topic("flights", partitions=2)
+    await spark_topics.fill("flights", partitions=2, batches=2, records=10)
+    guide = GUIDE.read_text(encoding="utf-8").partition("\n### Predicates\n")[2]
+    example = guide.partition("```python\n")[2].partition("```")[0].replace("1000", "15")
+    names: dict[str, Any] = {"spark": spark, "where": spark_topics.options("flights")}
+
+    def run() -> int:
+        with session_of(spark, "UTC"):
+            exec(example.replace(".load()", ".options(**where).load()"), names)
+            return names["flights"].where("partition = 1 AND offset >= 15").rdd.getNumPartitions()
+
+    assert await aside(run) == 1
+    assert "5 flights later in partition 1\n" in capsys.readouterr().out
 
 
 async def test_a_frame_that_is_used_twice_has_all_its_rows(spark: SparkSession, spark_topics: SparkTopics) -> None:
