@@ -87,7 +87,7 @@ def _run(writing: Writing, choose: Callable[[int], Engine]) -> Report:
         ask.mode == LATEST_MODE or are_to_tidy(files, writing.table.file_count, len(snapshot.partitions))
     ):
         tidy(writing.table, held)
-    return writing.ended(held if writing.report.commits else writing.erasing.note(held))
+    return writing.ended(held if writing.report.commits else writing.note(held))
 
 
 def _written(writing: Writing, choose: Callable[[int], Engine], progress: Progress | None) -> Progress:

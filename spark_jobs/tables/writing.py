@@ -45,11 +45,11 @@ class Writing:
         dead_letters: Table | None,
     ) -> None:
         """`report`: the commits of earlier tries, to which this one adds its own."""
-        self._letters = None if dead_letters is None else DeadLetters(dead_letters, Erasing(dead_letters, pinned))
         self.table, self.ask, self.snapshot, self.report = table, ask, pinned.snapshot, report
         self.source = source
         self.show, self._pinned = show, pinned
         self.erasing = Erasing(table, pinned)
+        self._letters = None if dead_letters is None else DeadLetters(dead_letters, self.erasing.of(dead_letters))
         self._given = ask.values.given_fields()
         self._warned = False
         self.by_key = False
@@ -265,6 +265,12 @@ class Writing:
             done = done.plus(self._letters.erase())
         self.report = replace(self.report, erased=self.report.erased.plus(done))
         return after
+
+    def note(self, held: Progress) -> Progress:
+        """Write down that a run without a commit asked for erasures. Raises as `Table.commit`."""
+        if self._letters is not None:
+            self._letters.note()
+        return self.erasing.note(held)
 
     def ended(self, held: Progress) -> Report:
         """The report of a run that leaves the table with this progress."""

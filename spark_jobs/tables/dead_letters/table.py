@@ -49,6 +49,7 @@ class DeadLetters:
         held = self._table.load()
         if held is not None:
             self._check(held, snapshot, mode, values)
+            self._erasing.warn(held)
         self._held = held
 
     def begin(self, slices: Sequence[Slice], topic: str) -> None:
@@ -100,6 +101,11 @@ class DeadLetters:
             return Erased()
         self._held, done = self._erasing.apply(self._held)
         return done
+
+    def note(self) -> None:
+        """Write down that this run asked for erasures, if that is due. Raises as `Table.commit`."""
+        if self._held is not None:
+            self._held = self._erasing.note(self._held)
 
     def finish_erasures(self, now_ms: int) -> None:
         if self._held is not None:

@@ -9,6 +9,7 @@ would need this way all the same.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 
 from metadata.contract.errors import RightsMissingError
@@ -52,6 +53,12 @@ class Erasing:
                 reason=error.message,
                 remedy="give the role the rights of this release: siltstone migrate --reader ROLE",
             )
+
+    def of(self, table: Table) -> Erasing:
+        """The same erasures for another table of the run."""
+        other = copy(self)
+        other._table = table
+        return other
 
     def noted(self, base: Progress, before: Progress | None) -> Progress:
         """`base` with the notes of `before`; None: all rows come from the log as it is now."""

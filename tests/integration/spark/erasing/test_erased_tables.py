@@ -24,7 +24,7 @@ from spark_jobs.tables.progress import LATEST_MODE, LOG_MODE
 from storage.local import LocalStore
 from tests.fixtures.erased_bytes import files_with, request_erasure, request_marks
 from tests.fixtures.erasures import hash_of
-from tests.fixtures.lake import RAW, Lake
+from tests.fixtures.lake import JSON, RAW, Lake
 from tests.fixtures.log_lines import LogLines
 from tests.fixtures.postgres import run_sql
 from tests.fixtures.tended_tables import Killed
@@ -264,14 +264,19 @@ async def test_an_erasure_with_the_id_of_one_from_before_a_restore_of_the_metada
     assert files_with(place_of(lake, "iceberg"), SECRET) == []
 
 
+@pytest.mark.parametrize("looked_at", ["t", "letters"])
 async def test_a_table_that_was_away_for_long_is_told_and_one_without_news_notes_that_it_was_not(
-    lake: Lake, metadata: MetadataStore, log_lines: LogLines
+    lake: Lake, metadata: MetadataStore, log_lines: LogLines, looked_at: str
 ) -> None:
-    # given a table whose topic gets no records
+    # given a table, and one of its dead letters, whose topic gets no records
     await lake.client.create_topic("t", partitions=1)
-    await lake.send("t", 0, b"of bob", key=b"bob")
-    await exported(lake, "parquet", LOG_MODE)
-    commits = lake.place / "parquet" / "t" / "_siltstone"
+    await lake.send("t", 0, b"{}", b"of bob", key=b"bob")
+
+    async def run() -> None:
+        await lake.exported("t", lake.parquet(), JSON, mode=LOG_MODE, dead_letters=lake.parquet("letters"))
+
+    await run()
+    commits = lake.place / "parquet" / looked_at / "_siltstone"
     missed = "the table was last exported so long ago that erasures since may be forgotten: request them again"
     for away_ms, notes, warnings in ((0, 0, 0), (LOOKED_KEPT_MS, 1, 0), (KEPT_MS, 1, 1)):
         newest = max(commits.glob("*.json"))
@@ -279,11 +284,11 @@ async def test_a_table_that_was_away_for_long_is_told_and_one_without_news_notes
         row["progress"]["looked_ms"] -= away_ms
         newest.write_text(json.dumps(row))
         # when it is exported after that time
-        await exported(lake, "parquet", LOG_MODE)
+        await run()
         # then it is noted that it asked for erasures; a warning names it when some may be forgotten
         assert len([each for each in commits.glob("*.json") if each > newest]) == notes
-        assert [each["table"] for each in log_lines.named(missed)] == [opened(lake, "parquet").name] * warnings
-        assert await rows_of(lake, "parquet") == [(0, b"bob", b"of bob")]
+        assert [each["table"] for each in log_lines.named(missed)] == [lake.parquet(looked_at).name] * warnings
+        assert await lake.offsets(lake.parquet(looked_at)) == [(0, 0 if looked_at == "t" else 1)]
 
 
 async def test_a_role_without_the_right_is_told_and_the_table_gets_the_erasure_once_it_has_it(
