@@ -13,8 +13,8 @@ from runtime.errors import BadInputError
 
 BOOTSTRAP = "bootstrap.servers"
 PREFIX = "kafka."
-_OF_SPARK = ("checkpointlocation", "path")
-"""Options of the query itself, which Spark hands on."""
+_OF_SPARK = "checkpointlocation"
+"""An option of the query itself, which Spark hands on."""
 _TEXT_OR_BYTES = ("string", "binary")
 _HEADERS = "array<struct<key:string,value:binary>>"
 _TYPES: Mapping[str, tuple[str, ...]] = {
@@ -64,8 +64,12 @@ def parse_sink(given: Mapping[str, str], columns: Mapping[str, str], *, overwrit
     has_headers = "headers" in columns
     for name, value in given.items():
         known, text = name.lower(), value.strip()
-        if known in _OF_SPARK:
+        if known == _OF_SPARK:
             continue
+        if known == "path":
+            raise SinkOptionError(
+                "save() and start() take no path here", remedy="name the topic by option('topic', 'flights')"
+            )
         if known == "topic":
             topic = text
         elif known == "includeheaders":

@@ -67,6 +67,13 @@ SPARK_SOURCE = (
         tests=(f"{_TESTS}/test_pushdown_on_spark.py::test_a_frame_that_is_used_twice_has_all_its_rows",),
     ),
     Mutant(
+        name="a-time-beyond-pythons-ends-the-query",
+        file="spark_jobs/source/source.py",
+        text="        leave_unreadable_filters()\n        return",
+        replacement="        return",
+        tests=(f"{_TESTS}/test_pushdown_on_spark.py::test_any_predicates_leave_what_spark_keeps_of_all_rows",),
+    ),
+    Mutant(
         name="a-negative-partition-is-chosen-by-the-key",
         file="spark_jobs/sink/producing.py",
         text="        if not 0 <= partition < self._known[topic]:\n",

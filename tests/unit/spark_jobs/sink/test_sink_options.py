@@ -46,6 +46,7 @@ def test_columns_of_other_names_are_left_alone() -> None:
         ({}, {**ROWS, "topic": "int"}, "column topic is int"),
         ({"topic": "t", "kafka.bootstrap.servers": " "}, ROWS, "no agent is named"),
         ({"topic": "t", "startingOffsets": "earliest"}, ROWS, "a write has no option 'startingOffsets'"),
+        ({"topic": "t", "path": "/p"}, ROWS, "save() and start() take no path here"),
         ({"topic": "t", "kafka.transactional.id": "x"}, ROWS, "at least once"),
         ({"topic": "t", "includeHeaders": "maybe"}, ROWS, "includeHeaders must be true or false"),
     ],
