@@ -71,6 +71,7 @@ ERASURES = "siltstone.erasures"
 SWEPT_BACK = 100
 """The newest commits among which a run looks for erasures whose files it may have to delete."""
 _FILE = re.compile(r"p\d{5,}-\d{19}-\d{19}-(\d{10})-[0-9a-f]{12}\.parquet", re.ASCII)
+_MISREAD = re.compile(r"[#?]|%[0-9A-Fa-f]{2}")
 _STATISTICS = {"delta.dataSkippingStatsColumns": "kafka_partition,kafka_offset"}
 """For all writers: bounds of other columns would be bytes of keys and values in the log."""
 _LOOKED_BACK = (1, 100, None)
@@ -85,10 +86,18 @@ class DeltaTable:
     """One writer's view of the table, as of `load` or the last commit; made by its first commit."""
 
     def __init__(self, url: str) -> None:
-        """`url` has the form of an object store's: file:///dir, s3://bucket/prefix?endpoint=...&region=..."""
+        """`url` has the form of an object store's: file:///dir, s3://bucket/prefix?endpoint=...&region=... Raises
+        BadTableError."""
         self.url = url
         self.place = ParquetPlace(objects=Objects(url))
         place = parse_store_url(url)
+        where = str(place.directory) if place.scheme == "file" else place.prefix
+        if _MISREAD.search(where):
+            raise BadTableError(
+                f"{where} cannot be the place of a Delta table: the library would take '#', '?' and '%' with two digits"
+                " for parts of a URL",
+                remedy="name a directory without them",
+            )
         self._uri, self._options = bare_url(place), _storage_options(place.endpoint, place.region)
         self._table: Any = None
 

@@ -149,6 +149,18 @@ async def test_a_directory_with_a_table_of_another_kind_is_refused(lake: Lake) -
         assert await lake.offsets(table) == [(0, 0), (0, 1)]
 
 
+async def test_places_of_any_name_have_a_table_or_are_refused(lake: Lake) -> None:
+    await lake.client.create_topic("t", partitions=1)
+    await lake.send_json("t", 0, {"id": 1})
+    for name in ("a b", "ü😀", "a=b&c", "x'y\"z", "a+b", "%", "a:b"):
+        for _ in range(2):
+            await lake.exported("t", lake.delta(name))
+        assert await lake.offsets(lake.delta(name)) == [(0, 0)], name
+    for name in ("a%20b", "a#b", "a?b"):
+        with pytest.raises(BadTableError, match="cannot be the place of a Delta table"):
+            lake.delta(name)
+
+
 # ---- exactly once --------------------------------------------------------------------------------------------------
 
 
