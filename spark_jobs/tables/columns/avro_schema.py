@@ -20,6 +20,7 @@ from spark_jobs.tables.columns.kinds import DEPTH_MAX, Field
 from spark_jobs.tables.errors import BadTableError
 
 FRAME_BYTES = 5
+DIGITS_MAX = 38
 Decode = Callable[[bytes], Mapping[str, Any]]
 _SIMPLE = {
     "boolean": pa.bool_(),
@@ -126,6 +127,8 @@ def _type_of(schema: Any, names: dict[str, Any], at: str, above: tuple[str, ...]
         )
     match of:
         case "record":
+            if at and not described["fields"]:
+                raise BadTableError(f"the Avro record at {at} has no fields, so no column can hold it")
             return pa.struct([_field(each, names, at, (*above, name)) for each in described["fields"]])
         case "array":
             return pa.list_(_field({"name": "element", "type": described["items"]}, names, at, above))
@@ -133,11 +136,22 @@ def _type_of(schema: Any, names: dict[str, Any], at: str, above: tuple[str, ...]
             value = _field({"name": "value", "type": described["values"]}, names, at, above)
             return pa.map_(pa.string(), value)
         case "fixed" if described.get("logicalType") != "decimal":
+            if not described["size"]:
+                raise BadTableError(f"the Avro field {at} has no bytes (fixed, of size 0), so no column can hold it")
             return pa.binary(int(described["size"]))
         case _ if described.get("logicalType") == "decimal":
-            return pa.decimal128(int(described["precision"]), int(described.get("scale", 0)))
+            return _decimal(int(described["precision"]), int(described.get("scale", 0)), at)
         case _:
             return _simple(str(of), str(described.get("logicalType", "")), at)
+
+
+def _decimal(precision: int, scale: int, at: str) -> Any:
+    if not 1 <= precision <= DIGITS_MAX:
+        raise BadTableError(
+            f"the Avro field {at} is a decimal of {precision} digits, and columns have {DIGITS_MAX} at most",
+            remedy="export the values as they are: --value raw",
+        )
+    return pa.decimal128(precision, scale)
 
 
 def _simple(of: str, logical: str, at: str) -> Any:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from spark_jobs.scan.arrow import pa
-from spark_jobs.tables.columns.kinds import DEPTH_MAX, Field, can_name, shown, text_field
+from spark_jobs.tables.columns.kinds import DEPTH_MAX, Field, can_name, list_field, shown, text_field
 from spark_jobs.tables.errors import BadTableError
 
 _SIMPLE = {"integer": pa.int64(), "number": pa.float64(), "string": pa.string(), "boolean": pa.bool_()}
@@ -56,7 +56,7 @@ def _field(name: str, schema: Any, depth: int) -> Field:
     if depth >= DEPTH_MAX:
         return text_field(name)
     if of == "array" and isinstance(described.get("items"), dict):
-        return pa.field(name, pa.list_(_field("element", described["items"], depth + 1)))
+        return list_field(name, _field("element", described["items"], depth + 1))
     if of == "object" and isinstance(described.get("properties"), dict) and described["properties"]:
         inner = cast("Mapping[str, Any]", described["properties"])
         return pa.field(name, pa.struct([_field(each, of_each, depth + 1) for each, of_each in inner.items()]))

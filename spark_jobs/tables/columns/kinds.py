@@ -144,8 +144,7 @@ def field_of(name: str, kind: Kind) -> Field | None:
     if kind in (NULL, HUGE):
         return None
     if isinstance(kind, tuple) and kind[0] == "list":
-        element = field_of("element", kind[1])
-        return text_field(name) if element is None else pa.field(name, pa.list_(element))
+        return list_field(name, field_of("element", kind[1]))
     if isinstance(kind, tuple):
         if len(kind[1]) > COLUMNS_MAX:
             return text_field(name)  # a map
@@ -249,6 +248,12 @@ def size(column: Field) -> int:
 
 def text_field(name: str) -> Field:
     return pa.field(name, pa.string(), metadata={DOC: JSON_DOC.encode()})
+
+
+def list_field(name: str, element: Field | None) -> Field:
+    """A column of lists. Iceberg and Delta describe no elements, so later runs would take such of JSON text for plain
+    strings: the list becomes JSON text as a whole."""
+    return text_field(name) if element is None or is_text(element) else pa.field(name, pa.list_(element))
 
 
 def is_text(field: Field) -> bool:

@@ -251,3 +251,22 @@ async def test_lists_and_maps_of_rows_that_are_written_again_stay_as_they_were(l
     for each in found:
         each["named"] = None if each["named"] is None else dict(each["named"])
     assert found == rows
+
+
+@pytest.mark.parametrize("kind", ["parquet", "iceberg", "delta"])
+async def test_lists_of_several_kinds_are_json_text_in_every_run(lake: Lake, kind: str) -> None:
+    await lake.client.create_topic("t", partitions=1)
+    values: list[Any] = [[1, "one", {}], [2, [None]], []]
+    for number, value in enumerate(values):
+        await lake.send_json("t", 0, {"mixed": value, "inside": [{"mixed": value}], "nested": [value]})
+        assert (await lake.exported("t", getattr(lake, kind)())).errors == 0, number
+    rows = await lake.rows(getattr(lake, kind)())
+    assert [json.loads(row["mixed"]) for row in rows] == values
+    assert [json.loads(row["nested"]) for row in rows] == [[value] for value in values]
+    assert [json.loads(row["inside"][0]["mixed"]) for row in rows] == values
+    # and so they are by a schema
+    free: Any = {"mixed": {"type": "array", "items": {}}}
+    schema = ValueFormat(kind="json", schema_text=json.dumps({"properties": {**free, "nested": {}, "inside": {}}}))
+    for _ in range(2):
+        await lake.exported("t", getattr(lake, kind)("given"), schema)
+    assert [json.loads(row["mixed"]) for row in await lake.rows(getattr(lake, kind)("given"))] == values
