@@ -26,20 +26,28 @@ except ModuleNotFoundError as _error:
     raise missing(_error.name or "pyiceberg") from _error
 
 compute: Any = _compute
+_NESTED = (pa.ListArray, pa.LargeListArray, pa.MapArray)
 _ROWS_OF = "_record_batches_from_scan_tasks_and_deletes"
 """pyiceberg's private name: its public one holds all rows of a file in memory."""
 if not hasattr(ArrowScan, _ROWS_OF):
     raise BugError(f"this pyiceberg reads no file bit by bit: its ArrowScan no longer has {_ROWS_OF}")
 
 
-class _KeepingNulls(ArrowProjectionVisitor):
-    """As pyiceberg's, which reads a list of objects, or a map to objects, that is null as an empty one."""
+class _Whole(ArrowProjectionVisitor):
+    """As pyiceberg's, which reads lists of objects, and maps to objects, that are null as empty ones, and objects in
+    lists of lists by the names of their fields."""
 
     def list(self, list_type: Any, list_array: Any, value_array: Any) -> Any:
-        return _with_nulls_of(list_array, cast("Any", super()).list(list_type, list_array, value_array))
+        held = list_array
+        if isinstance(value_array, _NESTED):
+            held = pa.LargeListArray.from_arrays(list_array.offsets, value_array)
+        return _with_nulls_of(list_array, cast("Any", super()).list(list_type, held, value_array))
 
     def map(self, map_type: Any, map_array: Any, key_result: Any, value_result: Any) -> Any:
-        return _with_nulls_of(map_array, cast("Any", super()).map(map_type, map_array, key_result, value_result))
+        held = map_array
+        if isinstance(value_result, _NESTED):
+            held = pa.MapArray.from_arrays(map_array.offsets, key_result, value_result)
+        return _with_nulls_of(map_array, cast("Any", super()).map(map_type, held, key_result, value_result))
 
 
 def _with_nulls_of(before: Any, found: Any) -> Any:
@@ -48,7 +56,7 @@ def _with_nulls_of(before: Any, found: Any) -> Any:
     return compute.if_else(before.is_valid(), found, pa.scalar(None, found.type))
 
 
-cast("Any", _pyarrow_io).ArrowProjectionVisitor = _KeepingNulls
+cast("Any", _pyarrow_io).ArrowProjectionVisitor = _Whole
 
 
 def rewritten(

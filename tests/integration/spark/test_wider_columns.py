@@ -232,15 +232,21 @@ async def test_lists_and_maps_of_rows_that_are_written_again_stay_as_they_were(l
             {"name": "objects", "type": objects},
             {"name": "named", "type": ["null", {"type": "map", "values": "In"}]},
             {"name": "lists", "type": ["null", {"type": "array", "items": ["null", {"type": "array", "items": "In"}]}]},
+            {"name": "deep", "type": ["null", {"type": "map", "values": {"type": "array", "items": "In"}}]},
         ],
     }
-    filled: dict[str, Any] = {"objects": [{"x": 1}, None], "named": {"a": {"x": 2}}, "lists": [[{"x": 3}], None, []]}
-    rows = [dict.fromkeys(filled), {"objects": [], "named": {}, "lists": []}, filled, {**filled, "objects": None}]
+    filled: dict[str, Any] = {"objects": [{"x": 1}, None], "named": {"a": {"x": 2}}}
+    filled |= {"lists": [[{"x": 3}], None, []], "deep": {"b": [{"x": 4}], "c": []}}
+    empty: dict[str, Any] = {"objects": [], "named": {}, "lists": [], "deep": {}}
+    rows = [dict.fromkeys(filled), empty, filled, {**filled, "objects": None}]
     await lake.client.create_topic("t", partitions=1)
     for each in rows:
         await send(lake, schema, each, keys=b"k")
         await lake.exported("t", lake.iceberg(), values_of(schema))
-    # when its files are written again as one
+    # when another program renames a field inside of them, and the files are written again as one
+    with lake.catalog().load_table("lake.t").update_schema() as update:
+        for path in ("lists.element.element.x", "deep.value.element.x"):
+            update.rename_column(path, "y")
     table = lake.iceberg()
     held, files = table.load(), table.keyed_files()
     assert held is not None and files is not None
@@ -249,8 +255,10 @@ async def test_lists_and_maps_of_rows_that_are_written_again_stay_as_they_were(l
     [task] = lake.catalog().load_table("lake.t").scan().plan_files()
     found = parquet.read_table(task.file.file_path.removeprefix("file://"), columns=list(filled)).to_pylist()
     for each in found:
-        each["named"] = None if each["named"] is None else dict(each["named"])
-    assert found == rows
+        for name in ("named", "deep"):
+            each[name] = None if each[name] is None else dict(each[name])
+    renamed = {"lists": [[{"y": 3}], None, []], "deep": {"b": [{"y": 4}], "c": []}}
+    assert found == [*rows[:2], *({**each, **renamed} for each in rows[2:])]
 
 
 @pytest.mark.parametrize("kind", ["parquet", "iceberg", "delta"])
