@@ -95,7 +95,9 @@ async def test_a_tombstoned_value_in_a_shared_file_is_told_until_the_purge_deadl
     assert found.verdict is Verdict.COMPACTED and [each.level for each in shared] == [1]
     assert shared[0].key in await holding(system, SECRET)
     assert (shared[0].latest_ms or 0) - (shared[0].dead_ms or 0) == SETTINGS.purge_deadline_ms
-    assert "Its bytes still lie in the bucket: L1 file" in found.why and "a shorter purge.deadline.ms" in found.why
+    # A merge past its time limit, as the first one on a busy machine, leaves an object that is named too.
+    assert "Its bytes still lie in the bucket: " in found.why and "L1 file" in found.why
+    assert "a shorter purge.deadline.ms" in found.why
     assert Cause.REMAINS in await causes(system, "kv") and Cause.GONE not in await causes(system, "kv")
 
     # and by the deadline it is in no object, and the tools say that
