@@ -118,7 +118,10 @@ async def test_any_predicates_leave_what_spark_keeps_of_all_rows(
     print("seed", seed)
     r = random.Random(seed)
     await write_any_log(spark_topics, r)
-    predicates = [f"timestamp >= timestamp '{text}'" for text in (r.choice(FAR_TEXTS), "+10000-01-01 00:00:00")]
+    predicates = [
+        f"timestamp >= timestamp '{text}'"
+        for text in (r.choice(FAR_TEXTS), "+10000-01-01 00:00:00", "+10001-01-01 00:00:00")
+    ]
     predicates += [some_predicate(r) for _ in range(PREDICATES)]
 
     def compare() -> None:
