@@ -15,7 +15,7 @@ from agents.topics.present import PresentTopics
 from agents.topics.topic_cache import TopicCache
 from agents.yielding import chunks_with_yields
 from metadata.contract.errors import MetadataUnavailableError
-from metadata.contract.groups import GroupIdTooLongError, OffsetPlace, check_group_id
+from metadata.groups.contract import GroupIdTooLongError, OffsetPlace, check_group_id
 from security.acls.values import Operation, ResourceType
 from wire.error_codes import ErrorCode
 

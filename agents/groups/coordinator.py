@@ -45,7 +45,8 @@ from agents.groups.offset_commits import OffsetCommits, Outcome
 from agents.groups.ownership import owner
 from agents.membership import Membership
 from metadata.contract.errors import MetadataUnavailableError
-from metadata.contract.groups import (
+from metadata.contract.leases import BEAT_MS, LEASE_MS, AgentInfo, WriterFencedError
+from metadata.groups.contract import (
     GroupFencedError,
     GroupLease,
     GroupMetadata,
@@ -53,7 +54,6 @@ from metadata.contract.groups import (
     OffsetPlace,
     OffsetToCommit,
 )
-from metadata.contract.leases import BEAT_MS, LEASE_MS, AgentInfo, WriterFencedError
 from metadata.transactions.contract import TransactionMetadata
 from runtime.logging import get_logger
 from runtime.runtime import Runtime

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, TypeAlias
 
-from metadata.contract.groups import GroupRecord
+from metadata.groups.contract import GroupRecord
 from wire.error_codes import ErrorCode
 
 

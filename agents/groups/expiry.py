@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from agents.groups.coordinator import GroupCoordinator
 from metadata.contract.errors import MetadataUnavailableError
-from metadata.contract.groups import GroupMetadata
+from metadata.groups.contract import GroupMetadata
 from runtime.logging import get_logger
 from runtime.runtime import Runtime
 

@@ -49,7 +49,7 @@ from agents.groups.rebalance import (
     wake,
 )
 from agents.groups.transitions import check_transition
-from metadata.contract.groups import GroupRecord
+from metadata.groups.contract import GroupRecord
 from wire.error_codes import ErrorCode
 
 GROUP_BYTES = 4_000

@@ -31,7 +31,7 @@ from agents.groups.events import (
 )
 from agents.groups.members import Member, Members, member_of
 from agents.groups.subscription import PROTOCOL_TYPE
-from metadata.contract.groups import GroupRecord
+from metadata.groups.contract import GroupRecord
 from wire.error_codes import ErrorCode
 
 SAVE_AGAIN_AFTER_MS = 5_000

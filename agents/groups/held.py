@@ -41,7 +41,7 @@ from agents.groups.group import Group
 from agents.groups.offset_commits import OffsetCommits
 from agents.request_context import current_request
 from metadata.contract.errors import MetadataUnavailableError
-from metadata.contract.groups import GroupFencedError, GroupLease, GroupMetadata, GroupRecord
+from metadata.groups.contract import GroupFencedError, GroupLease, GroupMetadata, GroupRecord
 from runtime.clock import Clock
 from runtime.errors import SiltstoneError
 from runtime.logging import get_logger

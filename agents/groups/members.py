@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from agents.groups.subscription import subscribed_topics
-from metadata.contract.groups import MemberRecord
+from metadata.groups.contract import MemberRecord
 from wire.error_codes import ErrorCode
 
 MEMBER_BYTES = 2_000

@@ -24,7 +24,7 @@ from typing import NamedTuple, TypeAlias, TypeVar
 
 from agents.groups.events import TransactionalProducer
 from metadata.contract.errors import MetadataUnavailableError
-from metadata.contract.groups import (
+from metadata.groups.contract import (
     GroupLease,
     GroupMetadata,
     OffsetCommitBatch,

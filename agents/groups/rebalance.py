@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from agents.groups.events import GroupOptions, GroupState
 from agents.groups.group_data import AssignmentSave, EmptySave, GroupData
-from metadata.contract.groups import GroupRecord
+from metadata.groups.contract import GroupRecord
 from wire.error_codes import ErrorCode
 
 POSTPONED_JOIN_MS_MIN = 1_000

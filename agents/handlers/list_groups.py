@@ -9,7 +9,7 @@ from __future__ import annotations
 from agents.broker import Broker
 from agents.groups.events import GroupState
 from metadata.contract.errors import MetadataUnavailableError
-from metadata.contract.groups import GroupSummary
+from metadata.groups.contract import GroupSummary
 from security.acls.values import Operation, ResourceType
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode

@@ -12,7 +12,7 @@ from agents.groups.events import CommitRequested
 from agents.groups.held import GroupRefusedError
 from agents.groups.offset_commits import Outcome
 from agents.handlers.offsets_to_commit import answered, commit_parts, parts_of, readable
-from metadata.contract.groups import OffsetToCommit
+from metadata.groups.contract import OffsetToCommit
 from security.acls.values import Operation, ResourceType
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode

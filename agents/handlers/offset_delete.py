@@ -10,7 +10,7 @@ from agents.groups.checks import Present, check_allowed, check_id, place_of
 from agents.groups.events import GroupState, GroupView
 from agents.groups.held import GroupRefusedError
 from agents.yielding import LoopYielder
-from metadata.contract.groups import OffsetPlace
+from metadata.groups.contract import OffsetPlace
 from security.acls.values import Operation, ResourceType
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode

@@ -26,7 +26,7 @@ from agents.groups.held import GroupRefusedError
 from agents.security.rights import allowed_in_turns
 from agents.yielding import chunks_with_yields
 from metadata.contract.errors import MetadataUnavailableError
-from metadata.contract.groups import OffsetPlace, StableOffsets
+from metadata.groups.contract import OffsetPlace, StableOffsets
 from security.acls.values import Operation, ResourceType
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode

@@ -19,7 +19,7 @@ from agents.groups.checks import Present, place_of
 from agents.groups.offset_commits import Outcome
 from agents.security.rights import Rights, allowed_in_turns
 from agents.yielding import chunks_with_yields
-from metadata.contract.groups import OffsetPlace, OffsetToCommit
+from metadata.groups.contract import OffsetPlace, OffsetToCommit
 from security.acls.values import Operation, ResourceType
 from wire.error_codes import ErrorCode
 

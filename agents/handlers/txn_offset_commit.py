@@ -18,7 +18,7 @@ from agents.groups.events import CommitRequested, TransactionalProducer
 from agents.groups.held import GroupRefusedError
 from agents.groups.offset_commits import Outcome
 from agents.handlers.offsets_to_commit import Part, answered, commit_parts, parts_of, readable
-from metadata.contract.groups import OffsetToCommit
+from metadata.groups.contract import OffsetToCommit
 from security.acls.values import Operation, ResourceType
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode

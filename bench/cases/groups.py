@@ -26,8 +26,8 @@ from bench.measures.usage import postgres_usage
 from bench.registry import Size
 from bench.servers.databases import held_snapshot, migrated_database, wal_position
 from bench.table import Cell, Column, Table
-from metadata.contract.groups import GroupLease, OffsetCommitBatch, OffsetPlace, OffsetToCommit
 from metadata.contract.leases import AgentAddress
+from metadata.groups.contract import GroupLease, OffsetCommitBatch, OffsetPlace, OffsetToCommit
 from metadata.postgres.driver import open_connection
 from metadata.postgres.store import PostgresMetadata
 from siltstone.embedded.postgres import EmbeddedPostgres

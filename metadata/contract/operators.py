@@ -9,10 +9,10 @@ from typing import NamedTuple, Protocol
 
 from metadata.contract.compactors import PartitionView
 from metadata.contract.files import FileInfo, L0File
-from metadata.contract.groups import GroupRecord, GroupSummary, OffsetPlace
 from metadata.contract.jobs import JobState, MergeJob
 from metadata.contract.leveled import LeveledExtent
 from metadata.contract.topics import Topic, Watermarks
+from metadata.groups.contract import GroupRecord, GroupSummary, OffsetPlace
 from metadata.rules.history import ServerHistory
 from metadata.transactions.contract import AbortedTransaction, TransactionInfo
 

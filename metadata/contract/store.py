@@ -14,10 +14,10 @@ from metadata.contract.agents import AgentMetadata
 from metadata.contract.backup import BackupMetadata
 from metadata.contract.compactors import CompactorMetadata
 from metadata.contract.deletion import DeletionMetadata
-from metadata.contract.groups import GroupMetadata
 from metadata.contract.operators import OperatorMetadata
 from metadata.contract.readers import ReaderMetadata
 from metadata.erasures.contract import ErasureMetadata
+from metadata.groups.contract import GroupMetadata
 from metadata.security.contract import SecurityMetadata
 from metadata.transactions.contract import TransactionMetadata
 

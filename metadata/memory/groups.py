@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from metadata.contract.groups import (
+from metadata.contract.leases import WriterLease
+from metadata.groups.contract import (
     CommittedOffset,
     ExpiredGroups,
     GroupLease,
@@ -17,7 +18,6 @@ from metadata.contract.groups import (
     TakenGroup,
     check_group_id,
 )
-from metadata.contract.leases import WriterLease
 from metadata.memory.tables import MemoryDatabase, StoredGroup
 from metadata.rules.refusals import group_fenced, owner_not_live
 from runtime.clock import Clock

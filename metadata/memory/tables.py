@@ -9,7 +9,6 @@ from typing import Any
 
 from metadata.configs.broker import topic_defaults
 from metadata.contract.files import FileInfo, FileState
-from metadata.contract.groups import CommittedOffset, GroupRecord, OffsetPlace
 from metadata.contract.jobs import JobState, MergeCommitted, MergeJob, NewJob
 from metadata.contract.l0_commit import BatchResult
 from metadata.contract.leases import AgentAddress
@@ -17,6 +16,7 @@ from metadata.contract.leveled import LeveledExtent
 from metadata.contract.tail import Change, ChangeKind
 from metadata.contract.topics import Topic
 from metadata.erasures.contract import Erasure, ErasureStage, KeyMark
+from metadata.groups.contract import CommittedOffset, GroupRecord, OffsetPlace
 from metadata.memory.hints import Hint
 from metadata.memory.transaction_tables import TransactionTables
 from metadata.rules.history import ServerHistory

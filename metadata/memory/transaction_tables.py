@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 
-from metadata.contract.groups import CommittedOffset, OffsetPlace
+from metadata.groups.contract import CommittedOffset, OffsetPlace
 from metadata.transactions.contract import AbortedTransaction, OpenTransaction
 from metadata.transactions.rules import Transaction
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from metadata.contract.files import FileInfo, FileState
-from metadata.contract.groups import CommittedOffset, OffsetPlace
 from metadata.contract.leases import AgentAddress, WriterLease
+from metadata.groups.contract import CommittedOffset, OffsetPlace
 from metadata.memory.tables import File, MemoryDatabase, Writer
 from metadata.memory.transaction_tables import EnteredPartition, TransactionTables
 from metadata.rules import refusals

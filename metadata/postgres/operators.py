@@ -15,7 +15,6 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from metadata.configs.topic import as_int, resolve
 from metadata.contract.compactors import PartitionView
 from metadata.contract.files import FileInfo, FileState
-from metadata.contract.groups import OffsetPlace
 from metadata.contract.jobs import (
     JobState,
     MergeJob,
@@ -33,6 +32,7 @@ from metadata.contract.operators import (
     SystemView,
     TransactionsView,
 )
+from metadata.groups.contract import OffsetPlace
 from metadata.postgres import history as postgres_history
 from metadata.postgres.connection import Database
 from metadata.postgres.groups.groups import SUMMARY, record_of, summary_of

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import uuid
 
-from metadata.contract.groups import GroupFencedError, GroupLease
 from metadata.contract.l0_commit import CommitL0, CommitRefusedError
 from metadata.contract.leases import (
     ALIVE_MS,
@@ -29,6 +28,7 @@ from metadata.contract.topics import (
     TopicExistsError,
     UnknownTopicError,
 )
+from metadata.groups.contract import GroupFencedError, GroupLease
 from metadata.rules.jobs import holds
 from metadata.transactions.contract import EndTransactions
 

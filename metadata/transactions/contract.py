@@ -28,8 +28,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
-from metadata.contract.groups import GroupLease, OffsetPlace, OffsetToCommit
 from metadata.contract.leases import WriterLease
+from metadata.groups.contract import GroupLease, OffsetPlace, OffsetToCommit
 from runtime.errors import BadInputError
 
 TRANSACTIONAL_ID_BYTES_MAX = 2_000

@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from metadata.contract.groups import (
+from metadata.contract.leases import AgentAddress, WriterLease
+from metadata.contract.store import MetadataStore
+from metadata.groups.contract import (
     GroupLease,
     GroupRecord,
     MemberRecord,
@@ -16,8 +18,6 @@ from metadata.contract.groups import (
     OffsetToCommit,
     TakenGroup,
 )
-from metadata.contract.leases import AgentAddress, WriterLease
-from metadata.contract.store import MetadataStore
 from metadata.rules.invariants.groups import check_grp_1, check_grp_2, check_grp_3
 
 NOWHERE = uuid.UUID(int=1)

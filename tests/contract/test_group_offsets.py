@@ -6,7 +6,7 @@ import uuid
 
 import pytest
 
-from metadata.contract.groups import ExpiredGroups, GroupLease, OffsetCommitBatch, OffsetCommitResult, OffsetPlace
+from metadata.groups.contract import ExpiredGroups, GroupLease, OffsetCommitBatch, OffsetCommitResult, OffsetPlace
 from tests.contract.groups import (
     NOWHERE,
     STRANGE,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from metadata.contract.groups import GROUP_ID_BYTES_MAX, GroupIdTooLongError, GroupLease, GroupRecord
+from metadata.groups.contract import GROUP_ID_BYTES_MAX, GroupIdTooLongError, GroupLease, GroupRecord
 from metadata.rules.refusals import group_fenced, owner_not_live
 from tests.contract.groups import (
     STRANGE,

@@ -8,8 +8,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from metadata.contract.groups import OffsetPlace
 from metadata.contract.operators import GroupLag, Observation, PostgresFigures
+from metadata.groups.contract import OffsetPlace
 from metadata.postgres.driver import open_connection
 from metadata.postgres.store import PostgresMetadata
 from runtime.metrics import Metrics

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from metadata.contract.groups import ExpiredGroups, GroupLease, OffsetPlace, OffsetToCommit
 from metadata.contract.store import MetadataStore
+from metadata.groups.contract import ExpiredGroups, GroupLease, OffsetPlace, OffsetToCommit
 from metadata.transactions.contract import (
     TransactionalOffsets,
     TransactionalOffsetsResult,

@@ -93,7 +93,7 @@ WIRE = (
 METADATA = (
     Mutant(
         name="members-that-end-amid-a-number",
-        file="metadata/rules/group_members.py",
+        file="metadata/groups/members.py",
         text="except (struct.error, UnicodeDecodeError) as error:",
         replacement="except UnicodeDecodeError as error:",
         tests=("tests/unit/metadata/test_group_members.py::test_members_that_are_cut_are_refused",),

@@ -15,8 +15,8 @@ from agents.tail.log_index import LogIndex, PartitionLog
 from agents.tail.transactions import Aborted, by_marker
 from agents.transactions.ends import Ends
 from metadata.contract.errors import MetadataUnavailableError
-from metadata.contract.groups import StableOffsets
 from metadata.contract.l0_commit import CommitInDoubtError
+from metadata.groups.contract import StableOffsets
 from metadata.memory import agents as memory_agents
 from metadata.memory import transactions as memory
 from metadata.memory.groups import MemoryGroups

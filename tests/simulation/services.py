@@ -18,7 +18,6 @@ from metadata.configs.changes import Changes, TopicDecision
 from metadata.contract.deletion import DeadFile, DeadWaiting
 from metadata.contract.errors import MetadataUnavailableError
 from metadata.contract.files import FileInfo, L0File
-from metadata.contract.groups import ExpiredGroups, GroupLease
 from metadata.contract.l0_commit import CommitInDoubtError, CommitL0, CommitRefusedError, Committed, ProducerState
 from metadata.contract.leases import AgentAddress, AgentInfo, WriterFencedError, WriterLease
 from metadata.contract.leveled import LeveledExtent
@@ -26,6 +25,7 @@ from metadata.contract.readers import LeveledWindow
 from metadata.contract.store import ClusterIdentity
 from metadata.contract.tail import Cursor, Snapshot, Tail
 from metadata.contract.topics import Topic, Watermarks
+from metadata.groups.contract import ExpiredGroups, GroupLease
 from metadata.memory.store import MemoryMetadata
 from metadata.rules.history import History
 from metadata.security.contract import SecurityState

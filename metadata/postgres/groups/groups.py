@@ -14,7 +14,8 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from metadata.contract.groups import (
+from metadata.contract.leases import WriterLease
+from metadata.groups.contract import (
     CommittedOffset,
     ExpiredGroups,
     GroupLease,
@@ -27,7 +28,7 @@ from metadata.contract.groups import (
     TakenGroup,
     check_group_id,
 )
-from metadata.contract.leases import WriterLease
+from metadata.groups.members import decode_members, encode_members
 from metadata.postgres.connection import Database
 from metadata.postgres.groups.offsets import (
     OffsetCommitter,
@@ -39,7 +40,6 @@ from metadata.postgres.groups.offsets import (
 from metadata.postgres.rows import LONGS, now_ms, statement
 from metadata.postgres.tables import AGENTS, GROUP_OFFSETS, GROUPS, Utf8
 from metadata.postgres.transactions.tables import TRANSACTION_OFFSETS
-from metadata.rules.group_members import decode_members, encode_members
 from metadata.rules.refusals import group_fenced, owner_not_live
 
 NOW_MS = sa.text("clock_ms()")

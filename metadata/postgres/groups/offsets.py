@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from metadata.contract.errors import MetadataInDoubtError, MetadataUnavailableError
-from metadata.contract.groups import (
+from metadata.groups.contract import (
     CommittedOffset,
     GroupLease,
     OffsetCommitBatch,

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from metadata.contract.groups import OffsetPlace
+from metadata.groups.contract import OffsetPlace
 from metadata.postgres.groups.offsets import begin_writing_offsets
 from metadata.postgres.rows import INTS, UUIDS, any_of, now_ms, statement
 from metadata.postgres.tables import GROUPS, Utf8

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from metadata.contract.groups import GroupRecord, GroupSummary
 from metadata.contract.operators import GroupsView
+from metadata.groups.contract import GroupRecord, GroupSummary
 from metadata.rules.invariants.all_levels import Violation
 
 

@@ -6,8 +6,8 @@ import asyncio
 from typing import Any
 
 from metadata.contract.errors import MetadataUnavailableError
-from metadata.contract.groups import GroupLease, GroupRecord
 from metadata.contract.l0_commit import CommitInDoubtError, CommitL0, Committed
+from metadata.groups.contract import GroupLease, GroupRecord
 from metadata.memory.store import MemoryMetadata
 from runtime.logging import LOG_CONTEXT, About, configure, log_context, tell_left_out
 from siltstone.kafka.client import KafkaClient

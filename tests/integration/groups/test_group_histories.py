@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from metadata.contract.groups import GroupFencedError, GroupLease, OffsetCommitBatch, OffsetPlace, OffsetToCommit
 from metadata.contract.leases import AgentAddress, WriterFencedError, WriterLease
 from metadata.contract.topics import UnknownTopicError
+from metadata.groups.contract import GroupFencedError, GroupLease, OffsetCommitBatch, OffsetPlace, OffsetToCommit
 from tests.contract.groups import NOWHERE, STRANGE, member, record, violations
 from tests.contract.metadata_worlds import DAY_MS, MemoryWorld, PostgresWorld, World
 

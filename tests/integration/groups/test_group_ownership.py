@@ -10,9 +10,9 @@ import pytest
 
 from agents.groups.events import GroupState
 from metadata.contract.errors import MetadataUnavailableError
-from metadata.contract.groups import GroupLease
 from metadata.contract.leases import LEASE_MS
 from metadata.contract.store import MetadataStore
+from metadata.groups.contract import GroupLease
 from tests.fixtures.agents import Dial, RunningAgent, StartAgent
 from tests.fixtures.fleet import Counted, Fleet, fleet
 from tests.fixtures.groups import GroupMember, fetch_offsets, meet, owner_and_other, stable_group

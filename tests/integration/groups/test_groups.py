@@ -11,8 +11,8 @@ import pytest
 
 from agents.groups import expiry
 from metadata.contract.errors import MetadataUnavailableError
-from metadata.contract.groups import GroupLease, GroupRecord
 from metadata.contract.store import MetadataStore
+from metadata.groups.contract import GroupLease, GroupRecord
 from metadata.memory import groups as memory_groups
 from siltstone.kafka.client import KafkaClient
 from storage.memory import MemoryStore

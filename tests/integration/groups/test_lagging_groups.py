@@ -10,9 +10,9 @@ import pytest
 
 from agents.topics import present
 from metadata.contract.errors import MetadataUnavailableError
-from metadata.contract.groups import OffsetCommitBatch, OffsetPlace, OffsetToCommit
 from metadata.contract.store import MetadataStore
 from metadata.contract.tail import Cursor, Tail
+from metadata.groups.contract import OffsetCommitBatch, OffsetPlace, OffsetToCommit
 from siltstone.kafka.client import KafkaClient
 from tests.fixtures.agents import Dial, RunningAgent, StartAgent
 from tests.fixtures.fleet import Counted, Fleet, fleet

@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import pytest
 
-from metadata.contract.groups import GroupLease, OffsetCommitBatch, OffsetPlace, OffsetToCommit
 from metadata.contract.leases import AgentAddress
+from metadata.groups.contract import GroupLease, OffsetCommitBatch, OffsetPlace, OffsetToCommit
 from metadata.postgres.driver import open_connection
 from metadata.postgres.store import PostgresMetadata
 

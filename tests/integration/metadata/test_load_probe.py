@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from metadata.contract.groups import OffsetPlace
+from metadata.groups.contract import OffsetPlace
 from metadata.migrations.migrate import migrate_async
 from metadata.postgres.connection import connect
 from metadata.postgres.probes.facts import probe_postgres

@@ -16,8 +16,8 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from metadata.contract.errors import MetadataInDoubtError, MetadataUnavailableError
-from metadata.contract.groups import GroupFencedError, GroupLease, OffsetCommitBatch
 from metadata.contract.topics import UnknownTopicError
+from metadata.groups.contract import GroupFencedError, GroupLease, OffsetCommitBatch
 from metadata.migrations.scripts import FOLDER
 from metadata.postgres.driver import Connection
 from metadata.postgres.groups import offsets as postgres_group_offsets

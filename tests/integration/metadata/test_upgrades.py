@@ -13,9 +13,9 @@ import pytest
 from click.testing import CliRunner
 
 from metadata.contract.errors import MetadataUnavailableError, SchemaMismatchError
-from metadata.contract.groups import GroupFencedError, OffsetCommitBatch
 from metadata.contract.l0_commit import CommitL0
 from metadata.contract.leases import AgentAddress, WriterFencedError, WriterLease
+from metadata.groups.contract import GroupFencedError, OffsetCommitBatch
 from metadata.migrations.grants import READER, grant
 from metadata.migrations.migrate import (
     OldProgramsAtWorkError,

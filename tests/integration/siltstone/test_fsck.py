@@ -9,8 +9,8 @@ from uuid import UUID
 
 import pytest
 
-from metadata.contract.groups import CommittedOffset, OffsetPlace
 from metadata.contract.leases import WriterLease
+from metadata.groups.contract import CommittedOffset, OffsetPlace
 from metadata.memory.store import MemoryDatabase, MemoryMetadata
 from metadata.rules.invariants.all_levels import walk_batches
 from metadata.rules.invariants.leveled import Allowances

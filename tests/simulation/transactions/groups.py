@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from metadata.contract.groups import OffsetPlace
+from metadata.groups.contract import OffsetPlace
 from tests.simulation.book import TopicPartition
 from tests.simulation.faults import Fault
 from tests.simulation.transactions.ledger import UNKNOWN, Transaction

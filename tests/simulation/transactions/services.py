@@ -9,7 +9,9 @@ from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from metadata.contract.errors import MetadataUnavailableError
-from metadata.contract.groups import (
+from metadata.contract.l0_commit import CommitInDoubtError
+from metadata.contract.leases import WriterLease
+from metadata.groups.contract import (
     CommittedOffset,
     ExpiredGroups,
     GroupLease,
@@ -20,8 +22,6 @@ from metadata.contract.groups import (
     StableOffsets,
     TakenGroup,
 )
-from metadata.contract.l0_commit import CommitInDoubtError
-from metadata.contract.leases import WriterLease
 from metadata.transactions.contract import (
     EndTransactions,
     Entered,
@@ -154,7 +154,7 @@ class SimulatedTransactions:
 
 
 class SimulatedGroups:
-    """`metadata.contract.groups.GroupMetadata` as one agent has it: as much as runs with transactions need."""
+    """`metadata.groups.contract.GroupMetadata` as one agent has it: as much as runs with transactions need."""
 
     def __init__(self, metadata: SimulatedMetadata) -> None:
         self._ask, self._groups = metadata.ask, metadata.server.groups

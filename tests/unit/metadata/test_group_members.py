@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metadata.contract.groups import MemberRecord
-from metadata.rules.group_members import BadMembersError, decode_members, encode_members
+from metadata.groups.contract import MemberRecord
+from metadata.groups.members import BadMembersError, decode_members, encode_members
 from tests.contract.groups import STRANGE, member
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=9)

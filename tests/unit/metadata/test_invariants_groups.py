@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from metadata.contract.groups import GroupRecord, GroupSummary, OffsetPlace
 from metadata.contract.operators import GroupsView, StrayOffset
+from metadata.groups.contract import GroupRecord, GroupSummary, OffsetPlace
 from metadata.rules.invariants.groups import check_grp_1, check_grp_2, check_grp_3
 from tests.contract.groups import member, record
 

@@ -15,7 +15,8 @@ from agents.groups import offset_commits
 from agents.groups.events import TransactionalProducer
 from agents.groups.offset_commits import OffsetCommits, grouped
 from metadata.contract.errors import MetadataUnavailableError
-from metadata.contract.groups import (
+from metadata.contract.leases import AgentAddress, WriterLease
+from metadata.groups.contract import (
     GroupLease,
     GroupMetadata,
     OffsetCommitBatch,
@@ -23,7 +24,6 @@ from metadata.contract.groups import (
     OffsetPlace,
     OffsetToCommit,
 )
-from metadata.contract.leases import AgentAddress, WriterLease
 from metadata.memory.store import MemoryMetadata
 from metadata.transactions.contract import (
     InitProducer,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agents.groups.events import GroupState, Woke
-from metadata.contract.groups import GroupRecord
+from metadata.groups.contract import GroupRecord
 from tests.fixtures.group_machine import REBALANCE_MS, SESSION_MS, Machine, described, subscription
 from wire.error_codes import ErrorCode
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 
-from metadata.contract.groups import MemberRecord
+from metadata.groups.contract import MemberRecord
 from runtime.errors import BugError
 
 VERSION = 1
