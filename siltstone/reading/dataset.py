@@ -19,7 +19,7 @@ from runtime.errors import SiltstoneError
 from siltstone.reading.arrow import ds, pa
 from siltstone.reading.fragments import FORMAT, NOWHERE, PartIndex
 from siltstone.reading.open_topic import NotOpenError, OpenTopic
-from siltstone.reading.question import Question, Wanted, question_of
+from siltstone.reading.question import Question, Selection, question_of
 from spark_jobs.scan.blocking import LoopClosedError
 from spark_jobs.scan.contract import SCHEMA
 from spark_jobs.scan.read import BATCH_ROWS, read_slice
@@ -36,7 +36,7 @@ class TopicDataset(ds.FileSystemDataset):  # pyright: ignore[reportUntypedBaseCl
 
     def scanner(
         self,
-        columns: Wanted = None,
+        columns: Selection = None,
         filter: Any = None,
         batch_size: int = BATCH_ROWS,
         **_tuning: Any,

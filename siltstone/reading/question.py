@@ -9,7 +9,7 @@ from typing import Any
 from siltstone.reading.arrow import acero, ds, pa
 from spark_jobs.scan.contract import COLUMNS, SCHEMA
 
-Wanted = Sequence[str] | Mapping[str, Any] | None
+Selection = Sequence[str] | Mapping[str, Any] | None
 """Names of columns, or expressions of pyarrow by name; None for all columns."""
 
 
@@ -45,7 +45,7 @@ class Question:
                 yield pa.RecordBatch.from_arrays(each.columns, schema=self.schema)
 
 
-def question_of(wanted: Wanted, condition: Any) -> Question:
+def question_of(wanted: Selection, condition: Any) -> Question:
     """Raises pyarrow's errors for names that are no columns and for expressions that do not fit them."""
     whole = _bound(COLUMNS, wanted, condition)
     read = COLUMNS if wanted is None else _needed(wanted, condition)
@@ -56,7 +56,7 @@ def question_of(wanted: Wanted, condition: Any) -> Question:
     return Question(wanted=names, condition=condition, read=read, schema=schema)
 
 
-def _needed(wanted: Wanted, condition: Any) -> tuple[str, ...]:
+def _needed(wanted: Selection, condition: Any) -> tuple[str, ...]:
     """The columns without which pyarrow cannot answer."""
     kept = COLUMNS
     for name in COLUMNS:
@@ -69,7 +69,7 @@ def _needed(wanted: Wanted, condition: Any) -> tuple[str, ...]:
     return kept or ("partition",)  # the cheapest, because rows must be counted even so
 
 
-def _bound(columns: Sequence[str], wanted: Wanted, condition: Any) -> Any:
+def _bound(columns: Sequence[str], wanted: Selection, condition: Any) -> Any:
     """A scanner of nothing. pyarrow makes it only if the names and types fit."""
     schema = pa.schema([SCHEMA.field(name) for name in columns])
     names = dict(wanted) if isinstance(wanted, Mapping) else wanted if wanted is None else list(wanted)

@@ -24,7 +24,7 @@ from spark_jobs.scan.windows import block_stretches
 def look_up(store: BlockingStore, snapshot: TopicSnapshot, options: ScanOptions) -> ScanOptions:
     """The options with offsets in place of times. A partition without such a record begins, or ends, at its end.
 
-    Reads some MiB per partition. Raises UnknownPartitionError, and the store's errors when it does not answer.
+    Reads some MiB for each partition that is asked for. Raises the store's errors when it does not answer.
     """
     chosen = [
         part for part in snapshot.partitions if options.partitions is None or part.partition in options.partitions

@@ -46,7 +46,7 @@ class Predicate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class Narrowing:
     """The predicates that narrow a scan."""
 
     topics: tuple[Predicate, ...] = ()
@@ -66,7 +66,7 @@ class Wanted:
         chosen = range(partitions) if scan.partitions is None else scan.partitions
         return replace(scan, partitions=tuple(at for at in chosen if all(each.holds(at) for each in self.partitions)))
 
-    def and_also(self, predicate: Predicate, view: str) -> tuple[Wanted, bool]:
+    def and_also(self, predicate: Predicate, view: str) -> tuple[Narrowing, bool]:
         """This and one more predicate, and whether that is exact."""
         if not _has_values(predicate):
             return self, False
@@ -87,7 +87,7 @@ class Wanted:
         return replace(self, since_ms=since_ms if self.since_ms is None else max(since_ms, self.since_ms)), False
 
 
-EVERYTHING = Wanted()
+EVERYTHING = Narrowing()
 _TYPES: Mapping[str, type] = {"topic": str, "partition": int, "offset": int, "timestamp": datetime}
 
 

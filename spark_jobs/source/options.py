@@ -224,6 +224,11 @@ def _by_key(options: dict[str, str], topics: TopicChoice) -> bool:
         raise SourceOptionError(
             f"read_latest reads the latest view, not {view!r}", remedy="leave out view; spark.read reads the log"
         )
+    if "pushDownPredicate" in options:
+        raise SourceOptionError(
+            "read_latest takes no predicates, so pushDownPredicate means nothing to it",
+            remedy="leave it out; partitions names those to read",
+        )
     return _boolean(options, "keepTombstones", default=False)
 
 

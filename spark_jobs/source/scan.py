@@ -14,7 +14,7 @@ from runtime.logging import get_logger
 from spark_jobs.scan.blocking import BlockingStore
 from spark_jobs.scan.contract import LATEST_VIEW, LOG, AtTimestamp, ScanOptions, Slice
 from spark_jobs.scan.plan import partition_bounds, plan_slices
-from spark_jobs.source.filters import EVERYTHING, Wanted
+from spark_jobs.source.filters import EVERYTHING, Narrowing
 from spark_jobs.source.metadata import MetadataThread
 from spark_jobs.source.options import SourceOptions
 from spark_jobs.source.pins import Pin, let_go, renew, take_pin
@@ -99,7 +99,7 @@ class PlannedScan(NamedTuple):
 
 
 def plan_batch(
-    options: SourceOptions, metadata: MetadataThread, clock: Clock, wanted: Wanted = EVERYTHING
+    options: SourceOptions, metadata: MetadataThread, clock: Clock, wanted: Narrowing = EVERYTHING
 ) -> list[SliceTask]:
     """The tasks of a batch query, under a pin that they renew. Raises UnknownTopicError, and as `plan_slices`."""
     tasks: list[SliceTask] = []
@@ -120,7 +120,7 @@ def plan_pinned(options: SourceOptions, metadata: MetadataThread, clock: Clock) 
 
 
 def _plan(
-    options: SourceOptions, metadata: MetadataThread, clock: Clock, wanted: Wanted
+    options: SourceOptions, metadata: MetadataThread, clock: Clock, wanted: Narrowing
 ) -> tuple[Pin, Sequence[tuple[TopicScan, Sequence[Slice]]]]:
     planner = ScanPlanner(options)
     planner.check_cluster(metadata.call(lambda opened: opened.cluster_identity()))
@@ -132,8 +132,8 @@ def _plan(
             snapshot = snapshot_of(topic, options, metadata)
             if snapshot is None:
                 continue
-            scan = planner.look_up(snapshot, options.scan_of(topic))
-            scans.append(TopicScan(snapshot, wanted.of(scan, len(snapshot.partitions))))
+            scan = wanted.of(options.scan_of(topic), len(snapshot.partitions))
+            scans.append(TopicScan(snapshot, planner.look_up(snapshot, scan)))
         found = planner.slices(scans)
         if clock.wall_ms() - pin.made_ms > pin.renew_every_ms:
             renew(metadata, pin)  # looking up times took long

@@ -17,7 +17,7 @@ from spark_jobs.tables.columns.convert import ValueFormat
 from spark_jobs.tables.erasing.gone import Erased, GoneRows
 from spark_jobs.tables.file_task import SliceReader, WriteResult, WriteTask
 from spark_jobs.tables.file_writer import Place, WrittenFile
-from spark_jobs.tables.keyed.key_index import Wanted
+from spark_jobs.tables.keyed.key_index import SoughtKeys
 from spark_jobs.tables.layout.layout import Layout
 from spark_jobs.tables.progress import Progress
 
@@ -57,7 +57,7 @@ class KeyedFiles(Protocol):
     @property
     def files(self) -> Sequence[KeyedFile]: ...
 
-    def find(self, file: KeyedFile, wanted: Wanted) -> NDArray[np.int64]:
+    def find(self, file: KeyedFile, wanted: SoughtKeys) -> NDArray[np.int64]:
         """The positions of the rows with these keys, rising, dead rows among them."""
         ...
 

@@ -26,7 +26,7 @@ class Applied(NamedTuple):
     """1: the records below the marks are gone; 2: the tombstones at them too."""
     through: Mapping[int, int]
     """Partition -> the table's end when its rows were searched, where that was below the marks."""
-    requested_ms: int = 0
+    created_ms: int = 0
     """The time of the request: the id alone may be another erasure's, from before a restore of the metadata."""
 
 
@@ -103,7 +103,7 @@ class Progress:
 
 def _applied_json(applied: Applied) -> dict[str, Any]:
     through = {str(partition): offset for partition, offset in sorted(applied.through.items())}
-    told = {"step": applied.step, "requested_ms": applied.requested_ms}
+    told = {"step": applied.step, "requested_ms": applied.created_ms}
     return {**told, **({"through": through} if through else {})}
 
 

@@ -42,8 +42,8 @@ KEYED_TABLES = (
     Mutant(
         name="tombstones-of-the-tail-take-no-row-away",
         file="spark_jobs/tables/keyed/tail.py",
-        text="keys[partition] = Wanted.of(hashes[np.searchsorted(offsets, last)])",
-        replacement="keys[partition] = Wanted.of(hashes[np.searchsorted(offsets, last[: len(last) // 2])])",
+        text="keys[partition] = SoughtKeys.of(hashes[np.searchsorted(offsets, last)])",
+        replacement="keys[partition] = SoughtKeys.of(hashes[np.searchsorted(offsets, last[: len(last) // 2])])",
         tests=(_HISTORIES,),
     ),
     Mutant(
@@ -126,8 +126,8 @@ KEYED_TABLES = (
     Mutant(
         name="rows-that-come-below-the-marks-later-stay",
         file="spark_jobs/tables/erasing/decide.py",
-        text="return Applied(step, ends, requested_ms)",
-        replacement="return Applied(step, dict[int, int](list(ends.items())[:0]), requested_ms)",
+        text="return Applied(step, ends, created_ms)",
+        replacement="return Applied(step, dict[int, int](list(ends.items())[:0]), created_ms)",
         tests=(f"{_ERASED}::test_rows_behind_an_open_transaction_are_erased_when_they_come",),
     ),
     Mutant(

@@ -112,6 +112,7 @@ def follow(topic: str, every: str, given: SystemOptions, as_json: bool, **option
 @contextmanager
 def _running(topic: str, given: SystemOptions, options: Mapping[str, Any]) -> Generator[_Running]:
     wanted = _Wanted(topic=topic, given=given, **options)
+    _check_begin(wanted)
     _check_destinations(wanted)
     _require_extra()
     with resolved(given) as urls:
@@ -326,6 +327,17 @@ def _begin(text: str) -> From:
         if not first.number:
             return Edge.EARLIEST if first.anchor is Anchor.START else Edge.LATEST
     raise BadInputError(f"--from {text!r} is not a place to begin at", remedy="give start, end, N or @TIME")
+
+
+def _check_begin(wanted: _Wanted) -> None:
+    """Raises WrongUsageError."""
+    from spark_jobs.scan.contract import Edge
+
+    if wanted.mode == "latest" and _begin(wanted.begin) != Edge.EARLIEST:
+        raise WrongUsageError(
+            "--from is for --mode log: a table with one row for each key needs the whole topic",
+            remedy="leave it out; kafka_offset and kafka_timestamp are columns to filter by",
+        )
 
 
 def _check_layout(wanted: _Wanted) -> None:

@@ -38,6 +38,7 @@ from spark_jobs.scan.arrow import MissingExtraError, pa
 from spark_jobs.tables.columns.widening import can_become
 from spark_jobs.tables.contract import DeadRows, KeyedFile
 from spark_jobs.tables.delta.log_entry import DataFile, NewFile, Offsets, log_key, replacing_entry, statistics
+from spark_jobs.tables.erasing.decide import SETTLED_MS
 from spark_jobs.tables.erasing.gone import ROW_COLUMNS, Erased, GoneRows
 from spark_jobs.tables.erasing.parquet_file import schema_of, write_without
 from spark_jobs.tables.errors import (
@@ -100,6 +101,8 @@ class DeltaTable:
             )
         self._uri, self._options = bare_url(place), _storage_options(place.endpoint, place.region)
         self._table: Any = None
+        self._swept: int | None = None
+        """The version of the erasure after which no file is left to delete, as far as this process knows."""
 
     @property
     def name(self) -> str:
@@ -290,8 +293,11 @@ class DeltaTable:
                 history = self._table.history(SWEPT_BACK)
                 # What earlier ones left is older than the newest, too.
                 newest = next((commit for commit in history if ERASURES in commit), None)
-                if newest is not None:
-                    self._sweep(int(newest["version"]))
+                if newest is None or newest["version"] == self._swept:
+                    return
+                self._sweep(int(newest["version"]))
+                if now_ms - newest["timestamp"] >= SETTLED_MS:
+                    self._swept = newest["version"]
         except SiltstoneError as error:
             _log.warning(
                 "files with erased rows could not be deleted yet; the next run tries again",

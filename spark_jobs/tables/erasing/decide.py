@@ -22,6 +22,8 @@ ROWS, TOMBSTONES = 1, 2
 """Steps: the records below the marks, then their tombstones too."""
 LOOKED_KEPT_MS = 7 * 86_400_000
 """A table in which nothing changes notes so often that it has asked for erasures."""
+SETTLED_MS = 600_000
+"""A writer that a commit fenced finishes no file, and a commit that was not seen comes no more, so long after it."""
 
 
 def step_of(erasure: TopicErasure) -> int:
@@ -57,18 +59,16 @@ def to_search(
     return found
 
 
-def applied(
-    step: int, marks: Mapping[int, Sequence[KeyMark]], held: Mapping[int, int], requested_ms: int = 0
-) -> Applied:
+def applied(step: int, marks: Mapping[int, Sequence[KeyMark]], held: Mapping[int, int], created_ms: int) -> Applied:
     """The note when the table's rows up to these ends were searched."""
     ends = {number: held.get(number, 0) for number, each in marks.items() if held.get(number, 0) < end_offset(each)}
-    return Applied(step, ends, requested_ms)
+    return Applied(step, ends, created_ms)
 
 
 def carried(before: Mapping[int, Applied], known: Collection[TopicErasure]) -> dict[int, Applied]:
     """The notes to keep: those of erasures that are still remembered."""
-    requested_ms = {each.erasure_id: each.created_ms for each in known}
-    return {number: each for number, each in before.items() if requested_ms.get(number) == each.requested_ms}
+    created_ms = {each.erasure_id: each.created_ms for each in known}
+    return {number: each for number, each in before.items() if created_ms.get(number) == each.created_ms}
 
 
 def of_the_log(known: Collection[TopicErasure]) -> dict[int, Applied]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from compactor.erasing.marks_table import MarksTable
 from metadata.erasures.contract import KeyMark
 from runtime.text import plural
-from spark_jobs.tables.keyed.key_index import HASH_WORDS, KEY_COLUMNS, Hashes, Wanted, row_hashes
+from spark_jobs.tables.keyed.key_index import HASH_WORDS, KEY_COLUMNS, Hashes, SoughtKeys, row_hashes
 
 ROW_COLUMNS = ("kafka_partition", "kafka_offset", *KEY_COLUMNS)
 """The columns of a table that tell which record a row is."""
@@ -45,7 +45,7 @@ class GoneRows:
     """Rows by partition, key and offset."""
 
     marks: Mapping[int, MarksTable]
-    wanted: Mapping[int, Wanted]
+    wanted: Mapping[int, SoughtKeys]
     """Partition -> the same keys, as a key index is asked for them."""
     begins: Mapping[int, int]
     """Partition -> the first offset that can be one of them."""
@@ -65,7 +65,7 @@ class GoneRows:
         tables = {number: MarksTable(each) for number, each in marks.items() if number in ranges}
         return cls(
             marks=tables,
-            wanted={number: Wanted.of(_words(marks[number])) for number in tables},
+            wanted={number: SoughtKeys.of(_words(marks[number])) for number in tables},
             begins={number: ranges[number][0] for number in tables},
             ends={number: min(ranges[number][1], table.end_offset) for number, table in tables.items()},
             requests=requests,

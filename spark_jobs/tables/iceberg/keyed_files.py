@@ -27,7 +27,7 @@ from spark_jobs.tables.keyed.key_index import (
     KEY_COLUMNS,
     KeyIndex,
     KeyIndexError,
-    Wanted,
+    SoughtKeys,
     encode,
     index_name,
     row_hashes,
@@ -67,7 +67,7 @@ class KeyedFiles:
         columns = [each["kafka_offset"].to_numpy() for each in self._columns(file.path, ("kafka_offset",))]
         return np.concatenate([np.zeros(0, dtype=np.int64), *columns])
 
-    def find(self, file: KeyedFile, wanted: Wanted) -> NDArray[np.int64]:
+    def find(self, file: KeyedFile, wanted: SoughtKeys) -> NDArray[np.int64]:
         """Raises WrongTableError if there is neither an index nor the column of the keys."""
         name = index_name(file.path.rpartition("/")[2])
         source = self._table.io.new_input(f"{self._table.location()}/{KEYS_DIRECTORY}/{name}")

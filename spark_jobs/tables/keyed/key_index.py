@@ -100,15 +100,15 @@ def index_name(data_file: str) -> str:
     return data_file.removesuffix(".parquet") + ".keys"
 
 
-class Wanted(NamedTuple):
+class SoughtKeys(NamedTuple):
     """Keys to look for."""
 
     hashes: Hashes
     """Sorted by their first words."""
 
     @staticmethod
-    def of(hashes: Hashes) -> Wanted:
-        return Wanted(hashes[np.argsort(hashes[:, 0], kind="stable")])
+    def of(hashes: Hashes) -> SoughtKeys:
+        return SoughtKeys(hashes[np.argsort(hashes[:, 0], kind="stable")])
 
 
 class KeyIndex:
@@ -134,7 +134,7 @@ class KeyIndex:
             raise KeyIndexError("the directory of the key index is damaged")
         self._entries = np.frombuffer(directory, dtype=_ENTRY)
 
-    def find(self, wanted: Wanted) -> NDArray[np.int64]:
+    def find(self, wanted: SoughtKeys) -> NDArray[np.int64]:
         """The positions of the rows with these keys, rising. Raises KeyIndexError, and the errors of `read`."""
         firsts = wanted.hashes[:, 0]
         if not self.rows or not len(firsts):

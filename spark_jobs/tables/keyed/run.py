@@ -24,7 +24,7 @@ from spark_jobs.tables.contract import DeadRows, KeyedFiles, Table
 from spark_jobs.tables.engines import InProcess
 from spark_jobs.tables.errors import StaleWriterError, WrongTableError
 from spark_jobs.tables.keyed.decide import TAIL_ROWS, FileFacts, tail_rows, to_rewrite, with_gaps
-from spark_jobs.tables.keyed.key_index import Wanted
+from spark_jobs.tables.keyed.key_index import SoughtKeys
 from spark_jobs.tables.keyed.survivors import SurvivorReader
 from spark_jobs.tables.keyed.tail import read_tail
 from spark_jobs.tables.progress import Progress, fresh, in_groups
@@ -117,7 +117,7 @@ def tidy(table: Table, progress: Progress) -> None:
         _log.debug("files rewritten", table=table.name, files=sum(map(len, groups)), into=len(groups))
 
 
-def dead_rows(files: KeyedFiles, keys: Mapping[int, Wanted], starts: Mapping[int, int]) -> list[DeadRows]:
+def dead_rows(files: KeyedFiles, keys: Mapping[int, SoughtKeys], starts: Mapping[int, int]) -> list[DeadRows]:
     """The rows that die, by file: those of these keys, and those below the log starts. Some may be dead already."""
     found: list[DeadRows] = []
     for file in files.files:

@@ -11,13 +11,13 @@ from compactor.heavy.key_scan import HASH_WORDS, KeyBlock
 from spark_jobs.keys.columns import ROW_WORDS, last_offsets
 from spark_jobs.keys.layout import Surviving
 from spark_jobs.scan.contract import Slice
-from spark_jobs.tables.keyed.key_index import Wanted
+from spark_jobs.tables.keyed.key_index import SoughtKeys
 
 ReadKeys = Callable[[Slice], Iterator[KeyBlock]]
 
 
 class Tail(NamedTuple):
-    keys: Mapping[int, Wanted]
+    keys: Mapping[int, SoughtKeys]
     """Partition -> the keys of all its records, tombstones too."""
     surviving: Mapping[tuple[int, int], Surviving]
     """(partition, start of the slice) -> its records that are the last of their keys in the whole tail."""
@@ -25,7 +25,7 @@ class Tail(NamedTuple):
 
 def read_tail(slices: Sequence[Slice], read: ReadKeys) -> Tail:
     """Reads the keys of all slices: 40 bytes a record in memory, and as much again for one partition."""
-    keys: dict[int, Wanted] = {}
+    keys: dict[int, SoughtKeys] = {}
     surviving: dict[tuple[int, int], Surviving] = {}
     by_partition: dict[int, list[Slice]] = {}
     for part in slices:
@@ -44,7 +44,7 @@ def read_tail(slices: Sequence[Slice], read: ReadKeys) -> Tail:
         rows[:, :HASH_WORDS], rows[:, HASH_WORDS] = hashes, offsets.view(np.uint64)
         last = last_offsets(rows)
         # Offsets rise, so each is found by halving.
-        keys[partition] = Wanted.of(hashes[np.searchsorted(offsets, last)])
+        keys[partition] = SoughtKeys.of(hashes[np.searchsorted(offsets, last)])
         for part, count in zip(parts, counts, strict=True):
             low, high = np.searchsorted(last, (part.start, part.end))
             surviving[partition, part.start] = Surviving(last[low:high], count)

@@ -104,6 +104,7 @@ async def test_partitions_and_an_order_are_for_the_main_table_alone(lake: Lake) 
         (["--to", "iceberg:lake.t"], "remedy: give --warehouse"),
         (["--to", "parquet:x", "--value", "avro"], "remedy: give --schema FILE.avsc"),
         (["--to", "parquet:x", "--from", "1:2"], "remedy: give start, end, N or @TIME"),
+        (["--to", "parquet:x", "--from", "end", "--mode", "latest"], "--from is for --mode log"),
         (["--to", "parquet:x", "--catalog", "sqlite:///x"], "remedy: give --catalog, --warehouse"),
         (["--to", "parquet:x", "--dead-letters", "y", "--value", "json"], "--dead-letters 'y' names no table"),
         (

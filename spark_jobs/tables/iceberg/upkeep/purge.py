@@ -21,6 +21,7 @@ from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.utils.properties import property_as_bool
 
 from runtime.logging import get_logger
+from spark_jobs.tables.erasing.decide import SETTLED_MS
 from spark_jobs.tables.iceberg.upkeep import reach, removal
 from spark_jobs.tables.iceberg.upkeep.expiry_commit import expiry_of
 from spark_jobs.tables.iceberg.upkeep.paths import (
@@ -36,8 +37,6 @@ from spark_jobs.tables.iceberg.upkeep.paths import (
 from spark_jobs.tables.iceberg.upkeep.place import get, listed, put, remove
 from spark_jobs.tables.iceberg.upkeep.removal import BadRemovalError, Removal
 
-SETTLED_MS = 600_000
-"""A commit that was not seen for so long will not come any more."""
 _log = get_logger(__name__)
 
 

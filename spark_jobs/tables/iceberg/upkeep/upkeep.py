@@ -27,6 +27,7 @@ from pyiceberg.utils.properties import property_as_bool, property_as_int
 from runtime.errors import SiltstoneError
 from runtime.logging import get_logger
 from runtime.text import plural
+from spark_jobs.tables.erasing.decide import SETTLED_MS
 from spark_jobs.tables.iceberg.catalog import asked
 from spark_jobs.tables.iceberg.table import PROGRESS, IcebergTable
 from spark_jobs.tables.iceberg.upkeep import reach, removal
@@ -44,7 +45,6 @@ from spark_jobs.tables.iceberg.upkeep.paths import (
     note_path,
 )
 from spark_jobs.tables.iceberg.upkeep.place import get, listed, put, remove
-from spark_jobs.tables.iceberg.upkeep.purge import SETTLED_MS
 from spark_jobs.tables.iceberg.upkeep.removal import BadRemovalError, Removal
 
 DAY_MS = 86_400_000

@@ -13,9 +13,11 @@ import pytest
 
 from metadata.contract.store import MetadataStore
 from metadata.erasures.contract import KeyMark
+from runtime.clock import SystemClock
 from spark_jobs.tables import file_writer
 from spark_jobs.tables.delta.table import DeltaTable
 from spark_jobs.tables.erasing import parquet_file
+from spark_jobs.tables.erasing.decide import SETTLED_MS
 from spark_jobs.tables.erasing.gone import GoneRows
 from spark_jobs.tables.erasing.parquet_file import schema_of
 from spark_jobs.tables.errors import StaleWriterError
@@ -167,6 +169,31 @@ async def test_an_erasure_that_is_stopped_anywhere_is_finished_by_the_next_run(
     await lake.exported("t", lake.delta(), RAW, mode=mode)
     assert await keys_of(lake) == [b"bob"] * (1 if mode == LATEST_MODE else 3)
     assert files_with(lake.place / "delta", SECRET) == []
+
+
+async def test_the_place_is_listed_until_no_writer_from_before_the_erasure_can_write_any_more(
+    lake: Lake, metadata: MetadataStore
+) -> None:
+    # given a table with an erasure, and the name of a file that a writer from before it makes
+    await filled(lake)
+    await request_erasure(metadata, "t", [b"augusta"])
+    table = lake.delta()
+    await lake.exported("t", table, RAW)
+    late = lake.place / "delta" / "t" / f"p00000-{0:019}-{9:019}-{1:010}-0123456789ab.parquet"
+    now_ms = SystemClock().wall_ms()
+
+    def stays(at_ms: int) -> bool:
+        late.write_bytes(SECRET)
+        table.finish_erasures(at_ms)
+        return late.exists()
+
+    # when rounds look for such files, then they delete them until ten minutes after the erasure, and once more
+    assert [stays(now_ms), stays(now_ms + SETTLED_MS), stays(now_ms + SETTLED_MS)] == [False, False, True]
+    # and from the next erasure on again
+    await request_erasure(metadata, "t", [b"bob"])
+    await lake.exported("t", table, RAW)
+    assert not late.exists()
+    assert [stays(now_ms), stays(now_ms + 2 * SETTLED_MS), stays(now_ms + 2 * SETTLED_MS)] == [False, False, True]
 
 
 async def test_a_stale_writer_erases_nothing_and_leaves_no_file(lake: Lake) -> None:

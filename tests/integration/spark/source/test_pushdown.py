@@ -91,6 +91,9 @@ async def test_fewer_slices_are_planned_for_partitions_offsets_and_a_time(spark_
     # and a time leaves out older files, and is Spark's to judge
     late = GreaterThanOrEqual(("timestamp",), time_of(40))
     assert (await spans(partition, late))[:2] == ([late], [(1, 40, 60)])
+    # and so does a time of the options, in the partitions that are left
+    begun = str(START_MS + 30_000)
+    assert (await spans(partition, startingTimestamp=begun))[:2] == ([], [(1, 30, 40), (1, 40, 60)])
     early = LessThan(("timestamp",), time_of(20))
     assert (await spans(early))[:2] == ([early], everything)
     # and another topic has no records here, and other predicates are Spark's

@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 from pyiceberg.exceptions import CommitFailedException
 
+from spark_jobs.tables.erasing.decide import SETTLED_MS
 from spark_jobs.tables.file_writer import file_name
 from spark_jobs.tables.iceberg.catalog import CatalogPlace
 from spark_jobs.tables.iceberg.upkeep import upkeep as upkeep_module
 from spark_jobs.tables.iceberg.upkeep.expiry import HOUR_MS
 from spark_jobs.tables.iceberg.upkeep.reach import Reached
 from spark_jobs.tables.iceberg.upkeep.removal import Removal, directory, new_name
-from spark_jobs.tables.iceberg.upkeep.upkeep import DAY_MS, METADATA_MS, OUR_FILE, RETRY_MS, SETTLED_MS
+from spark_jobs.tables.iceberg.upkeep.upkeep import DAY_MS, METADATA_MS, OUR_FILE, RETRY_MS
 from tests.fixtures.s3 import BucketUrl
 from tests.fixtures.tended_tables import ROUND_MS, FaultyIO, Killed, TendedTable
 

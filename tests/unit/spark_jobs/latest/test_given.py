@@ -57,6 +57,7 @@ def test_a_time_is_of_utc_unless_it_says_otherwise_and_rounded_up_to_a_milliseco
     ("given", "told"),
     [
         ({"endingOffset": {0: 1}}, "did you mean 'endingOffsets'"),
+        ({"pushDownPredicate": True}, "read_latest takes no predicates"),
         ({"keepTombstone": True}, "did you mean 'keepTombstones'"),
         ({"keepTombstones": "perhaps"}, "keepTombstones must be true or false, not 'perhaps'"),
         ({"view": "log"}, "read_latest reads the latest view"),

@@ -44,12 +44,12 @@ def test_rows_are_searched_up_to_the_tables_end_and_again_behind_it() -> None:
     marks = marks_at(1, MARKS)
     # given a table that ends below the marks in one partition, and has nothing of another
     assert to_search(None, 1, marks, {0: 6}) == {0: (0, 6)}
-    after = applied(1, marks, {0: 6})
+    after = applied(1, marks, {0: 6}, created_ms=0)
     assert after == Applied(1, {0: 6, 1: 0})
     # then nothing is due until it has moved on
     assert to_search(after, 1, marks, {0: 6}) == {}
     assert to_search(after, 1, marks, {0: 30, 1: 2}) == {0: (6, 10), 1: (0, 2)}
-    last = applied(1, marks, {0: 30, 1: 3})
+    last = applied(1, marks, {0: 30, 1: 3}, created_ms=0)
     assert last == Applied(1, {}) and to_search(last, 1, marks, {0: 99, 1: 99}) == {}
     assert not may_be_due(erasure(1, ErasureStage.ERASING), last)
     # and the step of the tombstones searches all of it once more
@@ -71,7 +71,7 @@ def test_a_table_however_it_grows_is_searched_for_each_row_when_it_has_it() -> N
             for number, (first, last) in to_search(before, 1, marks, held).items():
                 assert last <= held[number] and not searched[number] & set(range(first, last))
                 searched[number] |= set(range(first, last))
-            before = applied(1, marks, held)
+            before = applied(1, marks, held, created_ms=0)
         for number, (mark,) in marks.items():
             assert searched[number] == set(range(min(mark.before_offset, held[number])))
 

@@ -10,7 +10,15 @@ import pytest
 
 from spark_jobs.scan.arrow import pa
 from spark_jobs.tables.keyed import key_index
-from spark_jobs.tables.keyed.key_index import BLOCK_ROWS, Hashes, KeyIndex, KeyIndexError, Wanted, encode, key_hashes
+from spark_jobs.tables.keyed.key_index import (
+    BLOCK_ROWS,
+    Hashes,
+    KeyIndex,
+    KeyIndexError,
+    SoughtKeys,
+    encode,
+    key_hashes,
+)
 
 
 class Reads:
@@ -50,7 +58,7 @@ def test_rows_are_found_by_their_whole_hash(rows: int, first_words: int, monkeyp
     wanted = np.concatenate([known, near, random_hashes(chance, 100, first_words=first_words)])
     held = {row.tobytes() for row in wanted}
     expected = [position for position, row in enumerate(hashes) if row.tobytes() in held]
-    assert index.find(Wanted.of(wanted)).tolist() == expected
+    assert index.find(SoughtKeys.of(wanted)).tolist() == expected
 
 
 def test_few_keys_need_few_blocks() -> None:
@@ -60,7 +68,7 @@ def test_few_keys_need_few_blocks() -> None:
     index = KeyIndex(reads, len(body))
     assert sum(reads.lengths) < 2_000  # the trailer and the directory of 98 blocks
     reads.lengths.clear()
-    assert index.find(Wanted.of(hashes[[5, 300_000]])).tolist() == [5, 300_000]
+    assert index.find(SoughtKeys.of(hashes[[5, 300_000]])).tolist() == [5, 300_000]
     assert sum(reads.lengths) <= 2 * 2 * BLOCK_ROWS * key_index.ROW_BYTES
 
 
@@ -74,10 +82,10 @@ def test_damage_is_noticed_wherever_it_is() -> None:
         hurt = bytearray(body)
         hurt[chance.randrange(len(body))] ^= 1 << chance.randrange(8)
         with pytest.raises(KeyIndexError):
-            KeyIndex(Reads(bytes(hurt)), len(hurt)).find(Wanted.of(hashes))
+            KeyIndex(Reads(bytes(hurt)), len(hurt)).find(SoughtKeys.of(hashes))
     for cut in (0, 3, 24, len(body) - 1):
         with pytest.raises(KeyIndexError):
-            KeyIndex(Reads(body[:cut]), cut).find(Wanted.of(hashes))
+            KeyIndex(Reads(body[:cut]), cut).find(SoughtKeys.of(hashes))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import pytest
 
 from spark_jobs.tables import file_writer
 from spark_jobs.tables.file_writer import FileWriter
-from spark_jobs.tables.keyed.key_index import KeyIndex, Wanted, index_name, key_hashes
+from spark_jobs.tables.keyed.key_index import KeyIndex, SoughtKeys, index_name, key_hashes
 from spark_jobs.tables.layout.layout import Layout, SectionField, SortField
 from spark_jobs.tables.layout.sections import decoded, primitive
 
@@ -102,7 +102,7 @@ def test_each_file_is_of_one_section_and_memory_stays_bounded(
             body = keys.files[index_name(file.name)]
             index = KeyIndex(lambda at, length, body=body: body[at : at + length], len(body))
             middle = rows[len(rows) // 2]["text"]
-            found = index.find(Wanted.of(key_hashes(pa.array([middle]))))
+            found = index.find(SoughtKeys.of(key_hashes(pa.array([middle]))))
             assert [rows[at]["text"] for at in found.tolist()] == [middle]
     assert sorted(held, key=lambda row: row["offset"]) == pa.Table.from_batches(given).to_pylist()
     assert len(writer.written) > len(ends)
