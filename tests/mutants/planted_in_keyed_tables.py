@@ -84,9 +84,16 @@ KEYED_TABLES = (
     Mutant(
         name="a-stopped-erasure-of-a-delta-table-is-not-swept",
         file="spark_jobs/tables/delta/table.py",
-        text="if newest is not None:",
-        replacement="if newest is not None and newest is None:",
+        text='if newest is None or newest["version"] == self._swept:',
+        replacement="if newest is None or newest:",
         tests=(f"{_DELTA}::test_an_erasure_that_is_stopped_anywhere_is_finished_by_the_next_run",),
+    ),
+    Mutant(
+        name="a-swept-delta-table-is-settled-at-once",
+        file="spark_jobs/tables/delta/table.py",
+        text='if now_ms - newest["timestamp"] >= SETTLED_MS:',
+        replacement='if now_ms >= newest["timestamp"]:',
+        tests=(f"{_DELTA}::test_the_place_is_listed_until_no_writer_from_before_the_erasure_can_write_any_more",),
     ),
     Mutant(
         name="a-sweep-of-a-delta-table-takes-files-of-later-versions",
