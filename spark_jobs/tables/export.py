@@ -23,8 +23,7 @@ from spark_jobs.tables.dead_letters.table import check_no_dead_letters
 from spark_jobs.tables.engines import InProcess
 from spark_jobs.tables.errors import StaleWriterError
 from spark_jobs.tables.file_task import WriteResult
-from spark_jobs.tables.keyed.decide import are_to_tidy
-from spark_jobs.tables.keyed.run import add_tail, all_rows, causes_to_replace, tidy
+from spark_jobs.tables.keyed.run import add_tail, all_rows, causes_to_replace
 from spark_jobs.tables.progress import (
     LATEST_MODE,
     Progress,
@@ -36,6 +35,8 @@ from spark_jobs.tables.progress import (
     start_offsets,
     unchanged,
 )
+from spark_jobs.tables.tidying.decide import are_to_tidy
+from spark_jobs.tables.tidying.run import tidy
 from spark_jobs.tables.writing import Writing
 
 TRIES = 10
@@ -87,6 +88,7 @@ def _run(writing: Writing, choose: Callable[[int], Engine]) -> Report:
         ask.mode == LATEST_MODE or are_to_tidy(files, writing.table.file_count, len(snapshot.partitions))
     ):
         tidy(writing.table, held)
+    writing.tidy_dead_letters()
     return writing.ended(held if writing.report.commits else writing.note(held))
 
 

@@ -272,6 +272,11 @@ class Writing:
             self._letters.note()
         return self.erasing.note(held)
 
+    def tidy_dead_letters(self) -> None:
+        """Merge small files of the dead letters, if this run made that due. Raises as `Table.commit`."""
+        if self._letters is not None:
+            self._letters.tidy(len(self.snapshot.partitions))
+
     def ended(self, held: Progress) -> Report:
         """The report of a run that leaves the table with this progress."""
         marks = {each.partition: each.high_watermark for each in self.snapshot.partitions}

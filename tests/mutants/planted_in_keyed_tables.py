@@ -69,10 +69,12 @@ KEYED_TABLES = (
     ),
     Mutant(
         name="runs-are-merged-over-large-files",
-        file="spark_jobs/tables/keyed/decide.py",
+        file="spark_jobs/tables/tidying/decide.py",
         text="if number is not None and tiers[number] <= tier:",
         replacement="if number is not None and (tiers[number] <= tier or tiers[number] == _TIERS):",
-        tests=(f"{_DECIDE}::test_neighbours_of_one_size_are_merged_and_others_are_left",),
+        tests=(
+            "tests/unit/spark_jobs/tables/tidying/test_which_files.py::test_neighbours_of_one_size_are_merged_and_others_are_left",
+        ),
     ),
     Mutant(
         name="entries-of-earlier-removals-outlive-an-erasure",

@@ -26,6 +26,8 @@ from spark_jobs.tables.erasing.run import Erasing
 from spark_jobs.tables.errors import RecreatedTopicError, WrongTableError
 from spark_jobs.tables.file_writer import Place, WrittenFile
 from spark_jobs.tables.progress import Progress
+from spark_jobs.tables.tidying.decide import are_to_tidy
+from spark_jobs.tables.tidying.run import tidy
 
 _MODE = "dead letters of "
 """The beginning of the mode in the progress of a table of dead letters."""
@@ -38,6 +40,8 @@ class DeadLetters:
     def __init__(self, table: Table, erasing: Erasing) -> None:
         self._table, self._erasing = table, erasing
         self._held: Progress | None = None
+        self._files = 0
+        """The number of files when the progress was read."""
         self._dead: Mapping[int, NDArray[np.int64]] = {}
 
     @property
@@ -50,7 +54,7 @@ class DeadLetters:
         if held is not None:
             self._check(held, snapshot, mode, values)
             self._erasing.warn(held)
-        self._held = held
+        self._held, self._files = held, self._table.file_count
 
     def begin(self, slices: Sequence[Slice], topic: str) -> None:
         """Make the table if it does not exist, and read which records of the slices are dead letters already."""
@@ -106,6 +110,11 @@ class DeadLetters:
         """Write down that this run asked for erasures, if that is due. Raises as `Table.commit`."""
         if self._held is not None:
             self._held = self._erasing.note(self._held)
+
+    def tidy(self, partitions: int) -> None:
+        """Merge small files, if this run made that due. Raises as `Table.commit`."""
+        if self._held is not None and are_to_tidy(self._files, self._table.file_count, partitions):
+            tidy(self._table, self._held)
 
     def finish_erasures(self, now_ms: int) -> None:
         if self._held is not None:

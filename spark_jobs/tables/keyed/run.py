@@ -16,21 +16,17 @@ from numpy.typing import NDArray
 
 from metadata.contract.readers import TopicSnapshot
 from runtime.errors import BugError
-from runtime.logging import get_logger
 from spark_jobs.latest.passes import key_blocks
 from spark_jobs.scan.blocking import BlockingStore
 from spark_jobs.scan.plan import plan_slices
 from spark_jobs.tables.contract import DeadRows, KeyedFiles, Table
 from spark_jobs.tables.engines import InProcess
-from spark_jobs.tables.errors import StaleWriterError, WrongTableError
-from spark_jobs.tables.keyed.decide import TAIL_ROWS, FileFacts, tail_rows, to_rewrite, with_gaps
+from spark_jobs.tables.keyed.decide import TAIL_ROWS, tail_rows, with_gaps
 from spark_jobs.tables.keyed.key_index import SoughtKeys
 from spark_jobs.tables.keyed.survivors import SurvivorReader
 from spark_jobs.tables.keyed.tail import read_tail
 from spark_jobs.tables.progress import Progress, fresh, in_groups
 from spark_jobs.tables.writing import Writing
-
-_log = get_logger(__name__)
 
 
 def causes_to_replace(table: Table, progress: Progress, snapshot: TopicSnapshot) -> Mapping[int, str]:
@@ -84,37 +80,6 @@ def add_tail(writing: Writing, progress: Progress) -> Progress:
         dead = dead_rows(files, tail.keys, starts)
         base = writing.commit(results, base, replaces=False, dead=dead)
     return base
-
-
-def tidy(table: Table, progress: Progress) -> None:
-    """Rewrite files that are small, or have many dead rows, in a commit of its own, which leaves all rows as they are.
-    Tables of logs have no dead rows of ours.
-
-    Raises the errors of the table's commit, but for one: if another writer is quicker, the next run tries again. If
-    another program wrote what keeps files from being written again, that is told.
-    """
-    try:
-        files = table.keyed_files()
-    except WrongTableError as error:
-        _log.warning("small files are not merged", table=table.name, reason=error.message, remedy=error.remedy)
-        return
-    if files is None:
-        return
-    facts = [
-        FileFacts(file.partition, file.first_offset, file.rows, file.dead, file.size_bytes, file.section)
-        for file in files.files
-        if file.partition is not None
-    ]
-    groups = to_rewrite(facts)
-    if not groups:
-        return
-    ours = [file for file in files.files if file.partition is not None]
-    try:
-        table.rewrite([[ours[number] for number in group] for group in groups], progress)
-    except StaleWriterError as error:
-        _log.info("files were not rewritten: another writer was quicker", table=table.name, reason=error.message)
-    else:
-        _log.debug("files rewritten", table=table.name, files=sum(map(len, groups)), into=len(groups))
 
 
 def dead_rows(files: KeyedFiles, keys: Mapping[int, SoughtKeys], starts: Mapping[int, int]) -> list[DeadRows]:

@@ -113,7 +113,7 @@ async def test_rows_of_a_table_by_key_are_rewritten_in_the_wider_type(
     lake: Lake, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # given small files that are merged at once
-    monkeypatch.setattr("spark_jobs.tables.keyed.decide.FANOUT", 2)
+    monkeypatch.setattr("spark_jobs.tables.tidying.decide.FANOUT", 2)
     table = lake.parquet if kind == "parquet" else lake.iceberg
     await lake.client.create_topic("t", partitions=1)
     await send(lake, NARROW, *OLD)

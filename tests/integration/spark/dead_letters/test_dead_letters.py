@@ -18,6 +18,7 @@ from spark_jobs.tables.errors import RecreatedTopicError, WrongTableError
 from spark_jobs.tables.iceberg.place import IcebergPlace
 from spark_jobs.tables.objects import Objects
 from spark_jobs.tables.parquet_table import ParquetTable
+from spark_jobs.tables.tidying.decide import FANOUT
 from tests.fixtures.lake import JSON, RAW, Lake
 
 pytestmark = pytest.mark.timeout(300)
@@ -66,6 +67,22 @@ class Pair:
         if await asyncio.to_thread(table.load) is None:
             return []
         return list(await self.lake.offsets(table))
+
+
+async def test_small_files_of_dead_letters_are_merged(lake: Lake) -> None:
+    # given a table to which each run adds one dead letter
+    pair = Pair(lake, ("parquet", "iceberg"))
+    await lake.client.create_topic("t", partitions=1)
+    counts: list[int] = []
+    for _ in range(FANOUT + 1):
+        await lake.send("t", 0, b"{")
+        await pair.exported()
+        letters = pair.letters()
+        await asyncio.to_thread(letters.load)
+        counts.append(letters.file_count)
+    # then the eighth file makes them one
+    assert counts == [*range(1, FANOUT), 1, 2]
+    assert await pair.held() == ([], [(0, offset) for offset in range(FANOUT + 1)])
 
 
 @pytest.mark.parametrize("kinds", PAIRS[1:3])
