@@ -23,7 +23,7 @@ UPGRADES = "tests/integration/metadata/test_migrate.py"
 MONITORING = "tests/contract/test_observation.py"
 SHELL = "tests/integration/siltstone/test_shell_examples.py"
 RUN_BY_OTHERS = {
-    ("docs/spark.md", "from pyspark.sql import SparkSession"): "tests/integration/spark/test_spark_source.py",
+    ("docs/spark.md", "from pyspark.sql import SparkSession"): "tests/integration/spark/source/test_source.py",
     ("docs/spark.md", 'spark.conf.set("spark.sql.python.filterPushdown'): (
         "tests/integration/spark/source/test_pushdown_on_spark.py"
     ),

@@ -20,7 +20,7 @@ def test_every_client_is_told_of() -> None:
 def test_a_tool_whose_tests_were_all_skipped_is_named_with_the_reason() -> None:
     seen = Seen()
     seen.add(KCAT, "kcat is not on the PATH")
-    seen.add("tests/integration/spark/test_scan.py::test_a", None)
+    seen.add("tests/integration/spark/scan/test_scan.py::test_a", None)
     assert "exercised: Spark; not exercised: " in seen.line()
     assert "kcat (kcat is not on the PATH)" in seen.line()
     assert f"franz-go ({NOT_RUN})" in seen.line()

@@ -29,7 +29,7 @@ from tests.fixtures.log_lines import LogLines
 from tests.fixtures.spark_topics import START_MS, Row, SparkTopics, aside
 from tests.fixtures.transactional_log import TransactionalWriter, Write
 from tests.fixtures.waiting import until
-from tests.integration.spark.test_spark_source_readers import batch_reader
+from tests.integration.spark.source.test_readers import batch_reader
 from wire.records import NewRecord
 
 if TYPE_CHECKING:

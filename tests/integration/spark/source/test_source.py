@@ -1,6 +1,6 @@
 """`format("siltstone")` in a real Spark: found without registration, batch and stream, restarts, errors.
 
-`test_spark_source_readers.py` tests plans, reads and losses; this module tests the whole way through Spark.
+`test_readers.py` tests plans, reads and losses; this module tests the whole way through Spark.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ async def test_the_example_of_the_guide_runs_as_it_stands(spark: SparkSession, s
     # given the topic of the guide; there the environment has the URLs, but this session started without them
     await spark_topics.client.create_topic("flights", partitions=1)
     await spark_topics.fill("flights", partitions=1, batches=1, records=70)
-    guide = (Path(__file__).resolve().parents[3] / "docs" / "spark.md").read_text(encoding="utf-8")
+    guide = (Path(__file__).resolve().parents[4] / "docs" / "spark.md").read_text(encoding="utf-8")
     example = guide.partition("## Topic as a source")[2].partition("```python\n")[2].partition("```")[0]
     assert example.count(".load()") == 1
     names: dict[str, Any] = {"where": spark_topics.options("flights")}

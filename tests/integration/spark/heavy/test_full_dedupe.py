@@ -280,7 +280,7 @@ class Watched:
         output = folder / "driver.out"
         with output.open("wb") as stdout:
             process = subprocess.Popen(
-                [sys.executable, *arguments], env=environ, stdout=stdout, cwd=Path(__file__).parents[3]
+                [sys.executable, *arguments], env=environ, stdout=stdout, cwd=Path(__file__).parents[4]
             )
         while process.poll() is None:
             self._look(process.pid)
