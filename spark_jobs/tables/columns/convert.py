@@ -234,18 +234,26 @@ class Converter:
         name = field.name
         cells = [None if row.fields is None else row.fields.get(name) for row in rows]
         try:
-            return pa.array(cells, field.type)
+            return _column(cells, field.type)
         except (pa.ArrowException, ValueError, TypeError, OverflowError):
             # One by one only after the whole column failed: that is slow, and rare.
             for number, cell in enumerate(cells):
                 try:
-                    pa.array([cell], field.type)
+                    _column([cell], field.type)
                 except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
                     cells[number] = None
                     row = rows[number]
                     reason = "; ".join(filter(None, [row.error, f"{shown(name)}: {first_line(error)}"]))
                     rows[number] = Row(row.fields, reason, row.schema_id)
-            return pa.array(cells, field.type)
+            return _column(cells, field.type)
+
+
+def _column(cells: Sequence[Any], kind: Any) -> Any:
+    """Raises pyarrow's errors, and ValueError, TypeError, OverflowError for values that the type does not take."""
+    # Of some types, such as an object with a uuid, pyarrow makes no array but one of nulls.
+    if all(cell is None for cell in cells):
+        return pa.nulls(len(cells), kind)
+    return pa.array(cells, kind)
 
 
 _NOTHING = Row(None, None)

@@ -6,7 +6,7 @@ import asyncio
 import io
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -420,34 +420,6 @@ async def test_tables_of_others_are_left_alone(lake: Lake, table: Table) -> None
     await lake.exported("t", table)
     with pytest.raises(WrongTableError, match="holds the topic 't'"):
         await lake.exported("u", again(lake, table))
-
-
-def _update(lake: Lake, name: str, change: Callable[[Any], object]) -> None:
-    with lake.catalog().load_table(f"lake.{name}").update_schema() as update:
-        change(update)
-
-
-async def test_a_column_that_another_writer_renames_or_drops_is_never_read_as_another(lake: Lake) -> None:
-    # given a table in which another program then drops one column and renames another
-    table = lake.iceberg()
-    await lake.client.create_topic("t", partitions=1)
-    await lake.send_json("t", 0, {"a": 1, "b": "old", "at": {"x": 1}, "tags": ["u"]})
-    await lake.exported("t", table)
-    await asyncio.to_thread(_update, lake, "t", lambda update: update.delete_column("b"))
-    await asyncio.to_thread(_update, lake, "t", lambda update: update.rename_column("a", "renamed"))
-    # when values still have both names, and new fields inside of others
-    await lake.send_json("t", 0, {"a": 2, "b": "new", "at": {"x": 2, "w": 3}, "tags": ["v"]})
-    await lake.exported("t", lake.iceberg())
-    # then both are columns of their own, and no value appears under the name of another column
-    rows = values_of(await lake.rows(table))
-    assert rows == [
-        {"renamed": 1, "at": {"x": 1, "w": None}, "tags": ["u"], "a": None, "b": None},
-        {"renamed": None, "at": {"x": 2, "w": 3}, "tags": ["v"], "a": 2, "b": "new"},
-    ]
-    # and another rename leaves earlier values where they were
-    await asyncio.to_thread(_update, lake, "t", lambda update: update.rename_column("a", "c"))
-    await asyncio.to_thread(_update, lake, "t", lambda update: update.rename_column("b", "a"))
-    assert [(row["c"], row["a"]) for row in await lake.rows(table)] == [(None, None), (2, "new")]
 
 
 @mostly_parquet
