@@ -185,7 +185,7 @@ def unchanged(progress: Progress, snapshot: TopicSnapshot) -> bool:
 def _options_of(values: str) -> str:
     """The options that read values, and keys, as the table has them."""
     kind, _, keys = values.partition(", keys as ")
-    return f"--value {kind.partition(' ')[0]}, with the same --framing" + (f", --key {keys}" if keys else "")
+    return f"--value {kind.partition(' ')[0]}, with the same --framing, --key {keys or 'raw'}"
 
 
 def fresh(snapshot: TopicSnapshot, mode: str, values: str, offsets: Mapping[int, int]) -> Progress:

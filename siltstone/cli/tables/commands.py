@@ -299,7 +299,7 @@ def _ask(wanted: _Wanted) -> Ask:
     with as_usage():
         values = ValueFormat(
             kind=wanted.value,
-            schema_text="" if wanted.schema_file is None else wanted.schema_file.read_text(encoding="utf-8"),
+            schema_text="" if wanted.schema_file is None else wanted.schema_file.read_text("utf-8-sig", "replace"),
             framing="" if wanted.framing == "none" else wanted.framing,
             on_error=wanted.on_error or "column",
             keys=wanted.keys,

@@ -26,8 +26,8 @@ from siltstone.kafka.record_format import time_text
 SEEN_LATE_MS = 60_000
 """A compactor looks every 10 s, so one that began to look so late has taken over from another."""
 NOT_COVERED = (
-    "tables and exports, whatever consumers wrote elsewhere, backups, replicas of the bucket, and old versions of"
-    " objects in a versioned bucket (docs/erasure.md)"
+    "tables until their next export, copies of them, whatever consumers wrote elsewhere, backups, replicas"
+    " of the bucket, and old versions of objects in a versioned bucket (docs/erasure.md)"
 )
 FORMAT = "siltstone-erasure-report-1"
 

@@ -118,7 +118,7 @@ async def test_a_key_of_a_plain_topic_is_in_no_object_and_all_else_stays(
     done = await world.erase("visits", "--key", "ada", "--yes", "--wait", "--timeout", "60", "--deadline", "1h")
     # then
     assert done.exit_code == 0, done.output
-    assert "erasure 1 is requested" in done.stdout and "tables and exports" in done.stderr
+    assert "erasure 1 is requested" in done.stdout and "tables until their next export" in done.stderr
     assert "SHA-256 " in done.stdout and "at the end" in done.stdout
     assert world.holding("was in Paris") == []
     assert await world.values("visits") == [(1, "bob", "was in Rome")]

@@ -429,7 +429,7 @@ async def test_values_of_a_table_are_read_one_way_for_ever(lake: Lake, table: Ta
     await lake.exported("t", table, RAW)
     with pytest.raises(WrongTableError, match="written from values read as raw") as refused:
         await lake.exported("t", again(lake, table))
-    assert "--value raw" in str(refused.value.remedy)
+    assert "--value raw" in str(refused.value.remedy) and "--key raw" in str(refused.value.remedy)
     await lake.exported("t", again(lake, table), RAW)
 
 

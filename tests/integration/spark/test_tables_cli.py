@@ -137,6 +137,18 @@ def test_an_interval_that_is_none_is_refused_with_a_remedy() -> None:
     assert "remedy: give, for example, 10s" in ran.stderr
 
 
+async def test_a_schema_may_begin_with_a_byte_order_mark_and_one_that_is_no_text_is_refused(lake: Lake) -> None:
+    await lake.client.create_topic("t", partitions=1)
+    await lake.send_json("t", 0, {"id": 1})
+    schema, place = lake.place / "schema.json", f"parquet:{lake.place / 'out'}"
+    schema.write_bytes(b"\xff\xfe\x00")
+    ran = await typed(lake, "--to", place, "--value", "json", "--schema", str(schema))
+    assert ran.exit_code == 1 and "error: the schema is not JSON" in ran.stderr and "bug" not in ran.stderr
+    schema.write_bytes(b"\xef\xbb\xbf" + b'{"properties": {"id": {"type": "integer"}}}')
+    ran = await typed(lake, "--to", place, "--value", "json", "--schema", str(schema))
+    assert ran.exit_code == 0 and "1 row in 1 file" in ran.stdout, ran.output
+
+
 async def test_a_place_that_cannot_be_written_is_called_the_tables(lake: Lake) -> None:
     # given a directory below a path that is now a file
     await lake.client.create_topic("t", partitions=1)

@@ -58,6 +58,12 @@ def test_an_avro_schema_deeper_than_readers_follow_is_refused_by_its_field() -> 
         read_schema('{"type":"array","items":' * 100_000 + '"long"' + "}" * 100_000)
 
 
+@pytest.mark.parametrize("text", ["{", '{"type": "object", "properties": {}}', '{"type": "strin"}'])
+def test_an_avro_schema_that_cannot_be_read_is_not_always_bad_json(text: str) -> None:
+    with pytest.raises(BadTableError, match="the Avro schema cannot be read: "):
+        read_schema(text)
+
+
 @pytest.mark.parametrize(
     ("kind", "says"),
     [

@@ -65,7 +65,7 @@ def test_the_secret_shows_that_a_key_was_erased_and_the_report_alone_does_not() 
     text = canonical_json(report).decode()
     assert hash_of(b"ada").hex() not in text and DONE.secret.hex() not in text
     assert report["deadline_kept"] and report["account"] == DONE.report
-    assert report["not_covered"].startswith("tables and exports, ")
+    assert report["not_covered"].startswith("tables until their next export, ")
 
 
 def test_the_files_are_the_report_its_secret_and_its_signature(tmp_path: Path) -> None:
