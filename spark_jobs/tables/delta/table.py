@@ -14,9 +14,10 @@ have.
 Files without a commit, and those that were replaced, stay until VACUUM runs or rows are erased.
 
 **Erasing** writes files again without the rows and commits that (`log_entry.py`). Then it deletes all files that the
-table had before and that are not of the version so made, so that earlier versions can be read no more. A run that ended
-in between left its mark in the commit, and later runs delete again. No bytes of keys reach the log of the table:
-statistics are of the offsets alone, in commits of other writers too.
+table had before and that are neither of the version so made nor of the newest, so that earlier versions can be read no
+more. The commit has a mark, which ours after it repeat until that is done, so a run that ended in between is made good
+by the next. No bytes of keys reach the log of the table: statistics are of the offsets alone, in commits of other
+writers too.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import json
 import re
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from runtime.clock import SystemClock
 from runtime.errors import BugError, SiltstoneError
@@ -69,8 +70,8 @@ PROGRESS, WRITER = "siltstone.progress", "siltstone.writer"
 APPLICATION = "siltstone"
 ERASURES = "siltstone.erasures"
 """In the information of a commit that erased rows: the ids of the requests."""
-SWEPT_BACK = 100
-"""The newest commits among which a run looks for erasures whose files it may have to delete."""
+UNSWEPT = "siltstone.unswept"
+"""In the information of a commit of ours: the newest erasure after which files may be left to delete."""
 _FILE = re.compile(r"p\d{5,}-\d{19}-\d{19}-(\d{10})-[0-9a-f]{12}\.parquet", re.ASCII)
 _MISREAD = re.compile(r"[#?]|%[0-9A-Fa-f]{2}")
 _STATISTICS = {"delta.dataSkippingStatsColumns": "kafka_partition,kafka_offset"}
@@ -81,6 +82,24 @@ _log = get_logger(__name__)
 _WRITER_VERSIONS = (1, 2, 7)
 _FEATURES = {"appendOnly", "invariants", "timestampNtz", "deletionVectors"}
 """The writer features that ask nothing of a program that adds files. Others, such as column mapping, do."""
+
+
+class Sweep(NamedTuple):
+    """The erasure after which files are to be deleted."""
+
+    version: int
+    """The version that it made."""
+    at_ms: int
+
+    @staticmethod
+    def told(commit: Mapping[str, Any]) -> Sweep | None:
+        """The one that the information of a commit names."""
+        mark = commit.get(UNSWEPT)
+        return None if mark is None else Sweep(*map(int, str(mark).split("@")))
+
+    @property
+    def mark(self) -> str:
+        return f"{self.version}@{self.at_ms}"
 
 
 class DeltaTable:
@@ -101,8 +120,9 @@ class DeltaTable:
             )
         self._uri, self._options = bare_url(place), _storage_options(place.endpoint, place.region)
         self._table: Any = None
-        self._swept: int | None = None
-        """The version of the erasure after which no file is left to delete, as far as this process knows."""
+        self._unswept: Sweep | None = None
+        self._swept: Sweep | None = None
+        """The one after which no file is left to delete, as far as this process knows."""
 
     @property
     def name(self) -> str:
@@ -134,6 +154,7 @@ class DeltaTable:
 
     def load(self) -> Progress | None:
         """Read the table's progress. Raises WrongTableError for a table that somebody else filled, BadProgressError."""
+        self._unswept = None
         with self._asked():
             self._table = self._opened() if _delta.DeltaTable.is_deltatable(self._uri, self._options) else None
             if self._table is None:
@@ -142,7 +163,9 @@ class DeltaTable:
             self._check_features()
             told = self._told()
         if told is not None:
-            return Progress.from_json(told)
+            sweep = Sweep.told(told)
+            self._unswept = None if sweep == self._swept else sweep
+            return Progress.from_json(str(told[PROGRESS]))
         ours = self._table.transaction_version(APPLICATION) is not None
         raise WrongTableError(
             f"{self.url} is a Delta table, and no commit that its log still has says up to which offset it was filled",
@@ -150,15 +173,15 @@ class DeltaTable:
             + ("; keep the log longer than this command pauses (delta.logRetentionDuration)" if ours else ""),
         )
 
-    def _told(self) -> str | None:
-        """The progress that is valid now, as JSON."""
+    def _told(self) -> Mapping[str, Any] | None:
+        """The information of the commit whose progress is valid now."""
         for count in _LOOKED_BACK:
             newest = self._table.version()
             for commit in self._table.history(count):
                 if commit["version"] > newest:
                     continue  # undone
                 if PROGRESS in commit:
-                    return str(commit[PROGRESS])
+                    return commit
                 if commit.get("operation") == "RESTORE":
                     newest = int(commit["operationParameters"]["version"])
         return None
@@ -218,7 +241,8 @@ class DeltaTable:
             self._add_columns(columns)
         version = self._next_version()
         writer = SystemIds().uuid4().hex
-        properties = self._properties({PROGRESS: progress.as_json(), WRITER: writer})
+        unswept = {} if self._unswept is None else {UNSWEPT: self._unswept.mark}
+        properties = self._properties({PROGRESS: progress.as_json(), WRITER: writer, **unswept})
         adds = [_added(file) for file in files]
         try:
             if self._table is None:
@@ -271,7 +295,8 @@ class DeltaTable:
                 added += new
         version, writer = self._next_version(), SystemIds().uuid4().hex
         requests = ",".join(map(str, sorted(gone.requests)))
-        told = {PROGRESS: progress.as_json(), WRITER: writer, ERASURES: requests}
+        sweep = Sweep(version, now_ms)
+        told = {PROGRESS: progress.as_json(), WRITER: writer, ERASURES: requests, UNSWEPT: sweep.mark}
         entry = replacing_entry(removed, added, told, (APPLICATION, self._transactions() + 1), now_ms)
         try:
             self.place.objects.put(log_key(version), entry)
@@ -283,21 +308,20 @@ class DeltaTable:
                 raise
         with self._asked():
             self._table = self._opened(version)
+        self._unswept = sweep
         self.finish_erasures(now_ms)
         return Erased(rows, len(removed), gone.requests)
 
     def finish_erasures(self, now_ms: int) -> None:
         """Delete what erasures took from the table, also those of a process that ended before. Errors are told."""
+        sweep = self._unswept  # what earlier ones left is older, too
+        if sweep is None:
+            return
         try:
             with self._asked():
-                history = self._table.history(SWEPT_BACK)
-                # What earlier ones left is older than the newest, too.
-                newest = next((commit for commit in history if ERASURES in commit), None)
-                if newest is None or newest["version"] == self._swept:
-                    return
-                self._sweep(int(newest["version"]))
-                if now_ms - newest["timestamp"] >= SETTLED_MS:
-                    self._swept = newest["version"]
+                self._sweep(sweep.version)
+            if now_ms - sweep.at_ms >= SETTLED_MS:
+                self._unswept, self._swept = None, sweep
         except SiltstoneError as error:
             _log.warning(
                 "files with erased rows could not be deleted yet; the next run tries again",
@@ -306,9 +330,9 @@ class DeltaTable:
             )
 
     def _sweep(self, version: int) -> None:
-        """Delete all files that the table, or a writer that was fenced, had before a version, and that it has not."""
+        """Delete all files that the table, or a writer that was fenced, had before a version, and that neither it has
+        nor the newest: somebody may have restored the table to an earlier one before its files were deleted."""
         table = self._opened(version)
-        staying = set(_paths(table))
         left: set[str] = set(table.vacuum(retention_hours=0, dry_run=True, enforce_retention_duration=False))
 
         async def ours(store: ObjectStore) -> list[str]:
@@ -316,9 +340,10 @@ class DeltaTable:
 
         left.update(self.place.objects.call(ours))
         # A checkpoint forgets files that went long ago, also if nobody ran VACUUM since.
-        forgotten = self._opened().vacuum(dry_run=True, full=True)
+        newest = self._opened()
+        forgotten = newest.vacuum(dry_run=True, full=True)
         left.update(each for each in forgotten if "/" not in each and each.endswith(".parquet"))
-        self.place.remove(sorted(left - staying))
+        self.place.remove(sorted(left.difference(_paths(table), _paths(newest))))
 
     def _why_kept(self) -> str | None:
         """The reason why files of this table cannot be written again; None: there is none."""

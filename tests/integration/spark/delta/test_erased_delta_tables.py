@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from spark_jobs.tables.erasing import parquet_file
 from spark_jobs.tables.erasing.decide import SETTLED_MS
 from spark_jobs.tables.erasing.gone import GoneRows
 from spark_jobs.tables.erasing.parquet_file import schema_of
-from spark_jobs.tables.errors import StaleWriterError
+from spark_jobs.tables.errors import PlaceUnavailableError, StaleWriterError
 from spark_jobs.tables.objects import Objects
 from spark_jobs.tables.progress import LATEST_MODE, LOG_MODE
 from tests.fixtures.erased_bytes import files_with, request_erasure
@@ -168,6 +169,78 @@ async def test_an_erasure_that_is_stopped_anywhere_is_finished_by_the_next_run(
     # when a run is not stopped, then the rows are gone with their bytes, and all others are there
     await lake.exported("t", lake.delta(), RAW, mode=mode)
     assert await keys_of(lake) == [b"bob"] * (1 if mode == LATEST_MODE else 3)
+    assert files_with(lake.place / "delta", SECRET) == []
+
+
+async def stopped(lake: Lake, metadata: MetadataStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An erasure that dies when it is committed, before any file is deleted."""
+
+    def die(*_: Any) -> None:
+        raise Killed
+
+    await request_erasure(metadata, "t", [b"augusta"])
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr(Objects, "remove", die)
+        await lake.exported("t", lake.delta(), RAW)
+
+
+async def test_a_table_restored_to_before_a_stopped_erasure_keeps_its_other_rows(
+    lake: Lake, metadata: MetadataStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given an erasure that nobody has finished, and somebody who takes the table back to before it
+    await filled(lake)
+    before = opened(lake.delta()).version()
+    await stopped(lake, metadata, monkeypatch)
+    await asyncio.to_thread(lambda: opened(lake.delta()).restore(before))
+    # when the next run finishes what was left, then it deletes no file of the table, and erases the rows again
+    assert (await lake.exported("t", lake.delta(), RAW)).erased.rows == 3
+    assert await keys_of(lake) == [b"bob"] * 3 and files_with(lake.place / "delta", SECRET) == []
+
+
+async def test_a_stopped_erasure_is_finished_however_many_commits_came_since(
+    lake: Lake, metadata: MetadataStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given an erasure whose files cannot be deleted, and a commit of ours since
+    await filled(lake)
+    await stopped(lake, metadata, monkeypatch)
+
+    def refuse(*_: Any) -> None:
+        raise PlaceUnavailableError("deletion is forbidden")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Objects, "remove", refuse)
+        await lake.send("t", 0, b"newer", key=b"bob")
+        assert (await lake.exported("t", lake.delta(), RAW)).rows == 1
+    # and many of another program
+    for number in range(101):
+        properties = {"delta.logRetentionDuration": f"interval {30 + number} days"}
+        await asyncio.to_thread(opened(lake.delta()).alter.set_table_properties, properties)
+    # when the files can be deleted, then they are
+    assert files_with(lake.place / "delta", SECRET) != []
+    await lake.exported("t", lake.delta(), RAW)
+    assert files_with(lake.place / "delta", SECRET) == [] and await keys_of(lake) == [b"bob"] * 4
+
+
+async def test_a_table_made_again_under_a_running_export_is_swept_of_its_own_erasures(
+    lake: Lake, metadata: MetadataStore
+) -> None:
+    # given a table whose erasure is settled, as far as a process knows
+    await filled(lake)
+    await request_erasure(metadata, "t", [b"augusta"])
+    table = lake.delta()
+    await lake.exported("t", table, RAW)
+    await asyncio.to_thread(table.finish_erasures, SystemClock().wall_ms() + SETTLED_MS)
+    erased = opened(table).version()
+    # when it is dropped, and that process makes it again
+    shutil.rmtree(lake.place / "delta" / "t")
+    await lake.exported("t", table, RAW)
+    while opened(table).version() < erased - 1:
+        await lake.send("t", 0, SECRET, key=b"carol")
+        await lake.exported("t", table, RAW)
+    # then an erasure that gets the same version is finished too
+    await request_erasure(metadata, "t", [b"carol"])
+    await lake.exported("t", table, RAW)
+    assert opened(table).version() == erased
     assert files_with(lake.place / "delta", SECRET) == []
 
 
