@@ -26,7 +26,10 @@ from spark_jobs.environment import LOOPBACK, SparkEnvironment, find_environment
 ATTEMPTS = 4
 """The tries of a task. `local[N]` alone would give up at its first failure."""
 WORKERS: Mapping[str, str] = {"spark.python.unix.domain.socket.enabled": "true"}
-"""Spark 4.1 and later can talk to their Python workers through Unix sockets. Through TCP each task took 45 ms more."""
+"""Spark 4.1 and later can talk to their Python workers through Unix sockets. Through TCP each task took 45 ms more.
+
+Only on this machine: sockets lie in the temporary directory of each JVM, and that of a YARN container has a longer path
+than a socket may have."""
 LOCAL_CONF: Mapping[str, str] = {
     "spark.driver.host": LOOPBACK,
     "spark.driver.bindAddress": LOOPBACK,
@@ -79,8 +82,7 @@ def session_for(app: str, *, conf: Mapping[str, str] | None = None) -> SparkSess
     Raises SessionStartError.
     """
     given = SparkConf()
-    ours = {**WORKERS, **(conf or {})}
-    return _started(app, {name: value for name, value in ours.items() if not given.contains(name)})
+    return _started(app, {name: value for name, value in (conf or {}).items() if not given.contains(name)})
 
 
 def end_session(spark: SparkSession) -> None:

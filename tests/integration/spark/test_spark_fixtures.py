@@ -13,6 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from runtime.errors import BadInputError
+from spark_jobs.environment import find_environment
 from spark_jobs.session import local_session
 from tests.fixtures.spark import HOSTS, SparkCluster
 
@@ -46,6 +47,24 @@ def test_a_process_has_one_session(spark: SparkSession) -> None:
 
 def test_a_session_leaves_the_environment_as_it_was(spark: SparkSession) -> None:
     assert "PYSPARK_DRIVER_PYTHON" not in os.environ
+
+
+def test_a_submitted_program_runs_python_where_temporary_files_have_long_paths(tmp_path: Path) -> None:
+    # given a JVM whose temporary directory is as YARN gives it to a container
+    long = tmp_path / "appcache/application_1234567890123_0001/container_1234567890123_0001_01_000002/tmp"
+    long.mkdir(parents=True)
+    assert len(f"{long}/.00000000-0000-0000-0000-000000000000.sock") > 107, "the longest path of a socket"
+    options = f"--master local[1] --conf spark.driver.extraJavaOptions=-Djava.io.tmpdir={long} pyspark-shell"
+    program = (
+        "from spark_jobs.session import end_session, session_for\n"
+        "spark = session_for('long', conf={'spark.ui.enabled': 'false', 'spark.driver.host': '127.0.0.1'})\n"
+        "print(spark.sparkContext.parallelize(range(3), 1).map(lambda each: each + 1).collect())\n"
+        "end_session(spark)\n"
+    )
+    environ = {**find_environment(os.environ).for_child(os.environ), "PYSPARK_SUBMIT_ARGS": options}
+    outcome = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, timeout=100)
+    # then its tasks run Python
+    assert outcome.stdout.strip() == "[1, 2, 3]", outcome.stderr[-4000:]
 
 
 @pytest.mark.soak
