@@ -27,7 +27,7 @@ import json
 import re
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from runtime.clock import SystemClock
 from runtime.errors import BugError, SiltstoneError
@@ -198,10 +198,13 @@ class DeltaTable:
         strange = sorted(set(protocol.writer_features or ()) - _FEATURES)
         if strange or protocol.min_writer_version not in _WRITER_VERSIONS:
             what = ", ".join(strange) or f"writer version {protocol.min_writer_version}"
-            raise WrongTableError(
-                f"{self.url} has features of Delta that this command does not write: {what}",
-                remedy="export to another table",
-            )
+            self._refuse(f"has features of Delta that this command does not write: {what}")
+        if parted := self._table.metadata().partition_columns:
+            by = ", ".join(parted)
+            self._refuse(f"was partitioned by {by}, and this command writes Delta tables without partitions")
+
+    def _refuse(self, why: str) -> NoReturn:
+        raise WrongTableError(f"{self.url} {why}", remedy="export to another table")
 
     @property
     def layout(self) -> Layout:

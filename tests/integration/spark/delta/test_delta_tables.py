@@ -116,6 +116,14 @@ async def test_tables_that_cannot_be_written_are_refused_in_words(lake: Lake) ->
     await asyncio.to_thread(table.alter.add_constraint, {"small": "kafka_offset < 100"})
     with pytest.raises(WrongTableError, match="does not write: "):
         await lake.exported("t", lake.delta())
+    # partitions, which files of ours would not name, so that nobody could read the table any more
+    await lake.exported("t", lake.delta("parted"))
+    table = await asyncio.to_thread(opened, lake.delta("parted"))
+    rows = await asyncio.to_thread(table.to_pyarrow_table)
+    by = {"mode": "overwrite", "schema_mode": "overwrite", "partition_by": ["kafka_partition"]}
+    await asyncio.to_thread(deltalake.write_deltalake, table, rows, **by)
+    with pytest.raises(WrongTableError, match="was partitioned by kafka_partition"):
+        await lake.exported("t", lake.delta("parted"))
     # types that Delta has not
     times = {
         "type": "record",

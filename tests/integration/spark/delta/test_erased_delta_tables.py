@@ -253,12 +253,13 @@ async def test_a_table_made_again_under_a_running_export_is_swept_of_its_own_era
 async def test_the_place_is_listed_until_no_writer_from_before_the_erasure_can_write_any_more(
     lake: Lake, metadata: MetadataStore
 ) -> None:
-    # given a table with an erasure, and the name of a file that a writer from before it makes
+    # given a table with an erasure, and the name of a file that a writer makes whom it fenced
     await filled(lake)
     await request_erasure(metadata, "t", [b"augusta"])
     table = lake.delta()
     await lake.exported("t", table, RAW)
-    late = lake.place / "delta" / "t" / f"p00000-{0:019}-{9:019}-{1:010}-0123456789ab.parquet"
+    version = opened(table).version()
+    late = lake.place / "delta" / "t" / f"p00000-{0:019}-{9:019}-{version:010}-0123456789ab.parquet"
     now_ms = SystemClock().wall_ms()
 
     def stays(at_ms: int) -> bool:
