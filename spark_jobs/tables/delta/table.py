@@ -183,8 +183,17 @@ class DeltaTable:
                 if PROGRESS in commit:
                     return commit
                 if commit.get("operation") == "RESTORE":
-                    newest = int(commit["operationParameters"]["version"])
+                    newest = self._restored(commit)
         return None
+
+    def _restored(self, commit: Mapping[str, Any]) -> int:
+        """The version that a RESTORE went back to; if it was named by a time, the one with its files. -1: none has them."""
+        version = str(commit["operationParameters"].get("version"))
+        if version.isdigit():
+            return int(version)
+        files = set(_paths(self._opened(commit["version"])))
+        before = range(commit["version"] - 1, -1, -1)
+        return next((each for each in before if set(_paths(self._opened(each))) == files), -1)
 
     def _check_free(self) -> None:
         if has_commits(self.place.objects):

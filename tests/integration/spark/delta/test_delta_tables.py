@@ -7,6 +7,7 @@ import json
 import random
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,25 @@ async def test_a_checkpoint_and_a_lost_log_leave_the_progress_or_a_refusal(lake:
     with pytest.raises(WrongTableError, match="up to which offset") as refused:
         await lake.exported("t", lake.delta())
     assert "delta.logRetentionDuration" in refused.value.remedy
+
+
+async def test_a_table_restored_to_a_time_has_the_offsets_of_that_time(lake: Lake) -> None:
+    # given a table that somebody merged between two runs
+    await lake.client.create_topic("t", partitions=1)
+    for number in (1, 2):
+        await lake.send_json("t", 0, {"id": number})
+        await lake.exported("t", lake.delta())
+    await asyncio.to_thread(opened(lake.delta()).optimize.compact)
+    [merge] = opened(lake.delta()).history(1)
+    await lake.send_json("t", 0, {"id": 3})
+    await lake.exported("t", lake.delta())
+    # when somebody restores it to the time of the merge, of which the log then tells no version
+    at = datetime.fromtimestamp(merge["timestamp"] / 1000, UTC)
+    await asyncio.to_thread(opened(lake.delta()).restore, at)
+    assert [row["id"] for row in await lake.rows(lake.delta())] == [1, 2]
+    # then the next run goes on from there
+    assert (await lake.exported("t", lake.delta())).rows == 1
+    assert [row["id"] for row in await lake.rows(lake.delta())] == [1, 2, 3]
 
 
 async def test_tables_that_cannot_be_written_are_refused_in_words(lake: Lake) -> None:
