@@ -79,7 +79,7 @@ def _run(writing: Writing, choose: Callable[[int], Engine]) -> Report:
     held = writing.table.load()
     check_no_dead_letters(writing.table.name, held)
     progress = check_same(held, snapshot, mode=ask.mode, values=ask.values.text, recreated=ask.recreated)
-    writing.load_dead_letters()
+    writing.load_dead_letters(filled=progress is not None)
     if progress is not None:
         progress = writing.erase_before(progress)
     files = writing.table.file_count

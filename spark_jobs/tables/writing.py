@@ -95,10 +95,10 @@ class Writing:
         if self._letters is not None:
             self._letters.begin(slices, self.snapshot.topic.name)
 
-    def load_dead_letters(self) -> None:
-        """Read the progress of the dead letters. Raises as `DeadLetters.load`."""
+    def load_dead_letters(self, *, filled: bool) -> None:
+        """Read the progress of the dead letters. `filled`: the table has records. Raises as `DeadLetters.load`."""
         if self._letters is not None:
-            self._letters.load(self.snapshot, mode=self.ask.mode, values=self.ask.values.text)
+            self._letters.load(self.snapshot, mode=self.ask.mode, values=self.ask.values.text, filled=filled)
 
     def _sampled(self, part: Slice, options: ScanOptions) -> Any:
         sample, held = Converter(replace(self.ask.values, on_error="column"), []), 0

@@ -7,10 +7,9 @@ import re
 import threading
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -21,26 +20,23 @@ from siltstone.cli.options.system_options import SystemOptions, Urls, resolved, 
 from siltstone.cli.options.usage import WrongUsageError, as_usage
 from siltstone.cli.tables.options import catalog_options, table_options
 from siltstone.cli.tables.report import Rounds, print_report, report_json, shown_progress
+from siltstone.cli.tables.request import DELTA, ICEBERG, TableRequest, ask_of, check, directory_url
 from siltstone.embedded.run_file import read_run_file
-from siltstone.kafka.offset_spec import Anchor, parse_offsets
 from siltstone.terminal.live import quiet_interrupts
 from siltstone.terminal.output import json_option, print_json
 from siltstone.terminal.plain import say
 from spark_jobs.environment import INSTALL_EXTRA, INSTALL_TABLES
 
 if TYPE_CHECKING:
-    from spark_jobs.tables.contract import Ask, Engine, From, Report, Table
+    from spark_jobs.tables.contract import Engine, Report, Table
     from spark_jobs.tables.engines import SparkEngine
     from spark_jobs.tables.iceberg.catalog import CatalogPlace
     from spark_jobs.tables.iceberg.table import IcebergTable
     from spark_jobs.tables.iceberg.upkeep.upkeep import Upkeep
     from spark_jobs.tables.layout.wanted import WantedLayout
 
-PARQUET, DELTA, ICEBERG = "parquet", "delta", "iceberg"
 WAREHOUSE = "tables"
 """Subdirectory of `--data` that holds the tables if no place is given."""
-FORMS = "parquet:DIR, parquet:s3://BUCKET/PREFIX?endpoint=..., iceberg:NAMESPACE.TABLE, or delta: like parquet:"
-T = TypeVar("T")
 _EVERY = re.compile(r"(\d{1,6})(s|m|h)?")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, None: 1}
 
@@ -111,12 +107,11 @@ def follow(topic: str, every: str, given: SystemOptions, as_json: bool, **option
 
 @contextmanager
 def _running(topic: str, given: SystemOptions, options: Mapping[str, Any]) -> Generator[_Running]:
-    wanted = _Wanted(topic=topic, given=given, **options)
-    _check_begin(wanted)
-    _check_destinations(wanted)
+    request = TableRequest(topic=topic, given=given, **options)
+    check(request)
     _require_extra()
     with resolved(given) as urls:
-        running = _Running(wanted, urls)
+        running = _Running(request, urls)
         try:
             yield running
         finally:
@@ -155,46 +150,23 @@ def show_catalog(
         say(as_yaml(found), nl=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Wanted:
-    topic: str
-    given: SystemOptions
-    destination: str
-    catalog: str
-    warehouse: str
-    properties: tuple[str, ...]
-    value: str
-    keys: str
-    schema_file: Path | None
-    framing: str
-    on_error: str | None
-    dead_letters: str
-    mode: str
-    begin: str
-    engine: str
-    recreated: bool
-    skip_lost: bool
-    partition_by: tuple[str, ...]
-    sort_by: tuple[str, ...]
-
-
 class _Running:
     """The parts of an export. Spark is started only when it is first needed."""
 
-    def __init__(self, wanted: _Wanted, urls: Urls) -> None:
+    def __init__(self, request: TableRequest, urls: Urls) -> None:
         from spark_jobs.tables.engines import InProcess
         from spark_jobs.tables.layout.wanted import parse_layout
         from spark_jobs.tables.source import ScanSource
 
-        self._wanted = wanted
-        self._ask = _ask(wanted)
-        layout = parse_layout(wanted.partition_by, wanted.sort_by)
-        self.table = _table(wanted, urls, wanted.destination, layout)
-        self._dead_letters = _table(wanted, urls, wanted.dead_letters) if wanted.dead_letters else None
+        self._request = request
+        self._ask = ask_of(request)
+        layout = parse_layout(request.partition_by, request.sort_by)
+        self.table = _table(request, urls, request.destination, layout)
+        self._dead_letters = _table(request, urls, request.dead_letters) if request.dead_letters else None
         self._source = ScanSource(
             metadata_url=_required(urls.metadata, "--metadata"),
             object_store_url=_required(urls.object_store, "--object-store"),
-            topic=wanted.topic,
+            topic=request.topic,
         )
         self._in_process: Engine = InProcess()
         self._on_spark: SparkEngine | None = None
@@ -203,7 +175,7 @@ class _Running:
     def once(self) -> Report:
         from spark_jobs.tables.export import export as run
 
-        with shown_progress(f"{self._wanted.topic} -> {self.table.name}", SystemClock()) as show:
+        with shown_progress(f"{self._request.topic} -> {self.table.name}", SystemClock()) as show:
             return run(self._source, self.table, self._engine, self._ask, show, self._dead_letters)
 
     def follow(self, seconds: int, every: str, *, as_json: bool) -> None:
@@ -211,13 +183,13 @@ class _Running:
         from spark_jobs.scan.contract import PinLostError
 
         never = threading.Event()
-        rounds = Rounds(self._wanted.topic, self.table.name, every, SystemClock(), as_json=as_json)
+        rounds = Rounds(self._request.topic, self.table.name, every, SystemClock(), as_json=as_json)
         try:
             while True:
                 try:
                     if not rounds.begun:
                         held = self.table.load()
-                        rounds.began(None if held is None else held.offsets, self._wanted.begin)
+                        rounds.began(None if held is None else held.offsets, self._request.begin)
                     report = self.once()
                 except SiltstoneError as error:
                     # After a lost pin (this process was stopped for a while) the next round takes a new one.
@@ -235,9 +207,12 @@ class _Running:
 
     def _tended(self) -> str:
         """The upkeep of the Iceberg tables after a round, as a text; empty if there was nothing to do."""
-        wanted = self._wanted
+        request = self._request
         if self._upkeeps is None:
-            found = {"": (wanted.destination, self.table), "dead letters: ": (wanted.dead_letters, self._dead_letters)}
+            found = {
+                "": (request.destination, self.table),
+                "dead letters: ": (request.dead_letters, self._dead_letters),
+            }
             ours = {what: table for what, (named, table) in found.items() if named.startswith(f"{ICEBERG}:")}
             self._upkeeps = _upkeeps(cast("Mapping[str, IcebergTable]", ours)) if ours else {}
         now_ms = SystemClock().wall_ms()
@@ -251,7 +226,7 @@ class _Running:
     def _engine(self, size_bytes: int) -> Engine:
         from spark_jobs.tables.engines import needs_pyspark, spark_engine, where_text
 
-        chosen, settings = self._wanted.engine, self._wanted.given.settings
+        chosen, settings = self._request.engine, self._request.given.settings
         large = size_bytes >= settings.spark_merge_min_bytes
         if chosen == "auto" and large and needs_pyspark(settings) and find_spec("pyspark") is None:
             say(
@@ -292,147 +267,18 @@ def _seconds(text: str) -> int:
     return int(found[1]) * _SECONDS[found[2]]
 
 
-def _ask(wanted: _Wanted) -> Ask:
-    from spark_jobs.tables.columns.convert import ValueFormat
-    from spark_jobs.tables.contract import Ask
-
-    with as_usage():
-        values = ValueFormat(
-            kind=wanted.value,
-            schema_text="" if wanted.schema_file is None else wanted.schema_file.read_text("utf-8-sig", "replace"),
-            framing="" if wanted.framing == "none" else wanted.framing,
-            on_error=wanted.on_error or "column",
-            keys=wanted.keys,
-        )
-        return Ask(
-            topic=wanted.topic,
-            mode=wanted.mode,
-            values=values,
-            begin=_begin(wanted.begin),
-            recreated=wanted.recreated,
-            skip_lost=wanted.skip_lost,
-        )
-
-
-def _begin(text: str) -> From:
-    from spark_jobs.scan.contract import AtTimestamp, Edge
-
-    span = parse_offsets(text, SystemClock().wall_ms())
-    first = span.first
-    if span.until is None:
-        if first.anchor is Anchor.TIME:
-            return AtTimestamp(first.number)
-        if first.anchor is Anchor.OFFSET:
-            return first.number
-        if not first.number:
-            return Edge.EARLIEST if first.anchor is Anchor.START else Edge.LATEST
-    raise BadInputError(f"--from {text!r} is not a place to begin at", remedy="give start, end, N or @TIME")
-
-
-def _check_begin(wanted: _Wanted) -> None:
-    """Raises WrongUsageError."""
-    from spark_jobs.scan.contract import Edge
-
-    if wanted.mode == "latest" and _begin(wanted.begin) != Edge.EARLIEST:
-        raise WrongUsageError(
-            "--from is for --mode log: a table with one row for each key needs the whole topic",
-            remedy="leave it out; kafka_offset and kafka_timestamp are columns to filter by",
-        )
-
-
-def _check_layout(wanted: _Wanted) -> None:
-    """Raises WrongUsageError."""
-    from spark_jobs.tables.layout.wanted import parse_layout
-
-    with as_usage():
-        layout = parse_layout(wanted.partition_by, wanted.sort_by)
-    if layout.order and wanted.mode == "latest":
-        raise WrongUsageError(
-            "--sort-by is for --mode log: files of --mode latest keep the order of offsets",
-            remedy="leave it out; --partition-by is for both",
-        )
-    if (wanted.partition_by or wanted.sort_by) and not wanted.destination.startswith(f"{ICEBERG}:"):
-        raise WrongUsageError(
-            "only Iceberg tables are partitioned and sorted",
-            remedy="give --partition-by and --sort-by with --to iceberg:...",
-        )
-
-
-def _check_destinations(wanted: _Wanted) -> None:
-    """Check the tables before anything is opened. Raises WrongUsageError."""
-    named = {"--to": wanted.destination, "--dead-letters": wanted.dead_letters}
-    for option, destination in named.items():
-        if destination or option == "--to":
-            _check_destination(option, destination)
-    _check_layout(wanted)
-    if not any(each.startswith(f"{ICEBERG}:") for each in named.values()) and (
-        wanted.catalog or wanted.warehouse or wanted.properties
-    ):
-        raise WrongUsageError(
-            "only Iceberg tables have a catalog",
-            remedy="give --catalog, --warehouse and --catalog-property with --to iceberg:...",
-        )
-    if wanted.dead_letters:
-        _check_dead_letters(wanted)
-
-
-def _check_destination(option: str, destination: str) -> None:
-    from spark_jobs.tables.file_systems import parse_place
-
-    kind, _, where = destination.partition(":")
-    if kind not in (PARQUET, DELTA, ICEBERG) or not where:
-        raise WrongUsageError(f"{option} {destination!r} names no table", remedy=f"write {FORMS}")
-    if kind == ICEBERG:
-        if not all(where.split(".")) or "." not in where:
-            raise WrongUsageError(
-                f"{option} {destination!r} names no table: it has no namespace, or an empty name",
-                remedy=f"write iceberg:NAMESPACE.TABLE, for example iceberg:demo.{where.strip('.') or 'flights'}",
-            )
-        return
-    with as_usage():
-        place = parse_place(_directory_url(where), f"{option} {kind}:")
-    if place.scheme == "file" and place.directory.exists() and not place.directory.is_dir():
-        raise WrongUsageError(f"{option} {kind}:{where} is a file", remedy="name a directory; a missing one is created")
-
-
-def _check_dead_letters(wanted: _Wanted) -> None:
-    from spark_jobs.tables.file_systems import check_apart, parse_place
-
-    if wanted.on_error is not None:
-        raise WrongUsageError(
-            f"--dead-letters and --on-error {wanted.on_error} say two things of records that do not fit",
-            remedy="leave one of them out",
-        )
-    if (wanted.value, wanted.keys) == ("raw", "raw"):
-        raise WrongUsageError(
-            "raw values and keys always fit, so there are no dead letters",
-            remedy="leave --dead-letters out, or give --value or --key",
-        )
-    kinds, places = zip(*(each.split(":", 1) for each in (wanted.destination, wanted.dead_letters)), strict=True)
-    if kinds == (ICEBERG, ICEBERG) and places[0] == places[1]:
-        raise WrongUsageError("--dead-letters names the table of --to", remedy="name another one")
-    if ICEBERG not in kinds:
-        urls = [_directory_url(each) for each in places]
-        with as_usage():
-            check_apart(parse_place(urls[0], "--to"), parse_place(urls[1], "--dead-letters"))
-
-
-def _directory_url(where: str) -> str:
-    return where if "://" in where else Path(where).resolve().as_uri()
-
-
-def _table(wanted: _Wanted, urls: Urls, destination: str, layout: WantedLayout | None = None) -> Table:
+def _table(request: TableRequest, urls: Urls, destination: str, layout: WantedLayout | None = None) -> Table:
     from spark_jobs.tables.file_systems import check_outside, parse_place
 
     kind, _, where = destination.partition(":")
     if kind != ICEBERG:
-        url = _directory_url(where)
+        url = directory_url(where)
         check_outside(parse_place(url, f"--to {kind}:"), urls.object_store)
         return _table_of_files(kind, url)
     from spark_jobs.tables.iceberg.catalog import open_catalog
     from spark_jobs.tables.iceberg.table import IcebergTable
 
-    place = _catalog_place(wanted.given, urls, wanted.catalog, wanted.warehouse, wanted.properties)
+    place = _catalog_place(request.given, urls, request.catalog, request.warehouse, request.properties)
     if "://" in place.warehouse:
         check_outside(parse_place(place.warehouse, "--warehouse"), urls.object_store)
     return IcebergTable(open_catalog(place), where, layout)

@@ -17,6 +17,8 @@ from spark_jobs.tables.errors import BadTableError
 
 _SIMPLE = {"integer": pa.int64(), "number": pa.float64(), "string": pa.string(), "boolean": pa.bool_()}
 
+_NESTED = ("array", "object")
+
 
 def fields_of_json_schema(text: str) -> list[Field]:
     """The columns of a schema. Raises BadTableError."""
@@ -51,6 +53,11 @@ def _field(name: str, schema: Any, depth: int) -> Field:
     if len(types) != 1:
         return text_field(name)
     of = str(types[0])
+    if named is not None and of not in (*_SIMPLE, *_NESTED):
+        raise BadTableError(
+            f"the schema gives {shown(name)!r} the type {shown(of)!r}, which JSON Schema does not have",
+            remedy=f"one of {', '.join((*_SIMPLE, *_NESTED, 'null'))}",
+        )
     if of in _SIMPLE:
         return pa.field(name, _SIMPLE[of])
     if depth >= DEPTH_MAX:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from metadata.contract.readers import TopicSnapshot
+from runtime.logging import get_logger
 from spark_jobs.scan.arrow import pa
 from spark_jobs.scan.contract import Slice
 from spark_jobs.tables.contract import Table
@@ -31,6 +32,7 @@ from spark_jobs.tables.tidying.run import tidy
 
 _MODE = "dead letters of "
 """The beginning of the mode in the progress of a table of dead letters."""
+_log = get_logger(__name__)
 _REMEDY = "name another table by --dead-letters"
 
 
@@ -48,9 +50,16 @@ class DeadLetters:
     def place(self) -> Place:
         return self._table.place
 
-    def load(self, snapshot: TopicSnapshot, *, mode: str, values: str) -> None:
-        """Read the progress. Raises WrongTableError, RecreatedTopicError, and as `Table.load`."""
+    def load(self, snapshot: TopicSnapshot, *, mode: str, values: str, filled: bool) -> None:
+        """Read the progress. `filled`: the main table has records already. Raises WrongTableError,
+        RecreatedTopicError, and as `Table.load`."""
         held = self._table.load()
+        if held is None and filled:
+            _log.warning(
+                "a new table of dead letters begins with the next records: earlier ones are in the table itself, or in"
+                " the table of dead letters that earlier exports named",
+                table=self._table.name,
+            )
         if held is not None:
             self._check(held, snapshot, mode, values)
             self._erasing.warn(held)

@@ -27,7 +27,7 @@ import json
 import re
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from runtime.clock import SystemClock
 from runtime.errors import BugError, SiltstoneError
@@ -39,6 +39,7 @@ from spark_jobs.scan.arrow import MissingExtraError, pa
 from spark_jobs.tables.columns.widening import can_become
 from spark_jobs.tables.contract import DeadRows, KeyedFile
 from spark_jobs.tables.delta.log_entry import DataFile, NewFile, Offsets, log_key, replacing_entry, statistics
+from spark_jobs.tables.delta.refusals import OUR_FILE, check_features, check_free
 from spark_jobs.tables.erasing.decide import SETTLED_MS
 from spark_jobs.tables.erasing.gone import ROW_COLUMNS, Erased, GoneRows
 from spark_jobs.tables.erasing.parquet_file import schema_of, write_without
@@ -53,7 +54,7 @@ from spark_jobs.tables.file_systems import bare_url, file_system
 from spark_jobs.tables.file_writer import FileWriter, WrittenFile
 from spark_jobs.tables.layout.layout import PLAIN, Layout
 from spark_jobs.tables.objects import Objects
-from spark_jobs.tables.parquet_table import ParquetPlace, has_commits
+from spark_jobs.tables.parquet_table import ParquetPlace
 from spark_jobs.tables.progress import Progress
 from storage.objects import ObjectNotFoundError, ObjectStore
 from storage.urls import parse_store_url
@@ -72,16 +73,12 @@ ERASURES = "siltstone.erasures"
 """In the information of a commit that erased rows: the ids of the requests."""
 UNSWEPT = "siltstone.unswept"
 """In the information of a commit of ours: the newest erasure after which files may be left to delete."""
-_FILE = re.compile(r"p\d{5,}-\d{19}-\d{19}-(\d{10})-[0-9a-f]{12}\.parquet", re.ASCII)
 _MISREAD = re.compile(r"[#?]|%[0-9A-Fa-f]{2}")
 _STATISTICS = {"delta.dataSkippingStatsColumns": "kafka_partition,kafka_offset"}
 """For all writers: bounds of other columns would be bytes of keys and values in the log."""
 _LOOKED_BACK = (1, 100, None)
 """The newest commits among which the progress is looked for; None: all that are kept."""
 _log = get_logger(__name__)
-_WRITER_VERSIONS = (1, 2, 7)
-_FEATURES = {"appendOnly", "invariants", "timestampNtz", "deletionVectors"}
-"""The writer features that ask nothing of a program that adds files. Others, such as column mapping, do."""
 
 
 class Sweep(NamedTuple):
@@ -158,9 +155,9 @@ class DeltaTable:
         with self._asked():
             self._table = self._opened() if _delta.DeltaTable.is_deltatable(self._uri, self._options) else None
             if self._table is None:
-                self._check_free()
+                check_free(self.place.objects, self.url)
                 return None
-            self._check_features()
+            check_features(self._table, self.url)
             told = self._told()
         if told is not None:
             sweep = Sweep.told(told)
@@ -187,33 +184,13 @@ class DeltaTable:
         return None
 
     def _restored(self, commit: Mapping[str, Any]) -> int:
-        """The version that a RESTORE went back to; if it was named by a time, the one with its files. -1: none has them."""
+        """The version that a RESTORE went back to; if a time named it, the one with its files. -1: none has them."""
         version = str(commit["operationParameters"].get("version"))
         if version.isdigit():
             return int(version)
         files = set(_paths(self._opened(commit["version"])))
         before = range(commit["version"] - 1, -1, -1)
         return next((each for each in before if set(_paths(self._opened(each))) == files), -1)
-
-    def _check_free(self) -> None:
-        if has_commits(self.place.objects):
-            raise WrongTableError(
-                f"{self.url} is a table of Parquet files, and each of two tables would remove files of the other",
-                remedy="name another directory, or write --to parquet:...",
-            )
-
-    def _check_features(self) -> None:
-        protocol = self._table.protocol()
-        strange = sorted(set(protocol.writer_features or ()) - _FEATURES)
-        if strange or protocol.min_writer_version not in _WRITER_VERSIONS:
-            what = ", ".join(strange) or f"writer version {protocol.min_writer_version}"
-            self._refuse(f"has features of Delta that this command does not write: {what}")
-        if parted := self._table.metadata().partition_columns:
-            by = ", ".join(parted)
-            self._refuse(f"was partitioned by {by}, and this command writes Delta tables without partitions")
-
-    def _refuse(self, why: str) -> NoReturn:
-        raise WrongTableError(f"{self.url} {why}", remedy="export to another table")
 
     @property
     def layout(self) -> Layout:
@@ -487,7 +464,7 @@ def _paths(table: Any) -> list[str]:
 
 def _is_before(name: str, version: int) -> bool:
     """Whether a file of ours was written for a commit up to this version."""
-    found = _FILE.fullmatch(name)
+    found = OUR_FILE.fullmatch(name)
     return found is not None and int(found[1]) <= version
 
 

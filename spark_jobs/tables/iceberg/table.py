@@ -41,6 +41,7 @@ from spark_jobs.tables.errors import (
 from spark_jobs.tables.file_writer import WrittenFile
 from spark_jobs.tables.iceberg.catalog import asked, make_namespace, missing, shown_of
 from spark_jobs.tables.iceberg.keyed_files import FIELD_ID, KEYS_DIRECTORY, KeyedFiles
+from spark_jobs.tables.iceberg.location import free_location
 from spark_jobs.tables.iceberg.manifests import FORMAT_VERSION
 from spark_jobs.tables.iceberg.place import IcebergPlace
 from spark_jobs.tables.iceberg.position_deletes import Positions
@@ -254,8 +255,11 @@ class IcebergTable:
         try:
             with self._asked():
                 make_namespace(self._catalog, self._namespace)
+                location = free_location(self._catalog, self._namespace, self._identifier.rpartition(".")[2])
                 properties = {TOPIC: topic, **FOR_NEW_TABLES}
-                self._table = self._catalog.create_table(self._identifier, properties=properties, **made)
+                self._table = self._catalog.create_table(
+                    self._identifier, location=location, properties=properties, **made
+                )
         except _exceptions.TableAlreadyExistsError:
             raise StaleWriterError(f"somebody else made the table {self._identifier}") from None
 
