@@ -28,6 +28,7 @@ from runtime.ids import SystemIds
 from spark_jobs.scan.arrow import pa
 from spark_jobs.tables.contract import DeadRows, KeyedFile
 from spark_jobs.tables.delta.log_entry import LOG
+from spark_jobs.tables.erasing.decide import SETTLED_MS
 from spark_jobs.tables.erasing.gone import Erased, GoneRows
 from spark_jobs.tables.erasing.parquet_file import schema_of, write_without
 from spark_jobs.tables.errors import PlaceUnavailableError, StaleWriterError, TableError, WrongTableError
@@ -89,6 +90,8 @@ class ParquetTable:
         self.place = ParquetPlace(objects=Objects(url))
         self._newest: Commit | None = None
         self._swept = False
+        self._erased_ms: int | None = None
+        """The time of an erasure of this process. Writers that it fenced may still put files."""
 
     @property
     def name(self) -> str:
@@ -195,10 +198,16 @@ class ParquetTable:
         except StaleWriterError:
             self.place.remove([file.name for file in written])
             raise
+        self._erased_ms = now_ms
         return Erased(rows, hit, gone.requests)
 
     def finish_erasures(self, now_ms: int) -> None:
-        """Do nothing: `load` removes what is left."""
+        """Remove what fenced writers put since the erasure. What an earlier process left, `load` has removed."""
+        if self._erased_ms is None:
+            return
+        self._sweep(max(1, self._sequence() - SWEPT_BACK))
+        if now_ms - self._erased_ms >= SETTLED_MS:
+            self._erased_ms = None
 
     def _without(self, name: str, gone: GoneRows) -> tuple[int, Sequence[WrittenFile]]:
         """The number of those rows in a file, and if there are some, the files to take its place."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +12,10 @@ import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
 from metadata.contract.store import MetadataStore
+from runtime.clock import SystemClock
 from runtime.errors import SiltstoneError
 from spark_jobs.tables.contract import Report, Table
+from spark_jobs.tables.erasing.decide import SETTLED_MS
 from spark_jobs.tables.iceberg.catalog import CatalogPlace
 from spark_jobs.tables.objects import Objects
 from spark_jobs.tables.progress import LATEST_MODE, LOG_MODE
@@ -125,3 +128,29 @@ def parquet(place: Path) -> Table:
 
 async def exported(lake: Lake, kind: str, mode: str) -> Report:
     return await lake.exported("t", opened(lake, kind), RAW, mode=mode)
+
+
+async def test_what_a_fenced_writer_of_parquet_files_puts_after_the_erasure_is_removed(
+    lake: Lake, metadata: MetadataStore
+) -> None:
+    # given a process that erased rows in commit 2, and the name of a file that a writer makes whom it fenced
+    await lake.client.create_topic("t", partitions=1)
+    await lake.send("t", 0, b"a secret", key=b"augusta")
+    await lake.exported("t", lake.parquet(), RAW)
+    await request_erasure(metadata, "t", [b"augusta"])
+    table = lake.parquet()
+    assert (await lake.exported("t", table, RAW)).erased.rows == 1
+    late = lake.place / "parquet" / "t" / f"p00000-{0:019}-{1:019}-{2:010}-0123456789ab.parquet"
+
+    async def stays(at_ms: int) -> bool:
+        late.write_bytes(b"a secret")
+        await asyncio.to_thread(table.finish_erasures, at_ms)
+        return late.exists()
+
+    # when it goes on and looks for such files
+    await lake.send("t", 0, b"of bob", key=b"bob")
+    assert (await lake.exported("t", table, RAW)).rows == 1
+    now_ms = SystemClock().wall_ms()
+    # then it removes them until ten minutes after the erasure, and once more, and no file of the table
+    assert [await stays(each) for each in (now_ms, now_ms + SETTLED_MS, now_ms + SETTLED_MS)] == [False, False, True]
+    assert await lake.offsets(table) == [(0, 1)]
