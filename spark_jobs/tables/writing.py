@@ -275,7 +275,7 @@ class Writing:
     def tidy_dead_letters(self) -> None:
         """Merge small files of the dead letters, if this run made that due. Raises as `Table.commit`."""
         if self._letters is not None:
-            self._letters.tidy(len(self.snapshot.partitions))
+            self._letters.tidy()
 
     def ended(self, held: Progress) -> Report:
         """The report of a run that leaves the table with this progress."""

@@ -120,9 +120,10 @@ class DeadLetters:
         if self._held is not None:
             self._held = self._erasing.note(self._held)
 
-    def tidy(self, partitions: int) -> None:
+    def tidy(self) -> None:
         """Merge small files, if this run made that due. Raises as `Table.commit`."""
-        if self._held is not None and are_to_tidy(self._files, self._table.file_count, partitions):
+        # As in a table of one partition: most dead letters come from few.
+        if self._held is not None and are_to_tidy(self._files, self._table.file_count, 1):
             tidy(self._table, self._held)
 
     def finish_erasures(self, now_ms: int) -> None:

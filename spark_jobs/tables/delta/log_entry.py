@@ -1,4 +1,4 @@
-"""A commit of a Delta table that removes files, as its log has it. Pure.
+"""A commit of a Delta table that removes files, as its log has it, and how later ones name it. Pure.
 
 The library can add files, and replace all of them, but has no way to replace some. The entry is one JSON object a line,
 as in Delta's protocol ("Delta Log Entries", "Actions").
@@ -14,6 +14,10 @@ from urllib.parse import quote
 from spark_jobs.tables.file_writer import WrittenFile
 
 LOG = "_delta_log/"
+ERASURES = "siltstone.erasures"
+"""In the information of a commit that erased rows: the ids of the requests."""
+UNSWEPT = "siltstone.unswept"
+"""In the information of commits of ours behind that one, as long as files may be left to delete."""
 
 
 class Offsets(NamedTuple):
@@ -36,6 +40,26 @@ class DataFile(NamedTuple):
 class NewFile(NamedTuple):
     written: WrittenFile
     offsets: Offsets | None
+
+
+class Sweep(NamedTuple):
+    """The erasure after which files are to be deleted."""
+
+    version: int
+    """The version that it made."""
+    at_ms: int
+
+    @staticmethod
+    def told(commit: Mapping[str, Any]) -> Sweep | None:
+        """The one that the information of a commit names."""
+        if ERASURES in commit:
+            return Sweep(commit["version"], commit["timestamp"])
+        mark = commit.get(UNSWEPT)
+        return None if mark is None else Sweep(*map(int, str(mark).split("@")))
+
+    @property
+    def mark(self) -> str:
+        return f"{self.version}@{self.at_ms}"
 
 
 def log_key(version: int) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from spark_jobs.tables.erasing.gone import ROW_COLUMNS
 from spark_jobs.tables.errors import WrongTableError
 from spark_jobs.tables.objects import Objects
 from spark_jobs.tables.parquet_table import has_commits
@@ -50,6 +52,13 @@ def check_features(table: Any, url: str) -> None:
     if parted := table.metadata().partition_columns:
         by = ", ".join(parted)
         _refuse(url, f"was partitioned by {by}, and this command writes Delta tables without partitions")
+
+
+def check_columns(names: Sequence[str], url: str) -> None:
+    """Check that the table has the columns by which rows are found. Raises WrongTableError."""
+    for name in ROW_COLUMNS[:3]:
+        if name not in names:
+            _refuse(url, f"has lost the column {name}, by which its rows are found, to another program")
 
 
 def _refuse(url: str, why: str) -> NoReturn:

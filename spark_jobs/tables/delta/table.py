@@ -15,9 +15,8 @@ Files without a commit, and those that were replaced, stay until VACUUM runs or 
 
 **Erasing** writes files again without the rows and commits that (`log_entry.py`). Then it deletes all files that the
 table had before and that are neither of the version so made nor of the newest, so that earlier versions can be read no
-more. The commit has a mark, which ours after it repeat until that is done, so a run that ended in between is made good
-by the next. No bytes of keys reach the log of the table: statistics are of the offsets alone, in commits of other
-writers too.
+more. Our commits behind it name it until that is done, so the next run goes on for one that ended in between. No bytes
+of keys reach the log of the table: statistics are of the offsets alone, in commits of other writers too.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ import json
 import re
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 from runtime.clock import SystemClock
 from runtime.errors import BugError, SiltstoneError
@@ -38,10 +37,20 @@ from spark_jobs.environment import INSTALL_DELTA
 from spark_jobs.scan.arrow import MissingExtraError, pa
 from spark_jobs.tables.columns.widening import can_become
 from spark_jobs.tables.contract import DeadRows, KeyedFile
-from spark_jobs.tables.delta.log_entry import DataFile, NewFile, Offsets, log_key, replacing_entry, statistics
-from spark_jobs.tables.delta.refusals import OUR_FILE, check_features, check_free
+from spark_jobs.tables.delta.log_entry import (
+    ERASURES,
+    UNSWEPT,
+    DataFile,
+    NewFile,
+    Offsets,
+    Sweep,
+    log_key,
+    replacing_entry,
+    statistics,
+)
+from spark_jobs.tables.delta.refusals import OUR_FILE, check_columns, check_features, check_free
 from spark_jobs.tables.erasing.decide import SETTLED_MS
-from spark_jobs.tables.erasing.gone import ROW_COLUMNS, Erased, GoneRows
+from spark_jobs.tables.erasing.gone import Erased, GoneRows
 from spark_jobs.tables.erasing.parquet_file import schema_of, write_without
 from spark_jobs.tables.errors import (
     BadTableError,
@@ -69,34 +78,12 @@ except ModuleNotFoundError as _error:
 
 PROGRESS, WRITER = "siltstone.progress", "siltstone.writer"
 APPLICATION = "siltstone"
-ERASURES = "siltstone.erasures"
-"""In the information of a commit that erased rows: the ids of the requests."""
-UNSWEPT = "siltstone.unswept"
-"""In the information of a commit of ours: the newest erasure after which files may be left to delete."""
 _MISREAD = re.compile(r"[#?]|%[0-9A-Fa-f]{2}")
 _STATISTICS = {"delta.dataSkippingStatsColumns": "kafka_partition,kafka_offset"}
 """For all writers: bounds of other columns would be bytes of keys and values in the log."""
 _LOOKED_BACK = (1, 100, None)
 """The newest commits among which the progress is looked for; None: all that are kept."""
 _log = get_logger(__name__)
-
-
-class Sweep(NamedTuple):
-    """The erasure after which files are to be deleted."""
-
-    version: int
-    """The version that it made."""
-    at_ms: int
-
-    @staticmethod
-    def told(commit: Mapping[str, Any]) -> Sweep | None:
-        """The one that the information of a commit names."""
-        mark = commit.get(UNSWEPT)
-        return None if mark is None else Sweep(*map(int, str(mark).split("@")))
-
-    @property
-    def mark(self) -> str:
-        return f"{self.version}@{self.at_ms}"
 
 
 class DeltaTable:
@@ -160,6 +147,7 @@ class DeltaTable:
             check_features(self._table, self.url)
             told = self._told()
         if told is not None:
+            check_columns(self.columns.names, self.url)
             sweep = Sweep.told(told)
             self._unswept = None if sweep == self._swept else sweep
             return Progress.from_json(str(told[PROGRESS]))
@@ -284,8 +272,7 @@ class DeltaTable:
                 added += new
         version, writer = self._next_version(), SystemIds().uuid4().hex
         requests = ",".join(map(str, sorted(gone.requests)))
-        sweep = Sweep(version, now_ms)
-        told = {PROGRESS: progress.as_json(), WRITER: writer, ERASURES: requests, UNSWEPT: sweep.mark}
+        told = {PROGRESS: progress.as_json(), WRITER: writer, ERASURES: requests}
         entry = replacing_entry(removed, added, told, (APPLICATION, self._transactions() + 1), now_ms)
         try:
             self.place.objects.put(log_key(version), entry)
@@ -297,7 +284,7 @@ class DeltaTable:
                 raise
         with self._asked():
             self._table = self._opened(version)
-        self._unswept = sweep
+        self._unswept = Sweep(version, now_ms)
         self.finish_erasures(now_ms)
         return Erased(rows, len(removed), gone.requests)
 
@@ -342,9 +329,6 @@ class DeltaTable:
             return "it is append-only (delta.appendOnly)"
         if "deletionVectors" in features:
             return "it has deletion vectors (delta.enableDeletionVectors)"
-        names = set(self.columns.names)
-        if not set(ROW_COLUMNS[:2]) <= names:
-            return f"it has the columns {sorted(names)} alone"
         return None
 
     def _data_files(self) -> Sequence[DataFile]:

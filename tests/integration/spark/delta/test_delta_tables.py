@@ -144,6 +144,14 @@ async def test_tables_that_cannot_be_written_are_refused_in_words(lake: Lake) ->
     await asyncio.to_thread(deltalake.write_deltalake, table, rows, **by)
     with pytest.raises(WrongTableError, match="was partitioned by kafka_partition"):
         await lake.exported("t", lake.delta("parted"))
+    # or the columns by which rows to erase are found
+    for lost in ("kafka_partition", "kafka_offset", "kafka_key"):
+        await lake.exported("t", lake.delta(lost))
+        table = await asyncio.to_thread(opened, lake.delta(lost))
+        left = rows.drop_columns([lost])
+        await asyncio.to_thread(deltalake.write_deltalake, table, left, mode="overwrite", schema_mode="overwrite")
+        with pytest.raises(WrongTableError, match=f"has lost the column {lost}"):
+            await lake.exported("t", lake.delta(lost))
     # types that Delta has not
     times = {
         "type": "record",
