@@ -84,8 +84,8 @@ class StreamOffset:
         strange = next((topic for topic in found.topics if not choice.takes(topic)), None)
         if strange is not None:
             raise CheckpointError(
-                f"the checkpoint belongs to topic {strange!r}, but the query reads {choice.label!r}",
-                remedy="give every query its own checkpointLocation",
+                f"the checkpoint has topic {strange!r}, but the query reads only {choice.label!r}",
+                remedy="name that topic again, or give this query its own checkpointLocation",
             )
         return found
 

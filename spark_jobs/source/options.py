@@ -397,6 +397,6 @@ def _url(options: Mapping[str, str], name: str, setting: str, environ: Mapping[s
     url = options.get(name, "").strip() or environ.get(variable, "").strip()
     if not url:
         raise SourceOptionError(
-            f"{name} is not set", remedy=f"write option({name!r}, ...), or set {variable} on the driver"
+            f"{name} is not set", remedy=f"write option({name!r}, ...), or set {variable} before Spark starts"
         )
     return url

@@ -44,7 +44,7 @@ def test_a_place_in_one_topic_is_written_as_it_always_was() -> None:
         ({"version": 3}, "version 3"),
         ({"version": 2}, "cannot be read"),
         ({"version": 2, "topics": {"t": {}}}, "cannot be read"),
-        ({"topic": "other"}, "belongs to topic 'other', but the query reads 't'"),
+        ({"topic": "other"}, "has topic 'other', but the query reads only 't'"),
         ({"topicId": "x"}, "cannot be read"),
         ({"offsets": {"0": "many"}}, "cannot be read"),
         ({"offsets": None}, "cannot be read"),
