@@ -33,9 +33,15 @@ def _text(name: str, value: object, topic: object) -> str:
     if isinstance(value, Integral):
         return str(int(value))
     if isinstance(value, datetime) and known in _TIMES:
-        zoned = value if value.tzinfo else value.replace(tzinfo=UTC)
+        if value.tzinfo is None:
+            # Spark gives rows times of the process's zone without one; most others mean UTC.
+            raise SourceOptionError(
+                f"{name} is a time without a zone: {value}",
+                remedy="write value.astimezone() for one of this machine's zone, as rows of Spark have, or"
+                " value.replace(tzinfo=UTC)",
+            )
         # Rounded up: the first record at or after this time.
-        return str(-((_EPOCH - zoned) // timedelta(milliseconds=1)))
+        return str(-((_EPOCH - value) // timedelta(milliseconds=1)))
     if isinstance(value, Mapping) and known in _OFFSETS:
         return _offsets(cast("Mapping[object, object]", value), topic)
     if isinstance(value, Iterable) and known in _LISTS and not isinstance(value, bytes | Mapping):

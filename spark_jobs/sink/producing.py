@@ -6,7 +6,7 @@ writes its rows again. There is no transaction over tasks, as there is none in S
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -171,10 +171,21 @@ class RecordProducer:
             raise _not_written(", ".join(sorted(self._known)), self._failed)
 
 
+_LASTING: Mapping[int, str] = {
+    KafkaError.INVALID_RECORD: "a compacted topic takes no record without a key: fill the column key",
+    KafkaError.MSG_SIZE_TOO_LARGE: "raise the topic's max.message.bytes, and kafka.message.max.bytes of the query",
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: "`siltstone acls` shows the rights of the user",
+}
+"""Remedies of errors that another try does not heal."""
+
+
 def _not_written(topic: str, error: KafkaError) -> WriteError:
     return WriteError(
         f"a record of topic {topic!r} was not written: {_told(error)}",
-        remedy="Spark runs the task again, which writes its rows again; kafka.delivery.timeout.ms waits longer",
+        remedy=_LASTING.get(
+            error.code(),
+            "Spark runs the task again, which writes its rows again; kafka.delivery.timeout.ms waits longer",
+        ),
     )
 
 

@@ -74,6 +74,14 @@ async def test_the_command_says_how_many_dead_letters_it_wrote(lake: Lake) -> No
     assert (told["rows"], told["dead_letters"]) == (0, 0)
 
 
+async def test_an_empty_schema_is_no_schema(lake: Lake) -> None:
+    await lake.client.create_topic("t", partitions=1)
+    schema = lake.place / "empty.json"
+    schema.write_text("\n")
+    ran = await typed(lake, "--to", f"parquet:{lake.place / 'out'}", "--value", "json", "--schema", str(schema))
+    assert ran.exit_code == 2 and f"the schema {schema} is empty" in ran.stderr
+
+
 async def test_partitions_and_an_order_are_for_the_main_table_alone(lake: Lake) -> None:
     await lake.client.create_topic("t", partitions=1)
     await lake.send("t", 0, b'{"id": 1}', b"{")

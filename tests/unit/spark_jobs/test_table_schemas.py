@@ -42,6 +42,13 @@ def test_a_schema_too_deep_to_be_read_is_an_error_with_a_remedy() -> None:
     assert str(DEPTH_MAX) in refused.value.remedy
 
 
+@pytest.mark.parametrize("kind", ["strin", ["null", "int"]])
+def test_a_type_that_json_schema_does_not_have_is_refused(kind: object) -> None:
+    with pytest.raises(BadTableError, match="gives 'seat' the type") as refused:
+        fields_of_json_schema(json.dumps({"properties": {"seat": {"type": kind}}}))
+    assert "one of integer, number, string, boolean, array, object, null" in refused.value.remedy
+
+
 def avro(levels: int) -> str:
     inner: Any = "long"
     for level in range(levels):

@@ -20,6 +20,7 @@ from spark_jobs.tables.objects import Objects
 from spark_jobs.tables.parquet_table import ParquetTable
 from spark_jobs.tables.tidying.decide import FANOUT
 from tests.fixtures.lake import JSON, RAW, Lake
+from tests.fixtures.log_lines import LogLines
 
 pytestmark = pytest.mark.timeout(300)
 SEEDS = 20
@@ -67,6 +68,18 @@ class Pair:
         if await asyncio.to_thread(table.load) is None:
             return []
         return list(await self.lake.offsets(table))
+
+
+async def test_a_new_table_of_dead_letters_beside_an_old_table_is_told(lake: Lake, log_lines: LogLines) -> None:
+    pair = Pair(lake, ("parquet", "parquet"))
+    await lake.client.create_topic("t", partitions=1)
+    await lake.send_json("t", 0, {"n": 1})
+    event = "a new table of dead letters begins with the next records"
+    for told in (0, 0, 1, 1):  # each run tells once: the first two have the same pair of tables
+        letters = lake.parquet("mistyped") if told else pair.letters()
+        await lake.exported("t", pair.table(), JSON, dead_letters=letters)
+        assert sum(line["event"].startswith(event) for line in log_lines.all()) == told
+        await lake.send("t", 0, b"{")
 
 
 async def test_small_files_of_dead_letters_are_merged(lake: Lake) -> None:

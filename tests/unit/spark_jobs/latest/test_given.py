@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import numpy as np
@@ -47,8 +47,9 @@ def test_values_mean_what_their_text_means(values: dict[str, Any], texts: dict[s
     assert options(**values) == options(**texts)
 
 
-def test_a_time_is_of_utc_unless_it_says_otherwise_and_rounded_up_to_a_millisecond() -> None:
-    assert options(endingTimestamp=datetime(2026, 1, 31, 12)).scan.ending == AtTimestamp(1_769_860_800_000)
+def test_a_time_has_a_zone_and_is_rounded_up_to_a_millisecond() -> None:
+    east = datetime(2026, 1, 31, 17, 30, tzinfo=timezone(timedelta(hours=5, minutes=30)))
+    assert options(endingTimestamp=east).scan.ending == AtTimestamp(1_769_860_800_000)
     late = datetime(2026, 1, 31, 12, 0, 0, 1, tzinfo=UTC)
     assert options(startingTimestamp=late).scan.starting == AtTimestamp(1_769_860_800_001)
 
@@ -66,6 +67,7 @@ def test_a_time_is_of_utc_unless_it_says_otherwise_and_rounded_up_to_a_milliseco
         ({"endingOffsets": {0: 1.5}}, "endingOffsets has '0': '1.5'"),
         ({"endingOffsets": {}}, "names no partition"),
         ({"endingOffsets": [1, 2]}, "endingOffsets cannot be [1, 2]"),
+        ({"endingTimestamp": datetime(2026, 1, 31, 12)}, "endingTimestamp is a time without a zone"),
         ({"endingTimestamp": 1.5}, "endingTimestamp cannot be 1.5"),
         ({"columns": b"key"}, "columns cannot be b'key'"),
         ({"topic": ""}, "no topic is named"),
