@@ -171,6 +171,7 @@ class RecordProducer:
             raise _not_written(", ".join(sorted(self._known)), self._failed)
 
 
+_PASSING = "Spark runs the task again, which writes its rows again; kafka.delivery.timeout.ms waits longer"
 _LASTING: Mapping[int, str] = {
     KafkaError.INVALID_RECORD: "a compacted topic takes no record without a key: fill the column key",
     KafkaError.MSG_SIZE_TOO_LARGE: "raise the topic's max.message.bytes, and kafka.message.max.bytes of the query",
@@ -182,10 +183,7 @@ _LASTING: Mapping[int, str] = {
 def _not_written(topic: str, error: KafkaError) -> WriteError:
     return WriteError(
         f"a record of topic {topic!r} was not written: {_told(error)}",
-        remedy=_LASTING.get(
-            error.code(),
-            "Spark runs the task again, which writes its rows again; kafka.delivery.timeout.ms waits longer",
-        ),
+        remedy=_LASTING.get(error.code(), _PASSING),
     )
 
 

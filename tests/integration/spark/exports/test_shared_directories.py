@@ -68,7 +68,7 @@ async def test_a_delta_table_is_made_in_no_directory_with_files_of_others(lake: 
     mine = lake.place / "delta" / "t" / "mine.parquet"
     mine.parent.mkdir(parents=True)
     parquet.write_table(pa.table({"n": [1]}), mine)
-    with pytest.raises(WrongTableError, match="holds a file of others: mine.parquet"):
+    with pytest.raises(WrongTableError, match=r"holds a file of others: mine\.parquet"):
         await lake.exported("t", lake.delta(), JSON)
     # and files that a killed run of ours left are no others'
     mine.rename(mine.with_name(f"p00000-{0:019}-{1:019}-{0:010}-0123456789ab.parquet"))
