@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from spark_jobs.doctor.check import Check, failed, passed
-from spark_jobs.doctor.faults import cause_of, remedy_of
 from spark_jobs.environment import SparkEnvironment
+from spark_jobs.faults import cause_of, remedy_of
 
 SMOKE_TIMEOUT_S = 120
 

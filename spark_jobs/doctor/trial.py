@@ -22,10 +22,10 @@ from runtime.settings.table import Settings
 from runtime.text import plural
 from spark_jobs.archive import about_here
 from spark_jobs.doctor.check import Check, failed, passed
-from spark_jobs.doctor.faults import NO_RESOURCES, cause_of, remedy_of
 from spark_jobs.doctor.standalone import AUTH_SECRET, ClusterStartError, standalone
 from spark_jobs.doctor.submitter import spark_home
 from spark_jobs.environment import LOOPBACK, SparkEnvironment
+from spark_jobs.faults import NO_RESOURCES, cause_of, remedy_of
 from spark_jobs.submitters.arguments import read_defaults, submit_arguments
 from spark_jobs.submitters.spark_submit import SparkSubmitSubmitter
 from spark_jobs.submitters.supervise import GRACE_S

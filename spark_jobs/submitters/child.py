@@ -20,6 +20,7 @@ import spark_jobs
 from compactor.heavy.submitter import Phase, SubmissionState, SubmitError
 from runtime.logging import get_logger
 from runtime.settings.loading import ENVIRONMENT_PREFIX
+from spark_jobs.faults import names_fault, remedy_of
 from spark_jobs.submitters.supervise import GRACE_S
 
 LIBPQ_PREFIX = "PG"
@@ -49,6 +50,8 @@ class ChildSubmission:
         self._grace_s = grace_s
         self._name = Path(command[0]).name
         self._said: deque[str] = deque(maxlen=LINES_KEPT)
+        self._cause = ""
+        """The first line that names a known fault: much may come after it."""
         self._cancelled = False
         self._reading = asyncio.create_task(self._read(), name=f"driver-{process.pid}")
 
@@ -74,7 +77,8 @@ class ChildSubmission:
         if code == 0:
             return SubmissionState(Phase.SUCCEEDED)
         how = "was cancelled" if self._cancelled else _ended(self._name, code)
-        return SubmissionState(Phase.FAILED, "\n".join([how, *self._said]))
+        cause = [self._cause, f"remedy: {remedy_of(self._cause)}"] if self._cause and not self._cancelled else []
+        return SubmissionState(Phase.FAILED, "\n".join([how, *cause, *self._said]))
 
     async def cancel(self) -> None:
         """Returns when the driver has ended."""
@@ -113,6 +117,8 @@ class ChildSubmission:
                 _log.debug("driver", pid=self.pid, line=line[:LINE_CHARS_MAX])
                 if line and not line.startswith("{"):
                     self._said.append(line[:LINE_CHARS_MAX])
+                    if not self._cause and names_fault(line):
+                        self._cause = self._said[-1]
 
 
 def driver_environ(environ: Mapping[str, str]) -> dict[str, str]:

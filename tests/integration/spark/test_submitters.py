@@ -68,6 +68,19 @@ async def test_what_a_failed_driver_said_last_is_in_its_state_and_finished_units
     await driver.cancel()
 
 
+async def test_the_cause_of_a_failed_driver_is_told_though_much_came_after_it() -> None:
+    # given a driver that ends as spark-submit does at an option that it does not know
+    script = "import sys; print('Error: Unrecognized option: --memroy'); print('usage\\n' * 99); sys.exit(1)"
+    driver = await start_child([sys.executable, "-c", script], os.environ)
+    await until(lambda: driver.has_ended)
+    # then its first lines are how it ended, and why
+    how, cause, remedy, *rest = (await driver.state()).detail.splitlines()
+    assert "exit code 1" in how and cause == "Error: Unrecognized option: --memroy"
+    assert remedy == "remedy: correct spark.submit.args: `spark-submit --help` lists the options"
+    assert set(rest) == {"usage"}
+    await driver.cancel()
+
+
 async def test_a_driver_that_does_not_stop_talking_ends_well() -> None:
     script = "print('x' * 300_000); print('\\n'.join('noise' for _ in range(20_000)))"
     driver = await start_child([sys.executable, "-c", script], os.environ)

@@ -12,9 +12,9 @@ import pytest
 from runtime.settings.table import Settings
 from spark_jobs.doctor.check import Check
 from spark_jobs.doctor.examine import examine
-from spark_jobs.doctor.faults import FAULTS, cause_of, remedy_of
 from spark_jobs.doctor.room import judge_memory
 from spark_jobs.doctor.submitter import addresses_of, is_loopback
+from spark_jobs.faults import FAULTS, cause_of, remedy_of
 
 real_connection = socket.create_connection
 

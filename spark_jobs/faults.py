@@ -54,6 +54,7 @@ FAULTS: Sequence[tuple[str, str]] = (
         "no master of this release of Spark is at spark.master: start it, or name its own spark-submit in"
         " spark.submit.path",
     ),
+    (r"Unrecognized option", "correct spark.submit.args: `spark-submit --help` lists the options"),
     (r"Cluster deploy mode is currently not supported", "leave --deploy-mode out of spark.submit.args"),
     (r"No space left on device", "set SPARK_LOCAL_DIRS to a directory with room"),
     (
@@ -63,6 +64,10 @@ FAULTS: Sequence[tuple[str, str]] = (
     ),
 )
 """Patterns and remedies, the surest first; docs/spark.md has the same table."""
+
+
+def names_fault(line: str) -> bool:
+    return any(re.search(pattern, line) for pattern, _ in FAULTS)
 
 
 def remedy_of(said: str) -> str:
