@@ -91,6 +91,13 @@ KEYED_TABLES = (
         tests=(f"{_DELTA}::test_an_erasure_that_is_stopped_anywhere_is_finished_by_the_next_run",),
     ),
     Mutant(
+        name="dead-letters-forget-the-erasure-that-they-have-had",
+        file="spark_jobs/tables/dead_letters/table.py",
+        text="self._held, done = self._erasing.apply(self._held)",
+        replacement="_, done = self._erasing.apply(self._held)",
+        tests=(f"{_ERASED}::test_an_erasure_of_dead_letters_is_noted_and_not_made_again",),
+    ),
+    Mutant(
         name="a-swept-delta-table-is-settled-at-once",
         file="spark_jobs/tables/delta/table.py",
         text="if now_ms - sweep.at_ms >= SETTLED_MS:",

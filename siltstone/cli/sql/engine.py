@@ -14,8 +14,10 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from metadata.contract.topics import UnknownTopicError
 from runtime.errors import BadInputError, SiltstoneError
 from siltstone.cli.options.system_options import Urls
 from siltstone.cli.sql.query import LATEST_SCHEMA, BadQueryError, Query, TopicTable, parse_query
@@ -31,6 +33,7 @@ ROWS_AT_ONCE = 64
 MEMORY = "50%"
 """DuckDB's share of the memory. Above it, sorts and groups go to disk; the rest is for reading."""
 INSTALL_SQL = "in Siltstone's clone: pip install -c constraints.txt '.[sql]'"
+_READ_BY = {".csv": "read_csv", ".json": "read_json", ".parquet": "read_parquet"}
 _AS_TEXT = "coalesce(try(decode({0})), {0}::VARCHAR)"
 T = TypeVar("T")
 
@@ -167,13 +170,22 @@ def _opened(table: TopicTable, urls: Urls, topics: list[OpenTopic]) -> TopicData
     """Raises UnknownTopicError and the errors of opening the system."""
     topic = OpenTopic(ScanOptions(topic=table.topic, view=LATEST_VIEW if table.is_latest else LOG))
     topics.append(topic)
-    topic.open_at(urls.metadata, urls.object_store)
+    try:
+        topic.open_at(urls.metadata, urls.object_store)
+    except UnknownTopicError as error:
+        read = _READ_BY.get(PurePath(table.topic).suffix.lower())
+        if read is None:
+            raise
+        remedy = f"give --files and write {read}('{table.topic}') for a file"
+        raise BadQueryError(f"there is no topic {table.topic!r}", remedy=remedy) from error
     return TopicDataset(topic)
 
 
 def _remedy_of(text: str) -> str:
     if "Malformed JSON" in text:
         return "not every value is JSON: add `where json_valid(value)`, or write try(value->>'field')"
+    if 'error at or near "-"' in text:
+        return 'a name with "-" in it goes in double quotes: select * from "my-topic"'
     if "disabled by configuration" in text:
         return "if the query may read files of this machine, give --files"
     return ""

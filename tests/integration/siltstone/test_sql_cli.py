@@ -210,6 +210,8 @@ def test_files_are_read_only_if_that_is_asked_for(words: Sequence[str], tmp_path
 
 REFUSED: Sequence[tuple[str, Sequence[str]]] = [
     ("select * from booking", ("there is no topic 'booking'", "did you mean 'bookings'?")),
+    ("select * from 'names.csv'", ("there is no topic 'names.csv'", "give --files and write read_csv('names.csv')")),
+    ("select * from odd.topic-1", ('near "-"', 'goes in double quotes: select * from "my-topic"')),
     ("select * from eu.raw", ("eu.raw is no table", 'quote it: "eu.raw"')),
     ('select * from a.b."c"', ("a.b.c is no table", '"a.b.c"')),
     ("insert into bookings values (1)", ("INSERT is refused", "allowed are SELECT")),

@@ -264,6 +264,28 @@ async def test_an_erasure_with_the_id_of_one_from_before_a_restore_of_the_metada
     assert files_with(place_of(lake, "iceberg"), SECRET) == []
 
 
+async def test_an_erasure_of_dead_letters_is_noted_and_not_made_again(lake: Lake, metadata: MetadataStore) -> None:
+    # given a table with dead letters
+    await lake.client.create_topic("t", partitions=1)
+    await lake.send("t", 0, b"{}", SECRET, key=b"augusta")
+    await lake.send("t", 0, b"of bob", key=b"bob")
+
+    async def run() -> Any:
+        return await lake.exported("t", lake.parquet(), JSON, mode=LOG_MODE, dead_letters=lake.iceberg("letters"))
+
+    def commits() -> int:
+        return lake.catalog().load_table("lake.letters").metadata.last_sequence_number
+
+    await run()
+    before = commits()
+    await request_erasure(metadata, "t", [b"augusta"])
+    # when it runs, then one commit takes the dead letter, and no other one repeats that, in this run or the next
+    for rows in (2, 0):
+        assert (await run()).erased.rows == rows
+        assert commits() == before + 1
+    assert [row["kafka_value"] for row in await lake.rows(lake.iceberg("letters"))] == [b"of bob"]
+
+
 @pytest.mark.parametrize("looked_at", ["t", "letters"])
 async def test_a_table_that_was_away_for_long_is_told_and_one_without_news_notes_that_it_was_not(
     lake: Lake, metadata: MetadataStore, log_lines: LogLines, looked_at: str
