@@ -49,6 +49,7 @@ def test_a_session_leaves_the_environment_as_it_was(spark: SparkSession) -> None
     assert "PYSPARK_DRIVER_PYTHON" not in os.environ
 
 
+@pytest.mark.timeout(600)
 def test_a_submitted_program_runs_python_where_temporary_files_have_long_paths(tmp_path: Path) -> None:
     # given a JVM whose temporary directory is as YARN gives it to a container
     long = tmp_path / "appcache/application_1234567890123_0001/container_1234567890123_0001_01_000002/tmp"
@@ -62,7 +63,7 @@ def test_a_submitted_program_runs_python_where_temporary_files_have_long_paths(t
         "end_session(spark)\n"
     )
     environ = {**find_environment(os.environ).for_child(os.environ), "PYSPARK_SUBMIT_ARGS": options}
-    outcome = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, timeout=100)
+    outcome = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, timeout=500)
     # then its tasks run Python
     assert outcome.stdout.strip() == "[1, 2, 3]", outcome.stderr[-4000:]
 
