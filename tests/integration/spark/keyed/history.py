@@ -179,7 +179,7 @@ def small_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tails of several commits, and files that are soon due to be rewritten."""
     monkeypatch.setattr(decide, "TAIL_ROWS", 40)
     monkeypatch.setattr(run, "TAIL_ROWS", 40)
-    monkeypatch.setattr(decide, "FANOUT", 3)
+    monkeypatch.setattr("spark_jobs.tables.tidying.decide.FANOUT", 3)
 
 
 def with_kills(monkeypatch: pytest.MonkeyPatch, chance: random.Random) -> Callable[[], None]:
