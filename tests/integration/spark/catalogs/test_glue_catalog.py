@@ -109,7 +109,9 @@ async def test_the_command_finds_region_and_credentials_in_the_environment(
 
 
 @pytest.mark.soak  # botocore asks ten times
-async def test_a_glue_that_does_not_answer_is_told_as_such(lake: Lake) -> None:
+async def test_a_glue_that_does_not_answer_is_told_as_such(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "any")
     place = CatalogPlace(url="glue://eu-central-1", properties={"glue.endpoint": "http://127.0.0.1:1"})
     lake.catalog_place = place
     await lake.client.create_topic("t", partitions=1)

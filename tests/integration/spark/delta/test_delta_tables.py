@@ -264,17 +264,18 @@ url, end = sys.argv[1], int(sys.argv[2])
 begun = Progress(topic="t", topic_id="1", mode="log", values="raw", offsets={0: 0}, starts={0: 0})
 won = fenced = 0
 base = pa.schema([pa.field("kafka_partition", pa.int32(), False), pa.field("kafka_offset", pa.int64(), False)])
+base = base.append(pa.field("kafka_key", pa.binary()))
 while True:
     table = DeltaTable(url)
     held = table.load() or begun
     start = held.offsets[0]
     if start >= end:
         break
-    names = ["kafka_partition", "kafka_offset", f"f{start // 20}"]  # now and then a new column
-    ours = base.append(pa.field(names[2], pa.int64()))
+    names = ["kafka_partition", "kafka_offset", "kafka_key", f"f{start // 20}"]  # now and then a new column
+    ours = base.append(pa.field(names[3], pa.int64()))
     have = table.columns or ours
     columns = pa.schema([*have, *(each for each in ours if each.name not in have.names)])
-    rows = [dict(zip(names, (0, start + number, 1))) for number in range(random.randint(1, 5))]
+    rows = [dict(zip(names, (0, start + number, b"k", 1))) for number in range(random.randint(1, 5))]
     stop = start + len(rows)
     writer = FileWriter(place=table.place, key_indexes=None, schema=ours, partition=0, start=start, stem=table.stem)
     writer.write(pa.RecordBatch.from_pylist(rows, schema=ours), None, stop)
