@@ -67,7 +67,8 @@ FAULTS: Sequence[tuple[str, str]] = (
 
 
 def names_fault(line: str) -> bool:
-    return any(re.search(pattern, line) for pattern, _ in FAULTS)
+    """Whether a line of a driver that failed tells why. A warning of Spark's may have passed."""
+    return " WARN " not in line and any(re.search(pattern, line) for pattern, _ in FAULTS)
 
 
 def remedy_of(said: str) -> str:

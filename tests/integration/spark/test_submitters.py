@@ -70,7 +70,9 @@ async def test_what_a_failed_driver_said_last_is_in_its_state_and_finished_units
 
 async def test_the_cause_of_a_failed_driver_is_told_though_much_came_after_it() -> None:
     # given a driver that ends as spark-submit does at an option that it does not know
-    script = "import sys; print('Error: Unrecognized option: --memroy'); print('usage\\n' * 99); sys.exit(1)"
+    warned = "26/11/29 16:00:00 WARN TaskSchedulerImpl: Initial job has not accepted any resources"
+    said = f"print({warned!r}); print('Error: Unrecognized option: --memroy'); print('usage\\n' * 99)"
+    script = f"import sys; {said}; sys.exit(1)"
     driver = await start_child([sys.executable, "-c", script], os.environ)
     await until(lambda: driver.has_ended)
     # then its first lines are how it ended, and why
