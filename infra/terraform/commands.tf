@@ -1,7 +1,7 @@
 # Commands for the operator, with the names of this cluster filled in. outputs.tf shows them.
 
 locals {
-  region   = data.aws_region.current.region
+  region   = data.aws_region.current.id
   services = [module.agents.service_name, module.compactor.service_name]
   of_ecs   = "--region ${local.region} --cluster ${module.cluster.name}"
 

@@ -38,14 +38,14 @@ locals {
   environments = { for process, url in module.metadata.urls : process => merge(local.environment, { SILTSTONE_METADATA_URL = url }) }
 
   url_query = join("&", concat(
-    ["region=${data.aws_region.current.region}"],
+    ["region=${data.aws_region.current.id}"],
     var.object_store.client == "aioboto3" ? [] : ["client=${var.object_store.client}"],
   ))
 
   # The name of a directory bucket says what it is. Its only right is to open a session, for all of its objects.
   is_directory = endswith(coalesce(var.object_store.second_bucket, "none"), "--x-s3")
   second_arn = local.is_directory ? (
-    "arn:${data.aws_partition.current.partition}:s3express:${data.aws_region.current.region}:${data.aws_caller_identity.current.account_id}:bucket/${var.object_store.second_bucket}"
+    "arn:${data.aws_partition.current.partition}:s3express:${data.aws_region.current.id}:${data.aws_caller_identity.current.account_id}:bucket/${var.object_store.second_bucket}"
   ) : "arn:${data.aws_partition.current.partition}:s3:::${coalesce(var.object_store.second_bucket, "none")}"
   second = var.object_store.second_bucket == null ? null : {
     arn          = local.second_arn
@@ -85,8 +85,8 @@ data "aws_region" "current" {
   lifecycle {
     # without this check, an image in another region (or a misspelt region) shows only when no task starts
     postcondition {
-      condition     = var.network == null || alltrue([for region in local.registry_regions : region == self.region])
-      error_message = "image and collector_image must lie in ECR of the provider's region (${self.region}): the VPC made here can reach no other registry."
+      condition     = var.network == null || alltrue([for region in local.registry_regions : region == self.id])
+      error_message = "image and collector_image must lie in ECR of the provider's region (${self.id}): the VPC made here can reach no other registry."
     }
   }
 }

@@ -56,7 +56,7 @@ data "aws_iam_policy_document" "execution" {
       condition {
         test     = "StringEquals"
         variable = "kms:ViaService"
-        values   = ["secretsmanager.${data.aws_region.current.region}.amazonaws.com"]
+        values   = ["secretsmanager.${data.aws_region.current.id}.amazonaws.com"]
       }
     }
   }

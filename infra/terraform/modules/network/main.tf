@@ -65,7 +65,7 @@ resource "aws_vpc_endpoint" "interface" {
   for_each = local.creates ? var.endpoint_services : toset([])
 
   vpc_id              = aws_vpc.this[0].id
-  service_name        = "com.amazonaws.${data.aws_region.current.region}.${each.key}"
+  service_name        = "com.amazonaws.${data.aws_region.current.id}.${each.key}"
   vpc_endpoint_type   = "Interface"
   subnet_ids          = local.subnet_ids
   security_group_ids  = [aws_security_group.endpoints[0].id]

@@ -25,7 +25,7 @@ locals {
       batch             = {}
     }
     extensions = {
-      sigv4auth = { region = data.aws_region.current.region, service = "aps" }
+      sigv4auth = { region = data.aws_region.current.id, service = "aps" }
     }
     exporters = {
       prometheusremotewrite = {

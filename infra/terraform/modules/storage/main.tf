@@ -19,7 +19,7 @@ resource "aws_s3_bucket" "this" {
   count = local.creates ? 1 : 0
 
   # the name of a bucket must be unique among all AWS accounts
-  bucket        = "${var.name}-${data.aws_caller_identity.current.account_id}-${data.aws_region.current.region}"
+  bucket        = "${var.name}-${data.aws_caller_identity.current.account_id}-${data.aws_region.current.id}"
   force_destroy = !var.deletion_protection
 }
 
@@ -118,7 +118,7 @@ resource "aws_vpc_endpoint" "s3" {
   count = length(var.route_table_ids) > 0 ? 1 : 0
 
   vpc_id            = var.vpc_id
-  service_name      = "com.amazonaws.${data.aws_region.current.region}.s3"
+  service_name      = "com.amazonaws.${data.aws_region.current.id}.s3"
   vpc_endpoint_type = "Gateway"
   route_table_ids   = var.route_table_ids
 
@@ -130,7 +130,7 @@ resource "aws_vpc_endpoint" "s3express" {
   count = var.second_is_directory && length(var.route_table_ids) > 0 ? 1 : 0
 
   vpc_id            = var.vpc_id
-  service_name      = "com.amazonaws.${data.aws_region.current.region}.s3express"
+  service_name      = "com.amazonaws.${data.aws_region.current.id}.s3express"
   vpc_endpoint_type = "Gateway"
   route_table_ids   = var.route_table_ids
 
