@@ -37,6 +37,7 @@ from metadata.postgres.driver import (
     open_connection,
 )
 from metadata.postgres.history import SYSTEM_IDENTIFIER, TIMELINE
+from metadata.postgres.passwords import changed_ms, log_in
 from metadata.postgres.probes.pooler import find_pooler
 from metadata.postgres.tables import SCHEMA_REVISION
 from runtime.errors import BadInputError, BugError
@@ -97,14 +98,19 @@ async def connect(
         "jit": "off",
         "timezone": "UTC",
     }
-    try:
-        return await open_connection(
-            driver_url(url),
+
+    def open_with(address: str, password: str | None) -> Awaitable[Connection]:
+        return open_connection(
+            address,
+            password=password,
             connect_timeout_s=CONNECT_TIMEOUT_S,
             command_timeout_s=statement_timeout_ms / 1000 * CLIENT_PATIENCE,
             application=application,
             settings=settings,
         )
+
+    try:
+        return await log_in(driver_url(url), open_with)
     except ssl.SSLCertVerificationError as error:  # which is a ValueError too
         place = place_in(url, port=5432)
         # OpenSSL's message names the host, which may be a part of the password if the URL cannot be read.
@@ -231,10 +237,15 @@ class Database:
         event.listen(self._engine.sync_engine, "checkout", self._check_idle)
         event.listen(self._engine.sync_engine, "checkin", self._used)
         self._metrics = runtime.metrics
+        runtime.metrics.security.postgres_password_age_seconds.set_function(self._password_age_s)
         pool = self._engine.pool
         if isinstance(pool, QueuePool):
             runtime.metrics.postgres_pool_connections.labels(state="in_use").set_function(pool.checkedout)
             runtime.metrics.postgres_pool_connections.labels(state="idle").set_function(pool.checkedin)
+
+    def _password_age_s(self) -> float:
+        changed = changed_ms(self._url)
+        return 0.0 if changed is None else max(0.0, (self.clock.wall_ms() - changed) / 1000)
 
     async def open(self) -> None:
         """Raises SchemaMismatchError, UnsafeDatabaseError, SharedBackendsError, MetadataUnavailableError."""

@@ -67,11 +67,14 @@ async def open_connection(
     command_timeout_s: float,
     application: str = "siltstone",
     settings: Mapping[str, str],
+    password: str | None = None,
 ) -> Connection:
-    """Raises DRIVER_ERRORS, and ValueError for a malformed URL."""
+    """`password`: in place of that of the URL or the environment. Raises DRIVER_ERRORS, and ValueError for a malformed
+    URL."""
     connect = cast("Any", asyncpg).connect
     connection: Connection = await connect(
         url,
+        password=password,
         timeout=connect_timeout_s,
         command_timeout=command_timeout_s,
         server_settings={"application_name": application},

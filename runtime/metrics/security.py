@@ -44,6 +44,11 @@ class SecurityMetrics:
             "reason",
         )
 
+        self.postgres_password_age_seconds = declarations.gauge(
+            "postgres_password_age_seconds",
+            "Age of the password of Postgres, where `metadata.url` names a secret of AWS; 0 elsewhere.",
+        )
+
     def expect_mechanism(self, mechanism: str) -> None:
         """Begin its series at 0: Prometheus sees no rise in a series that begins with its first event."""
         self.authentications_total.labels(mechanism=mechanism)

@@ -1,0 +1,173 @@
+"""A Postgres password in a file or a secret that `metadata.url` names: a change reaches processes that run."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import aioboto3
+import pytest
+
+from metadata.contract.errors import MetadataUnavailableError
+from metadata.postgres import passwords
+from metadata.postgres.store import PostgresMetadata
+from runtime.runtime import Runtime
+from tests.fixtures.postgres import run_sql
+from tests.fixtures.s3 import S3Server
+
+ROLE = "of_a_secret"
+REGION = "eu-central-1"
+
+
+async def lines_lost(url: str) -> None:
+    """End every connection of the role, like a failover or a restart of Postgres."""
+    await run_sql(url, f"SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE usename = '{ROLE}'")
+
+
+@pytest.fixture
+async def named(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[[str], str]]:
+    """`named("password_file=...")` is the URL of a role whose password is `first`."""
+    monkeypatch.delenv("PGPASSWORD", raising=False)
+    monkeypatch.setattr(passwords, "KEPT", {})
+    await run_sql(postgres_url, f"CREATE ROLE {ROLE} SUPERUSER LOGIN PASSWORD 'first'")
+    parts = urlsplit(postgres_url)
+    yield lambda query: f"postgresql://{ROLE}@{parts.hostname}:{parts.port}{parts.path}?sslmode=prefer&{query}"
+    await run_sql(postgres_url, f"DROP ROLE {ROLE}")
+
+
+class Secrets:
+    """Secrets Manager, as an operator uses it."""
+
+    def __init__(self, server: S3Server) -> None:
+        self._server = server
+        self.arn = ""
+
+    async def put(self, **content: str) -> None:
+        session: Any = aioboto3.Session()
+        async with session.client("secretsmanager", region_name=REGION, endpoint_url=self._server.endpoint) as client:
+            if self.arn:
+                await client.put_secret_value(SecretId=self.arn, SecretString=json.dumps(content))
+            else:
+                name = f"silt-postgres-agent-{os.urandom(4).hex()}"
+                self.arn = (await client.create_secret(Name=name, SecretString=json.dumps(content)))["ARN"]
+
+
+@pytest.fixture
+def secrets(moto_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Secrets:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_SECRETS_MANAGER", moto_server.endpoint)
+    return Secrets(moto_server)
+
+
+async def test_a_changed_password_in_a_file_is_taken_by_the_next_connection(
+    postgres_url: str, named: Callable[[str], str], tmp_path: Path
+) -> None:
+    # as Kubernetes mounts a Secret: not ours, and readable by a group
+    file = tmp_path / "PGPASSWORD"
+    file.write_text("first\n")
+    file.chmod(0o440)
+    service = PostgresMetadata(named(f"password_file={file}"))
+    try:
+        await service.open()
+        before = await service.cluster_identity()
+        await run_sql(postgres_url, f"ALTER ROLE {ROLE} PASSWORD 'se cond'")
+        assert await service.cluster_identity() == before
+        await lines_lost(postgres_url)
+        with pytest.raises(MetadataUnavailableError, match="password authentication failed"):
+            await service.cluster_identity()
+        file.chmod(0o640)
+        file.write_text("se cond\n")
+        assert await service.cluster_identity() == before
+        file.unlink()
+        await lines_lost(postgres_url)
+        with pytest.raises(MetadataUnavailableError, match=f"cannot read {file}, which password_file") as missing:
+            await service.cluster_identity()
+        assert missing.value.remedy
+    finally:
+        await service.close()
+
+
+async def test_a_secret_is_rotated_under_processes_that_run_and_that_start(
+    postgres_url: str, named: Callable[[str], str], secrets: Secrets
+) -> None:
+    await secrets.put(password="first", username="ignored")
+    url = named(f"password_secret={secrets.arn}")
+    runtime = Runtime()
+    service, late = PostgresMetadata(url, runtime=runtime), PostgresMetadata(url)
+    try:
+        await service.open()
+        before = await service.cluster_identity()
+        # The secret changes first. Postgres still takes the old password: lost connections come back, also those of a
+        # process that has read only the new secret.
+        await secrets.put(password="second")
+        await lines_lost(postgres_url)
+        assert await service.cluster_identity() == before
+        passwords.KEPT.clear()
+        await late.open()
+        # Then `siltstone migrate` tells Postgres.
+        await run_sql(postgres_url, f"ALTER ROLE {ROLE} PASSWORD 'second'")
+        await lines_lost(postgres_url)
+        assert await service.cluster_identity() == before
+        assert await late.cluster_identity() == before
+        age_s = runtime.metrics.security.postgres_password_age_seconds.collect()
+        assert 0.0 <= next(iter(age_s)).samples[0].value < 600
+    finally:
+        await service.close()
+        await late.close()
+
+
+async def test_a_failover_needs_no_secrets_manager(
+    postgres_url: str, named: Callable[[str], str], secrets: Secrets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await secrets.put(password="first")
+    service = PostgresMetadata(named(f"password_secret={secrets.arn}"))
+    try:
+        await service.open()
+        before = await service.cluster_identity()
+        monkeypatch.setenv("AWS_ENDPOINT_URL_SECRETS_MANAGER", "http://127.0.0.1:9")
+        await lines_lost(postgres_url)
+        assert await service.cluster_identity() == before
+    finally:
+        await service.close()
+
+
+async def test_a_secret_that_cannot_be_read_is_named_and_never_shown(
+    named: Callable[[str], str], secrets: Secrets
+) -> None:
+    await secrets.put(passwort="s3cret")
+    for arn, why in (
+        (secrets.arn, "KeyError"),
+        (f"arn:aws:secretsmanager:{REGION}:123456789012:secret:gone-AbCdEf", "ResourceNotFoundException"),
+    ):
+        with pytest.raises(MetadataUnavailableError, match=why) as refused:
+            await PostgresMetadata(named(f"password_secret={arn}")).open()
+        assert arn in refused.value.message and "GetSecretValue" in refused.value.remedy
+        assert "s3cret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("postgresql://r:pw@h/d?password_file=/f", "more than one password"),
+        ("postgresql://r@h/d?password=pw&password_file=/f", "more than one password"),
+        ("postgresql://r@h/d?password_file=/f&password_secret=arn:aws:secretsmanager:r:1:secret:s", "more than one"),
+        ("postgresql://r@h/d?password_secret=silt-postgres", "no ARN of a secret"),
+    ],
+)
+def test_a_url_with_two_passwords_or_a_name_of_a_secret_is_refused(url: str, message: str) -> None:
+    with pytest.raises(MetadataUnavailableError, match=message) as refused:
+        passwords.split(url)
+    assert "pw" not in refused.value.message and refused.value.remedy
+
+
+def test_our_parameters_do_not_reach_the_driver() -> None:
+    arn = "arn:aws:secretsmanager:eu-central-1:123456789012:secret:silt-postgres-agent-AbCdEf"
+    rest = "postgresql://r@h:1/d?sslmode=verify-full&sslrootcert=/opt/siltstone/rds-ca.pem"
+    assert passwords.split(f"{rest}&password_secret={arn}") == (rest, passwords.PasswordPlace(secret_arn=arn))
+    assert passwords.split(rest) == (rest, passwords.PasswordPlace())
+    assert passwords.split("postgresql://r@h/d?password_file=/a%20b") == (
+        "postgresql://r@h/d", passwords.PasswordPlace(file="/a b"),
+    )  # fmt: skip
