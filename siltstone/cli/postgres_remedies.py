@@ -14,7 +14,7 @@ from metadata.contract.errors import MetadataUnavailableError, RightsMissingErro
 # The codes are from appendix A of the manual of Postgres.
 _BY_SQLSTATE: Mapping[str, str] = {
     "28000": "correct the user in metadata.url, or allow that user in pg_hba.conf",
-    "28P01": "correct user or password: in metadata.url or the place that it names, PGPASSWORD, or the file of PGPASSFILE",
+    "28P01": "correct user or password: in metadata.url or the place it names, PGPASSWORD, or the file of PGPASSFILE",
     "3D000": "create the database (`createdb NAME`), or correct its name in metadata.url",
     "42501": "GRANT the missing rights to the role in metadata.url, or name the role that ran `siltstone migrate`",
     "53100": "disk full: free space on the disk of that Postgres; acknowledged records are safe",
