@@ -1,15 +1,17 @@
-"""A password in AWS Secrets Manager. The credentials are those of the process, as for the object store."""
+"""Passwords in AWS Secrets Manager. The credentials are those of the process, as for the object store."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from runtime.errors import SiltstoneError
 
-READ_TIMEOUT_S: Final = 5.0
+TIMEOUT_S: Final = 5.0
 CURRENT: Final = "AWSCURRENT"
 PREVIOUS: Final = "AWSPREVIOUS"
 ARN: Final = re.compile(r"arn:[a-z-]+:secretsmanager:([a-z0-9-]+):\d{12}:secret:\S+")
@@ -17,6 +19,10 @@ ARN: Final = re.compile(r"arn:[a-z-]+:secretsmanager:([a-z0-9-]+):\d{12}:secret:
 
 class SecretUnreadableError(SiltstoneError):
     """The secret cannot be read now, or has no password. Nothing was changed."""
+
+
+class EmptySecretError(SecretUnreadableError):
+    """The secret has no value yet, or is not there: Secrets Manager does not tell which."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +34,27 @@ class ReadSecret:
 
 
 async def read_secret(arn: str) -> ReadSecret:
-    """`arn` matches ARN; the secret is JSON with `password`. Raises SecretUnreadableError."""
+    """`arn` matches ARN; the secret is JSON with `password`. Raises SecretUnreadableError, EmptySecretError."""
+    async with _client(arn) as client:
+        current = await _value(client, arn, CURRENT)
+        if current is None:
+            remedy = "run `siltstone migrate`, and let AGENT_PGPASSWORD_SECRET or COMPACTOR_PGPASSWORD_SECRET name it"
+            raise EmptySecretError(f"the secret {arn} has no value yet, or is not there", remedy=remedy)
+        previous = await _value(client, arn, PREVIOUS)  # None: it was never changed
+        passwords = [_password_in(value["SecretString"]) for value in (current, previous) if value is not None]
+        return ReadSecret(tuple(passwords), int(current["CreatedDate"].timestamp() * 1000))
+
+
+async def put_password(arn: str, password: str) -> None:
+    """Make `password` the current one; the one before stays readable. Raises SecretUnreadableError: the answer may be
+    lost, so it may have happened."""
+    async with _client(arn) as client:
+        await client.put_secret_value(SecretId=arn, SecretString=json.dumps({"password": password}))
+
+
+@asynccontextmanager
+async def _client(arn: str) -> AsyncGenerator[Any]:
+    """A client of the secret's region. Turns every error of a call into SecretUnreadableError."""
     # here, because it takes a third of a second, and most processes need it for nothing else
     import aioboto3
     from aiobotocore.config import AioConfig
@@ -37,24 +63,25 @@ async def read_secret(arn: str) -> ReadSecret:
     found = ARN.fullmatch(arn)
     region = found[1] if found is not None else ""
     session: Any = aioboto3.Session()
-    config = AioConfig(connect_timeout=READ_TIMEOUT_S, read_timeout=READ_TIMEOUT_S, retries={"total_max_attempts": 2})
+    config = AioConfig(connect_timeout=TIMEOUT_S, read_timeout=TIMEOUT_S, retries={"total_max_attempts": 2})
     try:
         async with session.client("secretsmanager", region_name=region, config=config) as client:
-            current = await client.get_secret_value(SecretId=arn, VersionStage=CURRENT)
-            passwords = [_password_in(current["SecretString"])]
-            try:
-                previous = await client.get_secret_value(SecretId=arn, VersionStage=PREVIOUS)
-                passwords.append(_password_in(previous["SecretString"]))
-            except client.exceptions.ResourceNotFoundException:
-                pass  # it was never changed
+            yield client
     except (BotoCoreError, ClientError, KeyError, ValueError, OSError) as error:
         # The text of a ValueError may hold a part of the secret.
         why = str(error) if isinstance(error, (BotoCoreError, ClientError)) else type(error).__name__
         raise SecretUnreadableError(
-            f"cannot read the secret {arn}: {why}",
+            f"cannot use the secret {arn}: {why}",
             remedy="the secret must be JSON with `password`, and this process needs secretsmanager:GetSecretValue",
         ) from None
-    return ReadSecret(tuple(passwords), int(current["CreatedDate"].timestamp() * 1000))
+
+
+async def _value(client: Any, arn: str, stage: str) -> dict[str, Any] | None:
+    """One version of the secret; None if the secret has none of that stage, or is not there."""
+    try:
+        return await client.get_secret_value(SecretId=arn, VersionStage=stage)
+    except client.exceptions.ResourceNotFoundException:
+        return None
 
 
 def _password_in(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import click
 
 from runtime.errors import BadInputError
+from runtime.secrets_manager import ARN, EmptySecretError, put_password, read_secret
 from runtime.settings.checks import is_memory
 from runtime.text import plural
 from siltstone.cli.options.data_option import data_option, unless_typed
@@ -19,6 +21,7 @@ from siltstone.cli.options.system_options import POSTGRES_NAMES, ways_to_name
 from siltstone.terminal.plain import say
 
 CAN = {"agent": "has the rights of agents", "compactor": "has the rights of compactors", "reader": "may read and pin"}
+PASSWORD_BYTES = 30
 PASSWORDS = ("agent", "compactor")
 """The kinds whose roles may be made here. Readers are people's."""
 
@@ -35,6 +38,9 @@ PASSWORDS = ("agent", "compactor")
     "--reader", metavar="ROLE", help="Also allow this role of Postgres to read and pin the places of records."
 )
 @click.option(
+    "--new-passwords", is_flag=True, help="Give both roles new passwords, in the secrets that the environment names."
+)
+@click.option(
     "--dry-run", is_flag=True, help="Only show the steps and which running programs must stop; change nothing."
 )
 def migrate(
@@ -45,6 +51,7 @@ def migrate(
     agent: str | None,
     compactor: str | None,
     reader: str | None,
+    new_passwords: bool,
     dry_run: bool,
 ) -> None:
     """Create or upgrade the metadata schema in Postgres.
@@ -60,7 +67,12 @@ def migrate(
     --agent and --compactor give an existing role what agents and compactors need, and take all other rights in the
     schema from it: agents cannot write merge jobs or delete files, compactors cannot read what is kept of passwords,
     and neither can change the schema. If AGENT_PGPASSWORD or COMPACTOR_PGPASSWORD is set in the environment, the role
-    is made if it is missing, and gets that password. Commands that repair something need the schema's owner.
+    is made if it is missing, and gets that password. AGENT_PGPASSWORD_SECRET and COMPACTOR_PGPASSWORD_SECRET name
+    secrets of AWS Secrets Manager in place of passwords; a secret without a value gets one. Commands that repair
+    something need the schema's owner.
+
+    --new-passwords writes new passwords into these secrets, then tells Postgres. Programs that read them from there
+    (?password_secret=ARN in metadata.url) go on without a restart.
 
     --reader grants an existing role the rights on the metadata that `siltstone.read_topic` and Spark need. Reading
     objects needs rights on the object store.
@@ -81,6 +93,10 @@ def migrate(
     _check_distinct(roles)
     usage = "--data already names the Postgres: give either --data or --metadata, not both"
     data = unless_typed(data, metadata, usage=usage)
+    secret_arns = {
+        kind: os.environ.get(f"{kind.upper()}_PGPASSWORD_SECRET", "") if roles[kind] else "" for kind in PASSWORDS
+    }
+    _check_secrets(secret_arns, new_passwords=new_passwords)
     if data is not None:
         from siltstone.embedded.attach import attach
 
@@ -90,7 +106,22 @@ def migrate(
     url = read_settings(config, assignments, {"metadata.url": metadata}).metadata_url
     if not url or is_memory(url):
         raise BadInputError("no Postgres is named; nothing was changed", remedy=ways_to_name(*POSTGRES_NAMES))
-    _act(url, roles=roles, dry_run=dry_run)
+    _act(url, roles=roles, dry_run=dry_run, secret_arns=secret_arns, new_passwords=new_passwords)
+
+
+def _check_secrets(secret_arns: Mapping[str, str], *, new_passwords: bool) -> None:
+    """Raises BadInputError."""
+    for kind, arn in secret_arns.items():
+        if arn and ARN.fullmatch(arn) is None:
+            raise BadInputError(
+                f"{kind.upper()}_PGPASSWORD_SECRET is no ARN of a secret; nothing was changed",
+                remedy="write arn:aws:secretsmanager:REGION:ACCOUNT:secret:NAME",
+            )
+    if new_passwords and not any(secret_arns.values()):
+        raise BadInputError(
+            "--new-passwords has no secret to write to; nothing was changed",
+            remedy="give --agent ROLE and AGENT_PGPASSWORD_SECRET=ARN; the same for compactors",
+        )
 
 
 def _check_distinct(roles: Mapping[str, str]) -> None:
@@ -105,27 +136,60 @@ def _check_distinct(roles: Mapping[str, str]) -> None:
             )
 
 
-def _act(url: str, *, roles: Mapping[str, str], dry_run: bool) -> None:
-    """`roles` by kind of program; "": none is named."""
+def _act(
+    url: str,
+    *,
+    roles: Mapping[str, str],
+    dry_run: bool,
+    secret_arns: Mapping[str, str] | None = None,
+    new_passwords: bool = False,
+) -> None:
+    """`roles`, and the ARNs of secrets, by kind of program; "": none is named."""
     if dry_run:
         _say_plan(url)
         return
-    say(f"schema: {asyncio.run(_migrate(url))}")
-    for kind, role in roles.items():
-        if role:
-            _grant(url, kind, role)
+    now, said = asyncio.run(_migrate(url))
+    say(f"schema: {said}")
+    named = {kind: role for kind, role in roles.items() if role}
+    if _is_newer(now) and named:
+        # The rights of this release would take from the newer one's programs what it gave them.
+        if new_passwords:
+            raise BadInputError(
+                "a newer release has migrated the schema; no password was changed",
+                remedy="run it with that release, which knows the rights of the roles",
+            )
+        say("roles: left as the newer release made them")
+        return
+    for kind, role in named.items():
+        _grant(url, kind, role, secret_arn=(secret_arns or {}).get(kind, ""), new_password=new_passwords)
 
 
-def _grant(url: str, kind: str, role: str) -> None:
+def _grant(url: str, kind: str, role: str, *, secret_arn: str, new_password: bool) -> None:
     from metadata.migrations.grants import AGENT, COMPACTOR, READER, grant
 
     rights = {"agent": AGENT, "compactor": COMPACTOR, "reader": READER}[kind]
-    password = os.environ.get(f"{kind.upper()}_PGPASSWORD", "") if kind in PASSWORDS else ""
+    if secret_arn:
+        password, of = asyncio.run(_password_of(secret_arn, new=new_password))
+    else:
+        password, of = os.environ.get(f"{kind.upper()}_PGPASSWORD", "") if kind in PASSWORDS else "", "the environment"
     left = asyncio.run(grant(url, role, rights, password=password, salt=os.urandom(16)))
-    say(f"{kind}: {role} {CAN[kind]}" + (", with the password of the environment" if password else ""))
+    say(f"{kind}: {role} {CAN[kind]}" + (f", with the password of {of}" if password else ""))
     if left:
         say(f"the role of metadata.url may not do this for {role}; run it as a role that may:", err=True)
         say(";\n".join(left) + ";", err=True)
+
+
+async def _password_of(secret_arn: str, *, new: bool) -> tuple[str, str]:
+    """The password in the secret, and how to call it. The secret changes first: if this process is killed before it
+    has told Postgres, programs go on with the password before, and the next migration tells Postgres."""
+    if not new:
+        try:
+            return (await read_secret(secret_arn)).passwords[0], "its secret"
+        except EmptySecretError:
+            pass
+    password = secrets.token_urlsafe(PASSWORD_BYTES)
+    await put_password(secret_arn, password)
+    return password, "its secret, which is new"
 
 
 def _say_plan(url: str) -> None:
@@ -154,15 +218,21 @@ def _say_plan(url: str) -> None:
     say(f"may stay: {plural(len(plan.running), 'running program')}" if plan.running else "no program runs")
 
 
-async def _migrate(url: str) -> str:
-    """Migrate. Returns the revision that the schema has now, and what was done."""
+def _is_newer(revision: str) -> bool:
+    from metadata.postgres.tables import SCHEMA_REVISION
+
+    return revision > SCHEMA_REVISION
+
+
+async def _migrate(url: str) -> tuple[str, str]:
+    """Migrate. Returns the revision that the schema has now, and in words what was done."""
     from metadata.migrations.migrate import migrate_async, schema_revision  # loads SQLAlchemy; `--help` must not
     from metadata.postgres.tables import SCHEMA_REVISION
 
     before = await schema_revision(url)
     now = await migrate_async(url)
     if now != SCHEMA_REVISION:
-        return f"{now} (nothing to do: newer than {SCHEMA_REVISION} of this release, and accepts this release)"
+        return now, f"{now} (nothing to do: newer than {SCHEMA_REVISION} of this release, and accepts this release)"
     if before == now:
-        return f"{now} (nothing to do)"
-    return f"{now} ({'created' if before is None else f'upgraded from {before}'})"
+        return now, f"{now} (nothing to do)"
+    return now, f"{now} ({'created' if before is None else f'upgraded from {before}'})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import AsyncIterator, Callable
@@ -11,21 +12,24 @@ from urllib.parse import urlsplit
 
 import aioboto3
 import pytest
+from click.testing import CliRunner
 
 from metadata.contract.errors import MetadataUnavailableError
 from metadata.postgres import passwords
 from metadata.postgres.store import PostgresMetadata
 from runtime.runtime import Runtime
-from tests.fixtures.postgres import run_sql
+from runtime.secrets_manager import read_secret
+from siltstone.cli import main
+from tests.fixtures.postgres import AGENT_ROLE, give_roles, run_sql
 from tests.fixtures.s3 import S3Server
 
 ROLE = "of_a_secret"
 REGION = "eu-central-1"
 
 
-async def lines_lost(url: str) -> None:
+async def lines_lost(url: str, role: str = ROLE) -> None:
     """End every connection of the role, like a failover or a restart of Postgres."""
-    await run_sql(url, f"SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE usename = '{ROLE}'")
+    await run_sql(url, f"SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE usename = '{role}'")
 
 
 @pytest.fixture
@@ -45,6 +49,12 @@ class Secrets:
     def __init__(self, server: S3Server) -> None:
         self._server = server
         self.arn = ""
+
+    async def make(self) -> None:
+        """A secret without a value, as Terraform makes it."""
+        session: Any = aioboto3.Session()
+        async with session.client("secretsmanager", region_name=REGION, endpoint_url=self._server.endpoint) as client:
+            self.arn = (await client.create_secret(Name=f"silt-postgres-agent-{os.urandom(4).hex()}"))["ARN"]
 
     async def put(self, **content: str) -> None:
         session: Any = aioboto3.Session()
@@ -138,14 +148,66 @@ async def test_a_secret_that_cannot_be_read_is_named_and_never_shown(
     named: Callable[[str], str], secrets: Secrets
 ) -> None:
     await secrets.put(passwort="s3cret")
-    for arn, why in (
-        (secrets.arn, "KeyError"),
-        (f"arn:aws:secretsmanager:{REGION}:123456789012:secret:gone-AbCdEf", "ResourceNotFoundException"),
+    gone = f"arn:aws:secretsmanager:{REGION}:123456789012:secret:gone-AbCdEf"
+    for arn, why, remedy in (
+        (secrets.arn, "KeyError", "GetSecretValue"),
+        (gone, "has no value yet, or is not there", "siltstone migrate"),
     ):
         with pytest.raises(MetadataUnavailableError, match=why) as refused:
             await PostgresMetadata(named(f"password_secret={arn}")).open()
-        assert arn in refused.value.message and "GetSecretValue" in refused.value.remedy
+        assert arn in refused.value.message and remedy in refused.value.remedy
         assert "s3cret" not in str(refused.value)
+
+
+def test_migrate_gives_the_roles_passwords_and_new_ones_under_a_running_agent(
+    postgres_url: str, secrets: Secrets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PGPASSWORD", raising=False)
+    monkeypatch.setattr(passwords, "KEPT", {})
+    asyncio.run(secrets.make())
+    monkeypatch.setenv("AGENT_PGPASSWORD_SECRET", secrets.arn)
+    migrate = ["migrate", "--metadata", postgres_url, "--agent", AGENT_ROLE]
+
+    def said(*words: str) -> str:
+        outcome = CliRunner().invoke(main, [*migrate, *words])
+        assert outcome.exit_code == 0, outcome.output
+        return outcome.output
+
+    # An agent that starts before the first migration is told that the secret has no value yet.
+    parts = urlsplit(postgres_url)
+    url = f"postgresql://{AGENT_ROLE}@{parts.hostname}:{parts.port}{parts.path}?password_secret={secrets.arn}"
+    with pytest.raises(MetadataUnavailableError, match="has no value yet"):
+        asyncio.run(PostgresMetadata(url).open())
+    try:
+        assert f"agent: {AGENT_ROLE} has the rights of agents, with the password of its secret, which is new" in said()
+        first = asyncio.run(read_secret(secrets.arn)).passwords[0]
+        assert said().endswith("with the password of its secret\n")
+        assert asyncio.run(read_secret(secrets.arn)).passwords[0] == first
+
+        async def goes_on() -> None:
+            service = PostgresMetadata(url)
+            try:
+                await service.open()
+                await service.cluster_identity()
+                assert "which is new" in await asyncio.to_thread(said, "--new-passwords")
+                await lines_lost(postgres_url, AGENT_ROLE)
+                await service.cluster_identity()
+            finally:
+                await service.close()
+
+        asyncio.run(goes_on())
+        assert asyncio.run(read_secret(secrets.arn)).passwords[0] != first
+    finally:
+        asyncio.run(give_roles(postgres_url))  # the password that other tests know
+
+
+def test_new_passwords_need_a_secret_to_be_written_to(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for arn, message in (("", "has no secret to write to"), ("silt-postgres-agent", "is no ARN of a secret")):
+        monkeypatch.setenv("AGENT_PGPASSWORD_SECRET", arn)
+        outcome = CliRunner().invoke(
+            main, ["migrate", "--metadata", postgres_url, "--agent", AGENT_ROLE, "--new-passwords"]
+        )
+        assert outcome.exit_code == 1 and message in outcome.output
 
 
 @pytest.mark.parametrize(
