@@ -13,7 +13,7 @@ from typing import Final
 
 from infra.check import files, sources
 from infra.check.report import Finding, Outcome, once
-from infra.check.rules import access, data, identities, network, rights
+from infra.check.rules import access, data, identities, network, operations, rights
 from infra.check.sources import Places
 from infra.check.stack import Rule, Stack
 from infra.check.stand_in import provider, schema
@@ -71,6 +71,19 @@ RULES: Final[dict[str, tuple[Rule, ...]]] = {
         network.instances_want_tokens,
         data.disks_are_encrypted,
         data.logs_end_some_day,
+    ),
+    "operations": (
+        operations.alarms_are_heard,
+        operations.trouble_is_told,
+        operations.alarms_have_their_figures,
+        operations.prometheus_has_the_rules,
+        operations.topics_are_written_by_this_account,
+        operations.passwords_change_under_running_tasks,
+        operations.database_is_left_in_peace,
+        operations.hosts_are_replaced_and_go,
+        operations.everything_is_tagged_and_bounded,
+        operations.rollouts_migrate,
+        operations.restores_are_drilled,
     ),
 }
 

@@ -28,6 +28,10 @@ class Stack:
     def of(self, *types: str) -> list[Resource]:
         return [resource for kind in types for resource in self._by_type.get(kind, [])]
 
+    def all(self) -> Iterator[Resource]:
+        for resources in self._by_type.values():
+            yield from resources
+
     def for_bucket(self, kind: str, bucket: Resource) -> list[Resource]:
         """The resources of this type that belong to this bucket."""
         names = {bucket.values.get("id"), bucket.values.get("bucket")}

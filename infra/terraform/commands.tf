@@ -7,7 +7,7 @@ locals {
 
   run_task = join(" ", [
     "aws ecs run-task ${local.of_ecs}",
-    "--task-definition ${module.cluster.admin_task_family} --network-configuration",
+    "--task-definition ${module.cluster.admin_task.family} --network-configuration",
     "'awsvpcConfiguration={subnets=[${join(",", module.network.subnet_ids)}],securityGroups=[${join(",", local.admin_groups)}]}'",
   ])
   admin_groups = [module.network.task_security_group_id, module.agents.admin_security_group_id]
@@ -48,10 +48,5 @@ locals {
     "do aws emr-serverless cancel-job-run --region ${local.region} --application-id ${submission.application_id} --job-run-id \"$job\"; done",
   ])]
 
-  # Made by Secrets Manager, and piped: no password is shown, or in the arguments of a process.
-  password_commands = [for process in ["agent", "compactor"] : join(" | ", [
-    "aws secretsmanager get-random-password --region ${local.region} --password-length 40 --exclude-punctuation --query RandomPassword --output text",
-    "sed 's/.*/{\"password\":\"&\"}/'",
-    "aws secretsmanager put-secret-value --region ${local.region} --secret-id ${module.metadata.secret_arns[process]} --secret-string file:///dev/stdin",
-  ])]
+  new_passwords = ["migrate", "--agent", module.metadata.roles["agent"], "--compactor", module.metadata.roles["compactor"], "--new-passwords"]
 }

@@ -8,13 +8,13 @@ locals {
     ["ecr.api", "ecr.dkr", "logs", "secretsmanager"],
     var.launch_type == "EC2" ? ["ecs", "ecs-agent", "ecs-telemetry"] : [],
     var.spark == null ? [] : ["emr-serverless"],
-    var.collector_image == null ? [] : ["aps-workspaces"],
+    var.monitoring.collector_image == null ? [] : ["aps-workspaces"],
   ))
 
   # The regions of images in ECR, read from the host name of the registry: ACCOUNT.dkr.ecr.REGION.amazonaws.com, or
   # ACCOUNT.dkr-ecr.REGION.on.aws.
   registry_regions = flatten([
-    for image in compact([var.image, var.collector_image]) : try(regex("^[0-9]{12}\\.dkr[.-]ecr(?:-fips)?\\.([a-z0-9-]+)\\.", image), [])
+    for image in compact([var.image, var.monitoring.collector_image]) : try(regex("^[0-9]{12}\\.dkr[.-]ecr(?:-fips)?\\.([a-z0-9-]+)\\.", image), [])
   ])
 
   environment = merge(
@@ -26,14 +26,14 @@ locals {
       SILTSTONE_METRICS_INSECURE = "true"
       SILTSTONE_METRICS_LISTEN   = "0.0.0.0:9644"
       SILTSTONE_LOG_FORMAT       = "json"
+      # the alarms read them in the log
+      SILTSTONE_LOG_FIGURES_INTERVAL_MS = "60000"
     },
     local.second == null ? {} : {
       SILTSTONE_PRODUCE_STORE_URL    = "s3://${var.object_store.second_bucket}/${var.object_store.second_prefix}?${local.url_query}"
       SILTSTONE_PRODUCE_STORE_WRITES = tostring(var.object_store.second_writes)
     },
   )
-  passwords = { for process, arn in module.metadata.secret_arns : process => "${arn}:password::" }
-
   # the settings and secrets of each process: all connect to the same Postgres, each under a role of its own
   environments = { for process, url in module.metadata.urls : process => merge(local.environment, { SILTSTONE_METADATA_URL = url }) }
 
@@ -61,7 +61,7 @@ locals {
   }
 
   task = {
-    cluster_arn        = module.cluster.arn
+    cluster_arn        = module.upkeep.cluster_arn
     cluster_name       = module.cluster.name
     execution_role_arn = module.cluster.execution_role_arn
     capacity_provider  = module.cluster.capacity_provider
@@ -72,8 +72,8 @@ locals {
     security_group_id  = module.network.task_security_group_id
   }
   tasks = { for process in ["agent", "compactor"] : process => merge(local.task, {
-    environment = local.environments[process]
-    secrets     = { PGPASSWORD = local.passwords[process] }
+    environment  = local.environments[process]
+    password_arn = module.metadata.secret_arns[process]
   }) }
 }
 
@@ -96,6 +96,7 @@ module "network" {
 
   name               = var.name
   existing           = var.existing_network
+  tags               = var.tags
   availability_zones = var.existing_network == null ? var.network.availability_zones : []
   vpc_cidr           = var.existing_network == null ? var.network.vpc_cidr : null
   endpoint_services  = local.endpoint_services
@@ -106,6 +107,7 @@ module "storage" {
 
   name                = var.name
   existing_bucket     = var.existing_bucket
+  tags                = var.tags
   prefix              = var.prefix
   second_is_directory = local.is_directory
   kms_key_arn         = var.kms_key_arn
@@ -121,6 +123,8 @@ module "metadata" {
   name                   = var.name
   existing               = var.existing_postgres
   instance               = var.postgres
+  log_retention_days     = var.monitoring.log_retention_days
+  tags                   = var.tags
   vpc_id                 = module.network.vpc_id
   subnet_ids             = module.network.subnet_ids
   task_security_group_id = module.network.task_security_group_id
@@ -139,18 +143,21 @@ module "cluster" {
   vpc_id           = module.network.vpc_id
   subnet_ids       = module.network.subnet_ids
   image            = var.image
-  environment      = local.environments["owner"]
-  # with these two, `migrate` makes both roles, and gives them these passwords
-  secrets = {
-    PGPASSWORD           = local.passwords["owner"]
-    AGENT_PGPASSWORD     = local.passwords["agent"]
-    COMPACTOR_PGPASSWORD = local.passwords["compactor"]
-  }
-  migrate           = ["migrate", "--agent", module.metadata.roles["agent"], "--compactor", module.metadata.roles["compactor"]]
-  secret_arns       = concat(values(module.metadata.secret_arns), [var.listener.tls_secret_arn])
-  log_group_arns    = module.observability.log_group_arns
-  log_configuration = module.observability.log_configurations["admin"]
-  bucket            = local.bucket
+  # with these two secrets, `migrate` makes both roles, and their passwords
+  environment = merge(local.environments["owner"], {
+    AGENT_PGPASSWORD_SECRET     = module.metadata.secret_arns["agent"]
+    COMPACTOR_PGPASSWORD_SECRET = module.metadata.secret_arns["compactor"]
+  })
+  secrets              = { PGPASSWORD = "${module.metadata.secret_arns["owner"]}:password::" }
+  role_secret_arns     = [for process in ["agent", "compactor"] : module.metadata.secret_arns[process]]
+  deletion_protection  = var.deletion_protection
+  tags                 = var.tags
+  permissions_boundary = var.permissions_boundary
+  migrate              = ["migrate", "--agent", module.metadata.roles["agent"], "--compactor", module.metadata.roles["compactor"]]
+  secret_arns          = compact([module.metadata.secret_arns["owner"], var.listener.tls_secret_arn, var.monitoring.probe_secret_arn])
+  log_group_arns       = module.observability.log_group_arns
+  log_configuration    = module.observability.log_configurations["admin"]
+  bucket               = local.bucket
 }
 
 module "agents" {
@@ -158,6 +165,8 @@ module "agents" {
 
   name                   = var.name
   task                   = local.tasks["agent"]
+  tags                   = var.tags
+  permissions_boundary   = var.permissions_boundary
   bucket                 = local.bucket
   vpc_id                 = module.network.vpc_id
   client_cidrs           = var.client_cidrs
@@ -175,6 +184,8 @@ module "compactor" {
 
   name                   = var.name
   task                   = local.tasks["compactor"]
+  tags                   = var.tags
+  permissions_boundary   = var.permissions_boundary
   bucket                 = local.bucket
   vpc_id                 = module.network.vpc_id
   metrics_cidrs          = var.metrics_cidrs
@@ -189,27 +200,62 @@ module "spark" {
   source = "./modules/spark"
   count  = var.spark == null ? 0 : 1
 
-  name             = var.name
-  bucket           = local.bucket
-  bucket_name      = module.storage.bucket
-  code_prefix      = local.code_prefix
-  release_label    = var.spark.release_label
-  image            = var.spark.image
-  vcpu_max         = var.spark.vcpu_max
-  cpu_architecture = var.cpu_architecture
+  name                 = var.name
+  bucket               = local.bucket
+  bucket_name          = module.storage.bucket
+  tags                 = var.tags
+  permissions_boundary = var.permissions_boundary
+  code_prefix          = local.code_prefix
+  release_label        = var.spark.release_label
+  image                = var.spark.image
+  vcpu_max             = var.spark.vcpu_max
+  cpu_architecture     = var.cpu_architecture
+}
+
+module "probe" {
+  source = "./modules/probe"
+  count  = var.monitoring.probe_secret_arn == null ? 0 : 1
+
+  name                    = var.name
+  task                    = local.task
+  secret_arn              = var.monitoring.probe_secret_arn
+  bootstrap_servers       = module.agents.bootstrap_servers
+  admin_security_group_id = module.agents.admin_security_group_id
+  log_configuration       = try(module.observability.log_configurations["probe"], null)
+  tags                    = var.tags
+  permissions_boundary    = var.permissions_boundary
+}
+
+module "upkeep" {
+  source = "./modules/upkeep"
+
+  name = var.name
+  cluster = {
+    arn               = module.cluster.arn
+    name              = module.cluster.name
+    capacity_provider = module.cluster.capacity_provider
+  }
+  admin_task             = module.cluster.admin_task
+  agents_service_name    = "${var.name}-agents" # not of the module: its service begins after the rule that watches it
+  subnet_ids             = module.network.subnet_ids
+  security_group_ids     = [module.network.task_security_group_id]
+  restore_drill_schedule = var.monitoring.restore_drill_schedule
+  log_group_name         = module.observability.log_group_names["admin"]
+  alarm_topic_arns       = module.observability.alarm_topic_arns
+  tags                   = var.tags
+  permissions_boundary   = var.permissions_boundary
 }
 
 module "observability" {
   source = "./modules/observability"
 
-  name               = var.name
-  log_retention_days = var.log_retention_days
-  collector_image    = var.collector_image
-  alarm_topic_arns   = var.alarm_topic_arns
-  agents_min         = var.agents.count_min
-  load_balancer      = module.agents.load_balancer
+  name          = var.name
+  monitoring    = var.monitoring
+  agents_min    = var.agents.count_min
+  load_balancer = module.agents.load_balancer
   database = var.existing_postgres != null ? null : {
     instance_identifier = module.metadata.instance_identifier
     storage_gib         = var.postgres.storage_gib
   }
+  tags = var.tags
 }

@@ -4,7 +4,7 @@ output "bootstrap_servers" {
 }
 
 output "migrate_command" {
-  description = "Command that updates the metadata schema. Run it before the first start, and before each upgrade."
+  description = "Command that updates the metadata schema, as each rollout of agents does by itself. For a migration that failed, once its cause is mended."
   value       = local.run_task
 }
 
@@ -19,7 +19,7 @@ output "admin_command" {
 }
 
 output "restart_commands" {
-  description = "Commands that replace all tasks, one after the other. Run them after the first migrate, and after a change of the Postgres password."
+  description = "Commands that replace all tasks, one after the other, with agents first: for a new certificate of the listener."
   value       = [for service in local.services : "${local.set_count} ${service} --force-new-deployment"]
 }
 
@@ -65,9 +65,9 @@ output "metadata_secret_arns" {
   value       = module.metadata.secret_arns
 }
 
-output "password_commands" {
-  description = "Commands that give the roles of agents and compactors new passwords. Run them before the first migrate; afterwards migrate and restart_commands must follow at once."
-  value       = local.password_commands
+output "new_passwords_command" {
+  description = "Command that gives the roles of agents and compactors new passwords, in their secrets and in Postgres. No task needs a restart."
+  value       = "${local.run_task} --overrides '${jsonencode({ containerOverrides = [{ name = "admin", command = local.new_passwords }] })}'"
 }
 
 output "bucket_policy" {
@@ -102,6 +102,23 @@ output "log_groups" {
 }
 
 output "prometheus_endpoint" {
-  description = "The managed Prometheus; null without collector_image."
+  description = "The managed Prometheus; null without monitoring.collector_image."
   value       = module.observability.workspace_endpoint
+}
+
+output "alarm_topic_arns" {
+  description = "The topics that receive alarms: subscribe to the one that is made."
+  value       = module.observability.alarm_topic_arns
+}
+
+output "quotas_needed" {
+  description = "What the account's quotas must allow in this region, at most: compare with Service Quotas before the first apply."
+  value = merge(
+    {
+      # a rollout of agents runs half of them twice, one of compactors all
+      tasks_vcpus        = var.agents.count_max + ceil(var.agents.count_max / 2) + 2 * var.compactors + 3
+      network_interfaces = var.agents.count_max + ceil(var.agents.count_max / 2) + 2 * var.compactors + 3 + length(local.endpoint_services) * length(module.network.subnet_ids)
+    },
+    var.spark == null ? {} : { emr_serverless_vcpus = var.spark.vcpu_max },
+  )
 }

@@ -301,12 +301,15 @@ variable "kms_key_arn" {
 # ---- the metadata
 
 variable "postgres" {
-  description = "The Postgres to make in RDS. Without multi_az, a failed zone stops everything, and a failed volume loses acknowledged records."
+  description = "The Postgres to make in RDS. Without multi_az, a failed zone stops everything, and a failed volume loses acknowledged records. engine_version is a major version (16), or a minor one (16.10): RDS upgrades nothing by itself. Times are UTC; a change that restarts Postgres waits for the maintenance window."
   type = object({
-    instance_class = optional(string, "db.m7g.large")
-    engine_version = optional(string, "16")
-    storage_gib    = optional(number, 100)
-    multi_az       = optional(bool, true)
+    instance_class       = optional(string, "db.m7g.large")
+    engine_version       = optional(string, "16")
+    maintenance_window   = optional(string, "sun:03:00-sun:04:00")
+    backup_window        = optional(string, "01:00-02:00")
+    performance_insights = optional(bool, true)
+    storage_gib          = optional(number, 100)
+    multi_az             = optional(bool, true)
   })
   default  = {}
   nullable = false
@@ -316,8 +319,12 @@ variable "postgres" {
     error_message = "postgres.instance_class must be an RDS instance class, like db.m7g.large."
   }
   validation {
-    condition     = can(regex("^(1[5-9]|2[0-9])$", var.postgres.engine_version))
-    error_message = "postgres.engine_version must be a major version, 15 or newer."
+    condition     = can(regex("^(1[5-9]|2[0-9])(\\.[0-9]+)?$", var.postgres.engine_version))
+    error_message = "postgres.engine_version must be a major version, 15 or newer, or a minor one of it, like 16.10."
+  }
+  validation {
+    condition     = can(regex("^[a-z]{3}:[0-9]{2}:[0-9]{2}-[a-z]{3}:[0-9]{2}:[0-9]{2}$", var.postgres.maintenance_window)) && can(regex("^[0-9]{2}:[0-9]{2}-[0-9]{2}:[0-9]{2}$", var.postgres.backup_window))
+    error_message = "postgres.maintenance_window must be like sun:03:00-sun:04:00, and postgres.backup_window like 01:00-02:00."
   }
   validation {
     condition     = var.postgres.storage_gib >= 20 && var.postgres.storage_gib <= 16384
@@ -350,38 +357,83 @@ variable "existing_postgres" {
 
 # ---- monitoring, and protection against deletion
 
-variable "collector_image" {
-  description = "Image of the AWS Distro for OpenTelemetry, in a registry that the VPC can reach. It runs beside each task and writes metrics to a managed Prometheus. Null: neither is made."
+variable "monitoring" {
+  description = <<-EOT
+    What is told of the cluster, and to whom.
+    log_retention_days: days for which CloudWatch keeps the logs, those of Postgres too.
+    alarm_topic_arns: SNS topics that receive alarms. Their policies must let CloudWatch, EventBridge and, with a collector, managed Prometheus publish. Empty: a topic is made, see the output alarm_topic_arns.
+    alarm_emails: addresses that are subscribed to the topic that is made; each must confirm.
+    group_lag_s: alarm when a consumer group has not read a record of this age, in seconds. 0: no alarm.
+    collector_image: image of the AWS Distro for OpenTelemetry, in a registry that the VPC can reach. It runs beside each task and writes metrics to a managed Prometheus, which evaluates all alert rules of infra/prometheus. Null: neither is made, and CloudWatch watches the figures that tasks write into their logs.
+    probe_secret_arn: secret whose JSON has `client_properties`, by which a task connects as a Kafka client, writes records and reads them back. Null: no such task.
+    restore_drill_schedule: when the metadata are rebuilt from the bucket, for comparison, as EventBridge writes it: rate(7 days), cron(0 4 ? * SUN *). Null: never.
+  EOT
+  type = object({
+    log_retention_days     = optional(number, 30)
+    alarm_topic_arns       = optional(list(string), [])
+    alarm_emails           = optional(list(string), [])
+    group_lag_s            = optional(number, 900)
+    collector_image        = optional(string)
+    probe_secret_arn       = optional(string)
+    restore_drill_schedule = optional(string, "rate(7 days)")
+  })
+  default  = {}
+  nullable = false
+
+  validation {
+    condition     = contains([1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731, 1827, 3653], var.monitoring.log_retention_days)
+    error_message = "monitoring.log_retention_days must be one of the numbers that CloudWatch allows: 1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731, 1827, 3653."
+  }
+  validation {
+    condition     = alltrue([for arn in var.monitoring.alarm_topic_arns : can(regex("^arn:[a-z-]+:sns:", arn))])
+    error_message = "monitoring.alarm_topic_arns must be ARNs of SNS topics."
+  }
+  validation {
+    condition     = length(var.monitoring.alarm_emails) == 0 || length(var.monitoring.alarm_topic_arns) == 0
+    error_message = "monitoring.alarm_emails are for the topic that is made: with alarm_topic_arns, subscribe them to yours."
+  }
+  validation {
+    condition     = alltrue([for address in var.monitoring.alarm_emails : can(regex("^[^@ ]+@[^@ ]+$", address))])
+    error_message = "monitoring.alarm_emails must be mail addresses."
+  }
+  validation {
+    condition     = var.monitoring.group_lag_s >= 0
+    error_message = "monitoring.group_lag_s must be 0 or more seconds."
+  }
+  validation {
+    condition     = var.monitoring.collector_image == null || can(regex("[:@]", var.monitoring.collector_image))
+    error_message = "monitoring.collector_image must name a tag or a digest."
+  }
+  validation {
+    condition     = var.monitoring.probe_secret_arn == null || can(regex("^arn:[a-z-]+:secretsmanager:", var.monitoring.probe_secret_arn))
+    error_message = "monitoring.probe_secret_arn must be the ARN of a secret in Secrets Manager; do not put the password itself here."
+  }
+  validation {
+    condition     = var.monitoring.restore_drill_schedule == null || can(regex("^(rate|cron)\\(.+\\)$", var.monitoring.restore_drill_schedule))
+    error_message = "monitoring.restore_drill_schedule must be like rate(7 days) or cron(0 4 ? * SUN *)."
+  }
+}
+
+variable "tags" {
+  description = "Tags of everything that can have some, beside the provider's default_tags."
+  type        = map(string)
+  default     = {}
+  nullable    = false
+
+  validation {
+    condition     = !contains(keys(var.tags), "Name")
+    error_message = "tags must not contain Name, which each resource has for itself."
+  }
+}
+
+variable "permissions_boundary" {
+  description = "ARN of the policy that bounds the rights of every role that is made. Null: none."
   type        = string
   default     = null
 
   validation {
-    condition     = var.collector_image == null || can(regex("[:@]", var.collector_image))
-    error_message = "collector_image must name a tag or a digest."
-  }
-}
-
-variable "alarm_topic_arns" {
-  description = "ARNs of the SNS topics that receive alarms."
-  type        = list(string)
-  default     = []
-  nullable    = false
-
-  validation {
-    condition     = alltrue([for arn in var.alarm_topic_arns : can(regex("^arn:[a-z-]+:sns:", arn))])
-    error_message = "alarm_topic_arns must be ARNs of SNS topics."
-  }
-}
-
-variable "log_retention_days" {
-  description = "Days for which CloudWatch keeps the logs."
-  type        = number
-  default     = 30
-  nullable    = false
-
-  validation {
-    condition     = contains([1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731, 1827, 3653], var.log_retention_days)
-    error_message = "log_retention_days must be one of the numbers that CloudWatch allows: 1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731, 1827, 3653."
+    condition     = var.permissions_boundary == null || can(regex("^arn:[a-z-]+:iam::([0-9]{12}|aws):policy/.+$", var.permissions_boundary))
+    error_message = "permissions_boundary must be the ARN of a policy."
   }
 }
 

@@ -22,3 +22,6 @@ listener = {
   authentication = "SCRAM"
   super_users    = ["User:admin"]
 }
+
+tags                 = { team = "platform" }
+permissions_boundary = "arn:aws:iam::123456789012:policy/boundary"

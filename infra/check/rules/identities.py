@@ -77,7 +77,11 @@ def process_of(container: dict[str, object]) -> str:
 
 def credentials(container: dict[str, object]) -> Iterator[tuple[str, str]]:
     """The container logs into Postgres with these: ("role", its name), ("password", the place of its secret)."""
-    found = {"role": user_of(container), "password": secret(container, "PGPASSWORD")}
+    url = urlsplit(variable(container, "SILTSTONE_METADATA_URL"))
+    [named] = parse_qs(url.query).get("password_secret", [""])
+    # ECS writes which part of the secret it takes behind the ARN
+    given = secret(container, "PGPASSWORD").removesuffix(":password::")
+    found = {"role": user_of(container), "password": given or named}
     yield from ((what, value) for what, value in found.items() if value)
 
 

@@ -26,6 +26,7 @@ DEFAULT_STOP_S: Final = 30
 WRITERS: Final = ("compactor",)
 SCRATCH: Final = "/tmp"  # noqa: S108 - a place inside containers
 SECRET_NAME: Final = re.compile(r"PASSWORD|PASSWD|SECRET|TOKEN|ACCESS_KEY|PRIVATE_KEY|CREDENTIAL", re.IGNORECASE)
+SECRET_ARN: Final = "arn:aws:secretsmanager:"  # noqa: S105 - names a secret, and is none
 SECRET_VALUE: Final = re.compile(r"AKIA[0-9A-Z]{16}|-----BEGIN|://[^/@\s:]+:[^/@\s]+@")
 RANGES: Final = ("cidr_blocks", "ipv6_cidr_blocks", "prefix_list_ids")
 FOR_INTERNAL: Final = "Agents advertise private addresses: nobody on the internet is a client of theirs"
@@ -120,7 +121,7 @@ def no_plaintext_secrets(stack: Stack) -> Iterator[Violation]:
     for task, container in containers(stack):
         for variable in cast("list[dict[str, Any]]", container.get("environment") or []):
             name, value = str(variable.get("name")), str(variable.get("value"))
-            if SECRET_NAME.search(name) or SECRET_VALUE.search(value):
+            if (SECRET_NAME.search(name) and not value.startswith(SECRET_ARN)) or SECRET_VALUE.search(value):
                 yield plaintext(task, container, name)
         for word in [*several(container.get("command")), *several(container.get("entryPoint"))]:
             if SECRET_VALUE.search(word):

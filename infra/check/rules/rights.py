@@ -36,6 +36,7 @@ NAMES: Final = {
         "jobrun": rf"arn:aws:emr-serverless:[\w-]+:{ACCOUNT}:/applications/\w+/jobruns/\*",
         "logs": rf"arn:aws:logs:[\w-]+:{ACCOUNT}:log-group:/siltstone/[\w/-]+:\*",
         "secret": rf"arn:aws:secretsmanager:[\w-]+:{ACCOUNT}:secret:[\w!/-]+",
+        "admin-task": rf"arn:aws:ecs:[\w-]+:{ACCOUNT}:task-definition/[\w-]+-admin:\*",
         "repositories": r"arn:aws:ecr:\*:\*:repository/\*",
     }.items()
 }

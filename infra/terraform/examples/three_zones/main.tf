@@ -54,7 +54,12 @@ module "siltstone" {
   noncurrent_days = 3
   postgres        = { instance_class = "db.m7g.xlarge", storage_gib = 400 }
 
-  collector_image    = var.collector_image
-  alarm_topic_arns   = var.alarm_topic_arns
-  log_retention_days = 90
+  monitoring = {
+    collector_image    = var.collector_image
+    alarm_topic_arns   = var.alarm_topic_arns
+    probe_secret_arn   = var.probe_secret_arn
+    log_retention_days = 90
+  }
+  tags                 = { team = "platform" }
+  permissions_boundary = var.permissions_boundary
 }

@@ -4,7 +4,7 @@ output "bootstrap_servers" {
 }
 
 output "migrate_command" {
-  description = "Run it once after the first apply, then the commands of restart_commands; and before each upgrade."
+  description = "Each rollout of agents runs it by itself; by hand after one that failed."
   value       = module.siltstone.migrate_command
 }
 
@@ -19,7 +19,7 @@ output "admin_command" {
 }
 
 output "restart_commands" {
-  description = "Commands that replace all tasks."
+  description = "Commands that replace all tasks, for a new certificate."
   value       = module.siltstone.restart_commands
 }
 
@@ -43,9 +43,9 @@ output "metadata_secret_arns" {
   value       = module.siltstone.metadata_secret_arns
 }
 
-output "password_commands" {
-  description = "Commands that give agents and compactors passwords in Postgres. Run them before migrate_command."
-  value       = module.siltstone.password_commands
+output "new_passwords_command" {
+  description = "Command that gives agents and compactors new passwords, without a restart."
+  value       = module.siltstone.new_passwords_command
 }
 
 output "spark_upload_commands" {
@@ -61,4 +61,14 @@ output "network" {
 output "prometheus_endpoint" {
   description = "Managed Prometheus, for Grafana."
   value       = module.siltstone.prometheus_endpoint
+}
+
+output "alarm_topic_arns" {
+  description = "The topics that receive alarms: subscribe to the one that is made."
+  value       = module.siltstone.alarm_topic_arns
+}
+
+output "quotas_needed" {
+  description = "What the account's quotas must allow."
+  value       = module.siltstone.quotas_needed
 }

@@ -57,3 +57,25 @@ variable "listener_secret_arn" {
     error_message = "listener_secret_arn must be the ARN of a secret in Secrets Manager."
   }
 }
+
+variable "probe_secret_arn" {
+  description = "ARN of the secret whose JSON has `client_properties`, by which the probe connects as a Kafka client."
+  type        = string
+  nullable    = false
+
+  validation {
+    condition     = can(regex("^arn:[a-z-]+:secretsmanager:", var.probe_secret_arn))
+    error_message = "probe_secret_arn must be the ARN of a secret in Secrets Manager."
+  }
+}
+
+variable "permissions_boundary" {
+  description = "ARN of the policy that bounds the rights of every role."
+  type        = string
+  default     = null
+
+  validation {
+    condition     = var.permissions_boundary == null || can(regex("^arn:[a-z-]+:iam::", var.permissions_boundary))
+    error_message = "permissions_boundary must be the ARN of a policy."
+  }
+}

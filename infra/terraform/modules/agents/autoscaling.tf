@@ -6,6 +6,8 @@ resource "aws_appautoscaling_target" "this" {
   resource_id        = "service/${var.task.cluster_name}/${aws_ecs_service.this.name}"
   min_capacity       = var.size.count_min
   max_capacity       = var.size.count_max
+
+  tags = var.tags
 }
 
 resource "aws_appautoscaling_policy" "cpu" {

@@ -56,6 +56,13 @@ data "aws_iam_policy_document" "task" {
     resources = [var.bucket.arn]
   }
 
+  # read whenever Postgres refuses the password that the process has: a change needs no restart
+  statement {
+    sid       = "PasswordOfPostgres"
+    actions   = ["secretsmanager:GetSecretValue"]
+    resources = [var.task.password_arn]
+  }
+
   dynamic "statement" {
     for_each = local.directory
 
@@ -139,9 +146,12 @@ data "aws_iam_policy_document" "task" {
 }
 
 resource "aws_iam_role" "task" {
-  name               = "${var.name}-agent"
-  description        = "Agents of Siltstone ${var.name}"
-  assume_role_policy = data.aws_iam_policy_document.trust.json
+  name                 = "${var.name}-agent"
+  description          = "Agents of Siltstone ${var.name}"
+  permissions_boundary = var.permissions_boundary
+  assume_role_policy   = data.aws_iam_policy_document.trust.json
+
+  tags = var.tags
 }
 
 resource "aws_iam_role_policy" "task" {

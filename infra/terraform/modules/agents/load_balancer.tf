@@ -8,6 +8,8 @@ resource "aws_lb" "bootstrap" {
   security_groups                  = [aws_security_group.load_balancer.id]
   enable_deletion_protection       = var.deletion_protection
   enable_cross_zone_load_balancing = true # so that the address of a zone without an agent still answers
+
+  tags = var.tags
 }
 
 resource "aws_lb_target_group" "bootstrap" {
@@ -30,6 +32,8 @@ resource "aws_lb_target_group" "bootstrap" {
     healthy_threshold   = 2
     unhealthy_threshold = 3
   }
+
+  tags = var.tags
 }
 
 resource "aws_lb_listener" "bootstrap" {
@@ -41,4 +45,6 @@ resource "aws_lb_listener" "bootstrap" {
     type             = "forward"
     target_group_arn = aws_lb_target_group.bootstrap.arn
   }
+
+  tags = var.tags
 }

@@ -59,7 +59,6 @@ locals {
     dependsOn              = [{ containerName = local.certificates.name, condition = "SUCCESS" }]
     mountPoints            = [{ sourceVolume = local.tls_volume, containerPath = local.tls_folder, readOnly = true }]
     environment            = [for name in sort(keys(local.environment)) : { name = name, value = local.environment[name] }]
-    secrets                = [for name in sort(keys(var.task.secrets)) : { name = name, valueFrom = var.task.secrets[name] }]
     portMappings = [
       { containerPort = local.kafka_port, hostPort = local.kafka_port, protocol = "tcp" },
       { containerPort = local.http_port, hostPort = local.http_port, protocol = "tcp" },
@@ -113,6 +112,8 @@ resource "aws_ecs_task_definition" "this" {
   volume {
     name = local.tls_volume
   }
+
+  tags = var.tags
 }
 
 resource "aws_ecs_service" "this" {
@@ -121,6 +122,7 @@ resource "aws_ecs_service" "this" {
   task_definition = aws_ecs_task_definition.this.arn
   desired_count   = var.size.count_min
   propagate_tags  = "SERVICE"
+  force_delete    = !var.deletion_protection
 
   # after an outage of one zone, spread the agents over all zones again
   availability_zone_rebalancing = "ENABLED"
@@ -160,4 +162,6 @@ resource "aws_ecs_service" "this" {
   }
 
   depends_on = [aws_lb_listener.bootstrap, aws_iam_role_policy.task]
+
+  tags = var.tags
 }

@@ -3,7 +3,7 @@ resource "aws_security_group" "load_balancer" {
   description = "Bootstrap: clients of Siltstone"
   vpc_id      = var.vpc_id
 
-  tags = { Name = "${var.name}-bootstrap" }
+  tags = merge(var.tags, { Name = "${var.name}-bootstrap" })
 }
 
 resource "aws_vpc_security_group_ingress_rule" "bootstrap_clients" {
@@ -15,6 +15,8 @@ resource "aws_vpc_security_group_ingress_rule" "bootstrap_clients" {
   from_port         = local.kafka_port
   to_port           = local.kafka_port
   cidr_ipv4         = each.key
+
+  tags = var.tags
 }
 
 resource "aws_vpc_security_group_egress_rule" "bootstrap_agents" {
@@ -26,6 +28,8 @@ resource "aws_vpc_security_group_egress_rule" "bootstrap_agents" {
   from_port                    = tonumber(each.key)
   to_port                      = tonumber(each.key)
   referenced_security_group_id = aws_security_group.agents.id
+
+  tags = var.tags
 }
 
 resource "aws_security_group" "agents" {
@@ -33,7 +37,7 @@ resource "aws_security_group" "agents" {
   description = "Agents: who may reach them"
   vpc_id      = var.vpc_id
 
-  tags = { Name = "${var.name}-agents" }
+  tags = merge(var.tags, { Name = "${var.name}-agents" })
 }
 
 resource "aws_vpc_security_group_ingress_rule" "agents_bootstrap" {
@@ -45,6 +49,8 @@ resource "aws_vpc_security_group_ingress_rule" "agents_bootstrap" {
   from_port                    = tonumber(each.key)
   to_port                      = tonumber(each.key)
   referenced_security_group_id = aws_security_group.load_balancer.id
+
+  tags = var.tags
 }
 
 # After bootstrap, clients connect to the agents directly.
@@ -57,6 +63,8 @@ resource "aws_vpc_security_group_ingress_rule" "agents_clients" {
   from_port         = local.kafka_port
   to_port           = local.kafka_port
   cidr_ipv4         = each.key
+
+  tags = var.tags
 }
 
 resource "aws_vpc_security_group_ingress_rule" "agents_metrics" {
@@ -68,6 +76,8 @@ resource "aws_vpc_security_group_ingress_rule" "agents_metrics" {
   from_port         = local.http_port
   to_port           = local.http_port
   cidr_ipv4         = each.key
+
+  tags = var.tags
 }
 
 # For commands run by hand that connect to an agent (`topics`, `groups`). The admin task has this group in addition to
@@ -77,7 +87,7 @@ resource "aws_security_group" "admin" {
   description = "Commands run by hand: agents"
   vpc_id      = var.vpc_id
 
-  tags = { Name = "${var.name}-admin" }
+  tags = merge(var.tags, { Name = "${var.name}-admin" })
 }
 
 locals {
@@ -93,6 +103,8 @@ resource "aws_vpc_security_group_egress_rule" "admin" {
   from_port                    = local.kafka_port
   to_port                      = local.kafka_port
   referenced_security_group_id = each.value
+
+  tags = var.tags
 }
 
 resource "aws_vpc_security_group_ingress_rule" "admin" {
@@ -104,4 +116,6 @@ resource "aws_vpc_security_group_ingress_rule" "admin" {
   from_port                    = local.kafka_port
   to_port                      = local.kafka_port
   referenced_security_group_id = aws_security_group.admin.id
+
+  tags = var.tags
 }

@@ -14,7 +14,7 @@ variable "task" {
     cpu_architecture   = string
     image              = string
     environment        = map(string)
-    secrets            = map(string)
+    password_arn       = string
     subnet_ids         = list(string)
     security_group_id  = string
   })
@@ -89,4 +89,14 @@ variable "size" {
 variable "deletion_protection" {
   description = "Whether the load balancer refuses to be deleted."
   type        = bool
+}
+
+variable "tags" {
+  description = "Tags of everything that can have some."
+  type        = map(string)
+}
+
+variable "permissions_boundary" {
+  description = "ARN of the policy that bounds the rights of every role. Null: none."
+  type        = string
 }

@@ -30,6 +30,8 @@ resource "aws_ecs_task_definition" "admin" {
     operating_system_family = "LINUX"
     cpu_architecture        = var.cpu_architecture
   }
+
+  tags = var.tags
 }
 
 locals {
@@ -61,6 +63,13 @@ data "aws_iam_policy_document" "admin" {
     sid       = "Probe"
     actions   = ["s3:PutObject", "s3:DeleteObject"]
     resources = ["${var.bucket.objects_arn}/probe/*"]
+  }
+
+  # `migrate` gives the roles of agents and compactors their passwords
+  statement {
+    sid       = "PasswordsOfRoles"
+    actions   = ["secretsmanager:GetSecretValue", "secretsmanager:PutSecretValue"]
+    resources = var.role_secret_arns
   }
 
   dynamic "statement" {
@@ -115,9 +124,12 @@ data "aws_iam_policy_document" "admin" {
 }
 
 resource "aws_iam_role" "admin" {
-  name               = "${var.name}-admin"
-  description        = "Commands run by hand on Siltstone ${var.name}"
-  assume_role_policy = data.aws_iam_policy_document.tasks_trust.json
+  name                 = "${var.name}-admin"
+  description          = "Commands run by hand on Siltstone ${var.name}"
+  permissions_boundary = var.permissions_boundary
+  assume_role_policy   = data.aws_iam_policy_document.tasks_trust.json
+
+  tags = var.tags
 }
 
 resource "aws_iam_role_policy" "admin" {

@@ -13,7 +13,7 @@ resource "aws_security_group" "hosts" {
   description = "Hosts of tasks: nobody may connect"
   vpc_id      = var.vpc_id
 
-  tags = { Name = "${var.name}-hosts" }
+  tags = merge(var.tags, { Name = "${var.name}-hosts" })
 }
 
 resource "aws_vpc_security_group_egress_rule" "hosts_https" {
@@ -25,6 +25,8 @@ resource "aws_vpc_security_group_egress_rule" "hosts_https" {
   from_port         = 443
   to_port           = 443
   cidr_ipv4         = "0.0.0.0/0"
+
+  tags = var.tags
 }
 
 resource "aws_launch_template" "hosts" {
@@ -65,6 +67,17 @@ resource "aws_launch_template" "hosts" {
       delete_on_termination = "true"
     }
   }
+
+  dynamic "tag_specifications" {
+    for_each = toset(["instance", "volume", "network-interface"])
+
+    content {
+      resource_type = tag_specifications.value
+      tags          = merge(var.tags, { Name = "${var.name}-host" })
+    }
+  }
+
+  tags = var.tags
 }
 
 resource "aws_autoscaling_group" "hosts" {
@@ -76,10 +89,36 @@ resource "aws_autoscaling_group" "hosts" {
   vpc_zone_identifier = var.subnet_ids
   # otherwise the autoscaling group could end a host that runs tasks; ECS chooses an empty one
   protect_from_scale_in = true
+  # `terraform destroy` would wait for hosts that nobody ends, because they are protected
+  force_delete = !var.deletion_protection
+
+  # A changed launch template (another image of the system, another type) replaces the hosts, one after the other. ECS
+  # moves their tasks first.
+  instance_refresh {
+    strategy = "Rolling"
+
+    preferences {
+      min_healthy_percentage       = 100
+      max_healthy_percentage       = 110
+      instance_warmup              = 120
+      skip_matching                = true
+      scale_in_protected_instances = "Refresh"
+    }
+  }
 
   launch_template {
     id      = aws_launch_template.hosts[0].id
     version = aws_launch_template.hosts[0].latest_version
+  }
+
+  dynamic "tag" {
+    for_each = var.tags
+
+    content {
+      key                 = tag.key
+      value               = tag.value
+      propagate_at_launch = true
+    }
   }
 
   tag {
@@ -116,6 +155,8 @@ resource "aws_ecs_capacity_provider" "ec2" {
       target_capacity = 100
     }
   }
+
+  tags = var.tags
 }
 
 data "aws_iam_policy_document" "hosts_trust" {
@@ -134,9 +175,12 @@ data "aws_iam_policy_document" "hosts_trust" {
 resource "aws_iam_role" "hosts" {
   count = local.on_ec2 ? 1 : 0
 
-  name               = "${var.name}-host"
-  description        = "Hosts of tasks: what the ECS agent needs"
-  assume_role_policy = data.aws_iam_policy_document.hosts_trust[0].json
+  name                 = "${var.name}-host"
+  description          = "Hosts of tasks: what the ECS agent needs"
+  permissions_boundary = var.permissions_boundary
+  assume_role_policy   = data.aws_iam_policy_document.hosts_trust[0].json
+
+  tags = var.tags
 }
 
 resource "aws_iam_role_policy_attachment" "hosts" {
@@ -151,4 +195,6 @@ resource "aws_iam_instance_profile" "hosts" {
 
   name = "${var.name}-host"
   role = aws_iam_role.hosts[0].name
+
+  tags = var.tags
 }

@@ -63,9 +63,12 @@ data "aws_iam_policy_document" "execution" {
 }
 
 resource "aws_iam_role" "execution" {
-  name               = "${var.name}-execution"
-  description        = "ECS, on behalf of tasks of Siltstone ${var.name}"
-  assume_role_policy = data.aws_iam_policy_document.tasks_trust.json
+  name                 = "${var.name}-execution"
+  description          = "ECS, on behalf of tasks of Siltstone ${var.name}"
+  permissions_boundary = var.permissions_boundary
+  assume_role_policy   = data.aws_iam_policy_document.tasks_trust.json
+
+  tags = var.tags
 }
 
 resource "aws_iam_role_policy" "execution" {

@@ -19,6 +19,8 @@ resource "aws_ecs_cluster" "this" {
     name  = "containerInsights"
     value = "disabled"
   }
+
+  tags = var.tags
 }
 
 resource "aws_ecs_cluster_capacity_providers" "this" {

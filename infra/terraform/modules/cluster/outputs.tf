@@ -18,7 +18,11 @@ output "execution_role_arn" {
   value       = aws_iam_role.execution.arn
 }
 
-output "admin_task_family" {
-  description = "Task definition of commands run by hand."
-  value       = aws_ecs_task_definition.admin.family
+output "admin_task" {
+  description = "Task definition of commands run by hand: its ARN with the revision, its family, and its two roles."
+  value = {
+    arn       = aws_ecs_task_definition.admin.arn
+    family    = aws_ecs_task_definition.admin.family
+    role_arns = [aws_iam_role.admin.arn, aws_iam_role.execution.arn]
+  }
 }

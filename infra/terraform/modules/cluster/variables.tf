@@ -23,6 +23,11 @@ variable "cpu_architecture" {
   type        = string
 }
 
+variable "deletion_protection" {
+  description = "Whether hosts that run tasks must be gone before `terraform destroy` goes on."
+  type        = bool
+}
+
 variable "vpc_id" {
   description = "The VPC."
   type        = string
@@ -50,6 +55,11 @@ variable "secrets" {
 
 variable "migrate" {
   description = "Command that updates the schema, and the roles of agents and compactors."
+  type        = list(string)
+}
+
+variable "role_secret_arns" {
+  description = "ARNs of the secrets in which `migrate` keeps the passwords of agents and compactors."
   type        = list(string)
 }
 
@@ -83,4 +93,14 @@ variable "bucket" {
       is_directory = bool
     })
   })
+}
+
+variable "tags" {
+  description = "Tags of everything that can have some."
+  type        = map(string)
+}
+
+variable "permissions_boundary" {
+  description = "ARN of the policy that bounds the rights of every role. Null: none."
+  type        = string
 }

@@ -26,7 +26,6 @@ locals {
     mountPoints            = [{ sourceVolume = local.scratch, containerPath = "/tmp", readOnly = false }]
     stopTimeout            = 120
     environment            = [for name in sort(keys(local.environment)) : { name = name, value = local.environment[name] }]
-    secrets                = [for name in sort(keys(var.task.secrets)) : { name = name, valueFrom = var.task.secrets[name] }]
     portMappings           = [{ containerPort = local.http_port, hostPort = local.http_port, protocol = "tcp" }]
     logConfiguration       = var.log_configuration
     healthCheck = {
@@ -58,6 +57,8 @@ resource "aws_ecs_task_definition" "this" {
   volume {
     name = local.scratch
   }
+
+  tags = var.tags
 }
 
 resource "aws_ecs_service" "this" {
@@ -88,6 +89,8 @@ resource "aws_ecs_service" "this" {
   }
 
   depends_on = [aws_iam_role_policy.task]
+
+  tags = var.tags
 }
 
 resource "aws_security_group" "compactor" {
@@ -95,7 +98,7 @@ resource "aws_security_group" "compactor" {
   description = "Compactors: who may reach them"
   vpc_id      = var.vpc_id
 
-  tags = { Name = "${var.name}-compactor" }
+  tags = merge(var.tags, { Name = "${var.name}-compactor" })
 }
 
 resource "aws_vpc_security_group_ingress_rule" "metrics" {
@@ -107,4 +110,6 @@ resource "aws_vpc_security_group_ingress_rule" "metrics" {
   from_port         = local.http_port
   to_port           = local.http_port
   cidr_ipv4         = each.key
+
+  tags = var.tags
 }

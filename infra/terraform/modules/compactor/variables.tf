@@ -14,7 +14,7 @@ variable "task" {
     cpu_architecture   = string
     image              = string
     environment        = map(string)
-    secrets            = map(string)
+    password_arn       = string
     subnet_ids         = list(string)
     security_group_id  = string
   })
@@ -76,4 +76,14 @@ variable "spark" {
     entry_url       = string
     archive_url     = string
   })
+}
+
+variable "tags" {
+  description = "Tags of everything that can have some."
+  type        = map(string)
+}
+
+variable "permissions_boundary" {
+  description = "ARN of the policy that bounds the rights of every role. Null: none."
+  type        = string
 }

@@ -2,11 +2,12 @@
 #
 # Acknowledged records must survive a failover. So RDS copies every write to a standby in another zone before it answers
 # (Multi-AZ instance). RDS makes the password of its master user and keeps it in Secrets Manager. Agents and compactors
-# have roles of their own, which `siltstone migrate` makes with what their secrets hold; `password_commands` fills these.
+# have roles of their own: `siltstone migrate` makes them and their passwords, and writes these into the secrets below.
 # So no password is in Terraform's state.
 
 locals {
   creates = var.existing == null
+  logs    = ["postgresql", "upgrade"]
 
   host       = local.creates ? aws_db_instance.this[0].address : var.existing.host
   port       = local.creates ? 5432 : var.existing.port
@@ -29,6 +30,8 @@ resource "aws_db_subnet_group" "this" {
   name        = "${var.name}-metadata"
   description = "Metadata of Siltstone"
   subnet_ids  = var.subnet_ids
+
+  tags = var.tags
 }
 
 resource "aws_db_instance" "this" {
@@ -36,7 +39,7 @@ resource "aws_db_instance" "this" {
 
   identifier     = "${var.name}-metadata"
   engine         = "postgres"
-  engine_version = var.instance.engine_version # the major version; RDS installs minor versions in the maintenance window
+  engine_version = var.instance.engine_version
   instance_class = var.instance.instance_class
   db_name        = "siltstone"
   username       = "siltstone"
@@ -56,23 +59,45 @@ resource "aws_db_instance" "this" {
   storage_encrypted     = true
   kms_key_id            = var.kms_key_arn
 
-  parameter_group_name        = aws_db_parameter_group.this[0].name
-  auto_minor_version_upgrade  = true
+  parameter_group_name = aws_db_parameter_group.this[0].name
+  # Nothing is upgraded by surprise: a new minor version is written into `engine_version`, and installed in the window.
+  auto_minor_version_upgrade  = false
   allow_major_version_upgrade = false
   apply_immediately           = false
+  maintenance_window          = var.instance.maintenance_window
 
   backup_retention_period         = 14
+  backup_window                   = var.instance.backup_window
+  delete_automated_backups        = !var.deletion_protection
   copy_tags_to_snapshot           = true
-  enabled_cloudwatch_logs_exports = ["postgresql", "upgrade"]
+  enabled_cloudwatch_logs_exports = local.logs
+
+  # what a slow commit waited for; the first 7 days are free
+  performance_insights_enabled          = var.instance.performance_insights
+  performance_insights_kms_key_id       = var.instance.performance_insights ? var.kms_key_arn : null
+  performance_insights_retention_period = var.instance.performance_insights ? 7 : null
 
   deletion_protection       = var.deletion_protection
   skip_final_snapshot       = !var.deletion_protection
   final_snapshot_identifier = var.deletion_protection ? "${var.name}-metadata-final" : null
+
+  # else RDS makes them itself, and they are kept for ever
+  depends_on = [aws_cloudwatch_log_group.this]
+
+  tags = var.tags
 }
 
-# RDS would change the password of its master user every seven days. But a task reads the password only when it starts:
-# after a change it could not reconnect. So rotation is set to once a year, and the operator changes the password before
-# that: see "The password of Postgres" in the README.
+resource "aws_cloudwatch_log_group" "this" {
+  for_each = local.creates ? toset(local.logs) : toset([])
+
+  name              = "/aws/rds/instance/${var.name}-metadata/${each.key}"
+  retention_in_days = var.log_retention_days
+
+  tags = var.tags
+}
+
+# RDS would change the password of its master user every seven days. Only the admin task uses it, and reads it when it
+# starts; a command that runs for long must not lose it in the middle too often.
 resource "aws_secretsmanager_secret_rotation" "this" {
   count = local.creates ? 1 : 0
 
@@ -80,7 +105,7 @@ resource "aws_secretsmanager_secret_rotation" "this" {
   rotate_immediately = false
 
   rotation_rules {
-    automatically_after_days = 365
+    automatically_after_days = 90
   }
 }
 
@@ -92,4 +117,6 @@ resource "aws_secretsmanager_secret" "role" {
   description             = "Postgres: the role ${each.value} of Siltstone ${var.name}"
   kms_key_id              = var.kms_key_arn
   recovery_window_in_days = var.deletion_protection ? 30 : 0
+
+  tags = var.tags
 }

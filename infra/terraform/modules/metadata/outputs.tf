@@ -1,6 +1,9 @@
 output "urls" {
-  description = "metadata.url by process, without passwords: owner (migrate and commands run by hand), agent, compactor."
-  value       = { for process, role in merge({ owner = local.user }, local.roles) : process => "postgresql://${role}@${local.place}" }
+  description = "metadata.url by process, without passwords: owner (migrate and commands run by hand), agent, compactor. Those of agents and compactors name their secrets."
+  value = merge(
+    { owner = "postgresql://${local.user}@${local.place}" },
+    { for process, role in local.roles : process => "postgresql://${role}@${local.place}&password_secret=${aws_secretsmanager_secret.role[process].arn}" },
+  )
 }
 
 output "roles" {

@@ -3,6 +3,8 @@
 # become many times slower. The schema sets its own thresholds for the busiest tables.
 
 locals {
+  major_version = split(".", var.instance.engine_version)[0]
+
   parameters = {
     # with the default (0.2) a table of 1e9 rows collects 2e8 dead rows, which take a dozen passes over every index
     autovacuum_vacuum_scale_factor = "0.02"
@@ -43,8 +45,8 @@ resource "aws_db_parameter_group" "this" {
   count = local.creates ? 1 : 0
 
   # The family of a parameter group cannot change: a new major version needs a new group, so its name has the version.
-  name        = "${var.name}-metadata-postgres${var.instance.engine_version}"
-  family      = "postgres${var.instance.engine_version}"
+  name        = "${var.name}-metadata-postgres${local.major_version}"
+  family      = "postgres${local.major_version}"
   description = "Metadata of Siltstone"
 
   dynamic "parameter" {
@@ -60,4 +62,6 @@ resource "aws_db_parameter_group" "this" {
   lifecycle {
     create_before_destroy = true
   }
+
+  tags = var.tags
 }

@@ -5,7 +5,7 @@ resource "aws_security_group" "database" {
   description = "Postgres: tasks of Siltstone, nobody else"
   vpc_id      = var.vpc_id
 
-  tags = { Name = "${var.name}-metadata" }
+  tags = merge(var.tags, { Name = "${var.name}-metadata" })
 }
 
 resource "aws_vpc_security_group_ingress_rule" "database" {
@@ -15,6 +15,8 @@ resource "aws_vpc_security_group_ingress_rule" "database" {
   from_port                    = local.port
   to_port                      = local.port
   referenced_security_group_id = var.task_security_group_id
+
+  tags = var.tags
 }
 
 resource "aws_vpc_security_group_egress_rule" "tasks" {
@@ -24,4 +26,6 @@ resource "aws_vpc_security_group_egress_rule" "tasks" {
   from_port                    = local.port
   to_port                      = local.port
   referenced_security_group_id = local.database_security_group_id
+
+  tags = var.tags
 }

@@ -19,10 +19,13 @@ variable "existing" {
 variable "instance" {
   description = "The Postgres to make."
   type = object({
-    instance_class = string
-    engine_version = string
-    storage_gib    = number
-    multi_az       = bool
+    instance_class       = string
+    engine_version       = string
+    storage_gib          = number
+    multi_az             = bool
+    maintenance_window   = string
+    backup_window        = string
+    performance_insights = bool
   })
 }
 
@@ -46,7 +49,17 @@ variable "kms_key_arn" {
   type        = string
 }
 
+variable "log_retention_days" {
+  description = "Days for which the logs of Postgres are kept."
+  type        = number
+}
+
 variable "deletion_protection" {
   description = "Whether the instance refuses to be deleted, and a final snapshot is kept."
   type        = bool
+}
+
+variable "tags" {
+  description = "Tags of everything that can have some."
+  type        = map(string)
 }

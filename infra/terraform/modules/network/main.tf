@@ -22,7 +22,7 @@ resource "aws_vpc" "this" {
   enable_dns_support   = true
   enable_dns_hostnames = true
 
-  tags = { Name = var.name }
+  tags = merge(var.tags, { Name = var.name })
 }
 
 # Takes all rules out of the VPC's default security group, which applies to whatever names no group.
@@ -31,7 +31,7 @@ resource "aws_default_security_group" "this" {
 
   vpc_id = aws_vpc.this[0].id
 
-  tags = { Name = "${var.name}-unused" }
+  tags = merge(var.tags, { Name = "${var.name}-unused" })
 }
 
 resource "aws_subnet" "private" {
@@ -42,7 +42,7 @@ resource "aws_subnet" "private" {
   cidr_block              = cidrsubnet(var.vpc_cidr, 4, each.value)
   map_public_ip_on_launch = false
 
-  tags = { Name = "${var.name}-${each.key}" }
+  tags = merge(var.tags, { Name = "${var.name}-${each.key}" })
 }
 
 # One table for all zones. Its only route beside the local one goes to S3's endpoint.
@@ -51,7 +51,7 @@ resource "aws_route_table" "private" {
 
   vpc_id = aws_vpc.this[0].id
 
-  tags = { Name = "${var.name}-private" }
+  tags = merge(var.tags, { Name = "${var.name}-private" })
 }
 
 resource "aws_route_table_association" "private" {
@@ -71,5 +71,5 @@ resource "aws_vpc_endpoint" "interface" {
   security_group_ids  = [aws_security_group.endpoints[0].id]
   private_dns_enabled = true
 
-  tags = { Name = "${var.name}-${each.key}" }
+  tags = merge(var.tags, { Name = "${var.name}-${each.key}" })
 }

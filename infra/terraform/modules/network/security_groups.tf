@@ -3,7 +3,7 @@ resource "aws_security_group" "tasks" {
   description = "Every task of Siltstone: what it may reach"
   vpc_id      = local.vpc_id
 
-  tags = { Name = "${var.name}-tasks" }
+  tags = merge(var.tags, { Name = "${var.name}-tasks" })
 
   lifecycle {
     create_before_destroy = true
@@ -19,6 +19,8 @@ resource "aws_vpc_security_group_egress_rule" "tasks_https" {
   from_port         = 443
   to_port           = 443
   cidr_ipv4         = "0.0.0.0/0"
+
+  tags = var.tags
 }
 
 resource "aws_security_group" "endpoints" {
@@ -28,7 +30,7 @@ resource "aws_security_group" "endpoints" {
   description = "Interface endpoints of AWS services"
   vpc_id      = local.vpc_id
 
-  tags = { Name = "${var.name}-endpoints" }
+  tags = merge(var.tags, { Name = "${var.name}-endpoints" })
 }
 
 resource "aws_vpc_security_group_ingress_rule" "endpoints_https" {
@@ -40,4 +42,6 @@ resource "aws_vpc_security_group_ingress_rule" "endpoints_https" {
   from_port         = 443
   to_port           = 443
   cidr_ipv4         = var.vpc_cidr
+
+  tags = var.tags
 }

@@ -31,3 +31,8 @@ variable "endpoint_services" {
   description = "AWS services that get an interface endpoint in the VPC made here: each is the SERVICE of com.amazonaws.REGION.SERVICE."
   type        = set(string)
 }
+
+variable "tags" {
+  description = "Tags of everything that can have some."
+  type        = map(string)
+}

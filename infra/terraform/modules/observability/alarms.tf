@@ -51,10 +51,12 @@ resource "aws_cloudwatch_metric_alarm" "database" {
   comparison_operator = each.value.comparison
   threshold           = each.value.threshold
   treat_missing_data  = "missing"
-  alarm_actions       = var.alarm_topic_arns
-  ok_actions          = var.alarm_topic_arns
+  alarm_actions       = local.alarm_topic_arns
+  ok_actions          = local.alarm_topic_arns
 
   dimensions = { DBInstanceIdentifier = var.database.instance_identifier }
+
+  tags = var.tags
 }
 
 resource "aws_cloudwatch_metric_alarm" "agents" {
@@ -68,11 +70,13 @@ resource "aws_cloudwatch_metric_alarm" "agents" {
   comparison_operator = "LessThanThreshold"
   threshold           = var.agents_min
   treat_missing_data  = "breaching"
-  alarm_actions       = var.alarm_topic_arns
-  ok_actions          = var.alarm_topic_arns
+  alarm_actions       = local.alarm_topic_arns
+  ok_actions          = local.alarm_topic_arns
 
   dimensions = {
     LoadBalancer = var.load_balancer.load_balancer
     TargetGroup  = var.load_balancer.target_group
   }
+
+  tags = var.tags
 }

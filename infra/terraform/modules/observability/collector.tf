@@ -29,7 +29,7 @@ locals {
     }
     exporters = {
       prometheusremotewrite = {
-        endpoint                         = var.collector_image == null ? "" : "${aws_prometheus_workspace.this[0].prometheus_endpoint}api/v1/remote_write"
+        endpoint                         = var.monitoring.collector_image == null ? "" : "${aws_prometheus_workspace.this[0].prometheus_endpoint}api/v1/remote_write"
         auth                             = { authenticator = "sigv4auth" }
         resource_to_telemetry_conversion = { enabled = true }
       }
@@ -46,9 +46,9 @@ locals {
     }
   } }
 
-  collectors = { for process, job in local.scrape_jobs : process => var.collector_image == null ? [] : [{
+  collectors = { for process, job in local.scrape_jobs : process => var.monitoring.collector_image == null ? [] : [{
     name                   = "collector"
-    image                  = var.collector_image
+    image                  = var.monitoring.collector_image
     essential              = false
     readonlyRootFilesystem = true
     memory                 = 256

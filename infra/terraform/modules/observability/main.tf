@@ -1,8 +1,8 @@
-# Logs of all tasks, and a managed Prometheus if there is a collector. Alarms only for what CloudWatch alone can see:
-# Siltstone's own metrics and infra/prometheus/alerts.yml cover the rest.
+# Logs of all tasks, alarms, and a managed Prometheus if there is a collector. Alarms are of what CloudWatch sees by itself
+# (alarms.tf) and of the figures in the logs (figures.tf); managed Prometheus evaluates all rules of infra/prometheus.
 
 locals {
-  log_groups = toset(["agent", "compactor", "admin"])
+  log_groups = toset(concat(["agent", "compactor", "admin"], var.monitoring.probe_secret_arn == null ? [] : ["probe"]))
 }
 
 data "aws_region" "current" {}
@@ -11,11 +11,7 @@ resource "aws_cloudwatch_log_group" "this" {
   for_each = local.log_groups
 
   name              = "/siltstone/${var.name}/${each.key}"
-  retention_in_days = var.log_retention_days
-}
+  retention_in_days = var.monitoring.log_retention_days
 
-resource "aws_prometheus_workspace" "this" {
-  count = var.collector_image == null ? 0 : 1
-
-  alias = var.name
+  tags = var.tags
 }

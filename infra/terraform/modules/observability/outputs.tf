@@ -27,3 +27,8 @@ output "workspace_endpoint" {
   description = "Query URL of managed Prometheus; null without one."
   value       = one(aws_prometheus_workspace.this[*].prometheus_endpoint)
 }
+
+output "alarm_topic_arns" {
+  description = "The topics that receive alarms."
+  value       = local.alarm_topic_arns
+}

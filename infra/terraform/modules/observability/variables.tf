@@ -3,19 +3,16 @@ variable "name" {
   type        = string
 }
 
-variable "log_retention_days" {
-  description = "Days for which logs are kept."
-  type        = number
-}
-
-variable "collector_image" {
-  description = "Image of the AWS Distro for OpenTelemetry. Null: no collector runs beside the tasks."
-  type        = string
-}
-
-variable "alarm_topic_arns" {
-  description = "ARNs of the SNS topics that receive alarms."
-  type        = list(string)
+variable "monitoring" {
+  description = "What is told of the cluster, and to whom: `monitoring` of the root module."
+  type = object({
+    log_retention_days = number
+    alarm_topic_arns   = list(string)
+    alarm_emails       = list(string)
+    group_lag_s        = number
+    collector_image    = string
+    probe_secret_arn   = string
+  })
 }
 
 variable "database" {
@@ -37,4 +34,9 @@ variable "load_balancer" {
 variable "agents_min" {
   description = "The alarm rings when fewer agents are ready."
   type        = number
+}
+
+variable "tags" {
+  description = "Tags of everything that can have some."
+  type        = map(string)
 }

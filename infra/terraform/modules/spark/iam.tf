@@ -109,9 +109,12 @@ data "aws_iam_policy_document" "job" {
 }
 
 resource "aws_iam_role" "job" {
-  name               = "${var.name}-merge"
-  description        = "Merges of Siltstone ${var.name} on Spark"
-  assume_role_policy = data.aws_iam_policy_document.trust.json
+  name                 = "${var.name}-merge"
+  description          = "Merges of Siltstone ${var.name} on Spark"
+  permissions_boundary = var.permissions_boundary
+  assume_role_policy   = data.aws_iam_policy_document.trust.json
+
+  tags = var.tags
 }
 
 resource "aws_iam_role_policy" "job" {

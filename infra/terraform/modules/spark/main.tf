@@ -29,4 +29,6 @@ resource "aws_emrserverless_application" "this" {
       image_uri = image_configuration.value
     }
   }
+
+  tags = var.tags
 }

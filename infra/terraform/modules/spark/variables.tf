@@ -46,3 +46,13 @@ variable "vcpu_max" {
   description = "Most vCPUs of all jobs together."
   type        = number
 }
+
+variable "tags" {
+  description = "Tags of everything that can have some."
+  type        = map(string)
+}
+
+variable "permissions_boundary" {
+  description = "ARN of the policy that bounds the rights of every role. Null: none."
+  type        = string
+}

@@ -21,6 +21,8 @@ resource "aws_s3_bucket" "this" {
   # the name of a bucket must be unique among all AWS accounts
   bucket        = "${var.name}-${data.aws_caller_identity.current.account_id}-${data.aws_region.current.id}"
   force_destroy = !var.deletion_protection
+
+  tags = var.tags
 }
 
 resource "aws_s3_bucket_public_access_block" "this" {
@@ -122,7 +124,7 @@ resource "aws_vpc_endpoint" "s3" {
   vpc_endpoint_type = "Gateway"
   route_table_ids   = var.route_table_ids
 
-  tags = { Name = "${var.name}-s3" }
+  tags = merge(var.tags, { Name = "${var.name}-s3" })
 }
 
 # Directory buckets are another service to the network.
@@ -134,5 +136,5 @@ resource "aws_vpc_endpoint" "s3express" {
   vpc_endpoint_type = "Gateway"
   route_table_ids   = var.route_table_ids
 
-  tags = { Name = "${var.name}-s3express" }
+  tags = merge(var.tags, { Name = "${var.name}-s3express" })
 }

@@ -42,3 +42,8 @@ variable "route_table_ids" {
   description = "Route tables that get a route to this endpoint. Empty: no endpoint is made, because the VPC already has one."
   type        = list(string)
 }
+
+variable "tags" {
+  description = "Tags of everything that can have some."
+  type        = map(string)
+}
