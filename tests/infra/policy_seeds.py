@@ -358,9 +358,9 @@ IN_WHAT_IT_MAKES = [
     ),
     Seed(
         "agents as the owner of the schema",
-        "main.tf",
-        "    environment  = local.environments[process]",
-        '    environment  = local.environments["owner"]',
+        "modules/metadata/outputs.tf",
+        'local.roles : process => "postgresql://${role}@',
+        'local.roles : process => "postgresql://${local.user}@',
         "identities",
         "container agent uses the owner's role in Postgres",
         place="modules/agents/main.tf",
