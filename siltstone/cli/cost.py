@@ -19,9 +19,11 @@ from siltstone.ops.cost.estimate import (
     LingerStep,
     Load,
     cost_of,
+    early_seals,
     idle_requests_usd,
     linger_steps,
     prices_with,
+    without_compactor,
 )
 from siltstone.ops.cost.l0_store import ONE_ZONE_NOTE, l0_store
 from siltstone.ops.cost.prices import AS_OF, PRICES, REGION
@@ -136,6 +138,13 @@ LAUNCHES = ("fargate", "fargate-arm", "ec2")
     help="CPU time of an agent for each MB produced, in ms.",
 )
 @click.option(
+    "--kafka-local-hours",
+    type=Number(0, 100_000),
+    default=24.0,
+    show_default=True,
+    help="Hours that a Kafka with tiered storage keeps on its volumes.",
+)
+@click.option(
     "--price", "changes", multiple=True, metavar="NAME=USD", help="Use another price, for another region. Repeatable."
 )
 @click.option("--prices", "show_prices", is_flag=True, help="Print the prices with units and sources, then exit.")
@@ -148,7 +157,8 @@ def cost(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Estimate the monthly cost of a load on AWS, line by line, beside a Kafka with three replicas.
+    """Estimate the monthly cost of a load on AWS, line by line, beside a Kafka with three replicas, with and without
+    tiered storage.
 
     The prices are a table in this release, with dates and sources. The command fetches nothing and changes nothing.
     Trust the shape of the bill, which shows the lines that grow with the load, more than its sum.
@@ -184,6 +194,9 @@ def cost_json(estimated: Cost, steps: Sequence[LingerStep]) -> Mapping[str, Any]
         "lines": [asdict(line) for line in estimated.lines],
         "usd_per_month": estimated.usd,
         "kafka": {"lines": [asdict(line) for line in estimated.kafka], "usd_per_month": estimated.kafka_usd},
+        "kafka_tiered": {"lines": [asdict(line) for line in estimated.tiered], "usd_per_month": estimated.tiered_usd},
+        "early_seals": asdict(early_seals(estimated.flow.load, estimated.prices)),
+        "without_compactor": asdict(without_compactor(estimated.flow)),
         "linger": [asdict(step) for step in steps],
         "prices": {"region": REGION, "as_of": AS_OF, "usd": dict(estimated.prices)},
         "notes": notes(estimated.flow.load),
@@ -217,10 +230,13 @@ def _price(text: str) -> tuple[str, float]:
 
 def _print(estimated: Cost, steps: Sequence[LingerStep]) -> None:
     flow, load = estimated.flow, estimated.flow.load
-    most = max((line.usd for line in (*estimated.lines, *estimated.kafka)), default=0) or 1
+    most = max((line.usd for line in (*estimated.lines, *estimated.kafka, *estimated.tiered)), default=0) or 1
     _print_lines(f"Siltstone, {load.mib_s:g} MiB/s in, {load.consumers} x out", estimated.lines, estimated.usd, most)
     say()
     _print_lines("Kafka, three replicas on EBS", estimated.kafka, estimated.kafka_usd, most)
+    say()
+    title = f"Kafka with tiered storage, {load.kafka_local_hours:g} h on EBS"
+    _print_lines(title, estimated.tiered, estimated.tiered_usd, most)
     say()
     print_table(
         ["linger (ms)", "produce p50 (ms)", "p99 (ms)", "PUT L0 ($)", "without early seals ($)"],
@@ -244,9 +260,15 @@ def _print(estimated: Cost, steps: Sequence[LingerStep]) -> None:
         )
     for note in notes(load):
         console().print(note, style="bold", markup=False)
+    early, alone = early_seals(load, estimated.prices), without_compactor(flow)
     print_pairs(
         {
-            "of Kafka": f"{estimated.usd / estimated.kafka_usd:.0%}",
+            "of Kafka": f"{estimated.usd / estimated.kafka_usd:.0%}; with tiered storage"
+            f" {estimated.usd / estimated.tiered_usd:.0%}",
+            "early seals": f"PUT L0 {_usd(early.none_usd)} $ without, {_usd(early.assumed_usd)} assumed,"
+            f" {_usd(early.most_usd)} at most (produce.early.per.second)",
+            "no compactor": f"producers are delayed after {alone.delayed_min:,.0f} minutes, refused after"
+            f" {alone.refused_min:,.0f}",
             "write amplification": f"{1 + len(flow.outputs_mib)}: L0, and {plural(len(flow.outputs_mib), 'merge')}",
             "agents needed": f"{flow.agents_needed}, for {flow.agent_cores:.2f} cores",
             "idle": f"{_usd(idle_requests_usd(estimated.prices))} $ a month: {IDLE_LISTS_PER_HOUR} LISTs an hour",

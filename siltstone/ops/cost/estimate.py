@@ -20,6 +20,7 @@ from runtime.text import plural
 from siltstone.ops.capacity import figures
 from siltstone.ops.capacity.limits import polls_per_s
 from siltstone.ops.cost import formulas
+from siltstone.ops.cost.kafka import kafka_lines, tiered_lines
 from siltstone.ops.cost.l0_store import l0_store
 from siltstone.ops.cost.prices import PRICES
 from siltstone.ops.cost.storage import kept_lines
@@ -44,10 +45,6 @@ CATALOG_PUTS_PER_SECOND = 2 * 1000 / DEFAULTS.catalog_increment_interval_ms
 IDLE_LISTS_PER_HOUR = 8
 """Listings of an idle system with any number of agents, a page of 1,000 objects each: three levels of files, jobs, the
 backup and its snapshots, begun uploads; `tests/integration/compactor/test_idle_requests.py` counts them."""
-KAFKA_MS_PER_MB = 2.6
-KAFKA_FULL_SHARE = 0.7
-KAFKA_VOLUME_MIB_PER_S = 125
-REPLICAS = 3
 
 ASSUMPTIONS: Sequence[str] = (
     "prices: on demand, us-east-1, first tier, no discounts; none is fetched (--prices shows them, --price sets them)",
@@ -62,7 +59,8 @@ ASSUMPTIONS: Sequence[str] = (
     "a second store: prices of S3 Express One Zone; traffic from other zones to it is not counted",
     "not counted: logs, metrics, VPN, backups beyond the free size, support, people",
     "Kafka: 3 replicas on gp3 filled to 70 %, 2.6 ms a MB and replica, consumers read from followers of their zone;"
-    " controllers, and what volumes and hosts can carry, left out; no tiered storage, which saves most of the volumes",
+    " controllers, and what volumes and hosts can carry, left out",
+    "Kafka with tiered storage: one copy in S3 Standard, the last --kafka-local-hours on the volumes three times",
 )
 
 
@@ -97,6 +95,8 @@ class Load:
     """Processor time of an agent per MB produced."""
     second_store: bool = False
     """L0 files lie in a bucket of S3 Express One Zone (`produce.store.url`)."""
+    kafka_local_hours: float = 24
+    """What a Kafka with tiered storage keeps on its volumes, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +131,8 @@ class Cost:
     flow: Flow
     lines: Sequence[Line]
     kafka: Sequence[Line]
+    tiered: Sequence[Line]
+    """Kafka with tiered storage."""
     prices: Mapping[str, float]
 
     @property
@@ -140,6 +142,31 @@ class Cost:
     @property
     def kafka_usd(self) -> float:
         return sum(line.usd for line in self.kafka)
+
+    @property
+    def tiered_usd(self) -> float:
+        return sum(line.usd for line in self.tiered)
+
+
+@dataclass(frozen=True, slots=True)
+class EarlySeals:
+    """PUTs of L0 a month: without early seals, as the estimate assumes them, and at most.
+
+    At most, each agent seals as many early files as `produce.early.per.second` allows, and one more for each
+    `produce.early.free.bytes` that it takes: clients that wait for small batches can cause that.
+    """
+
+    none_usd: float
+    assumed_usd: float
+    most_usd: float
+
+
+@dataclass(frozen=True, slots=True)
+class WithoutCompactor:
+    """Minutes from the end of the last compactor until producers are delayed (`l0.stall.files`), and refused."""
+
+    delayed_min: float
+    refused_min: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +199,26 @@ def cost_of(load: Load, prices: Mapping[str, float]) -> Cost:
         *_traffic_lines(flow, prices),
         *_machine_lines(flow, prices),
     ]
-    return Cost(flow, [Line(*line) for line in lines], [Line(*line) for line in kafka_lines(load, prices)], prices)
+    kafka, tiered = kafka_lines(load, prices), tiered_lines(load, prices)
+    return Cost(flow, _lines(lines), _lines(kafka), _lines(tiered), prices)
+
+
+def early_seals(load: Load, prices: Mapping[str, float]) -> EarlySeals:
+    agents = flow_of(load).agents
+    store = l0_store(prices, second=load.second_store)
+    assumed = _files_per_second(load, agents)
+    none = _files_per_second(replace(load, early_per_second=0), agents)
+    # 0 switches early seals off, the free ones too
+    free = load.mib_s / (DEFAULTS.produce_early_free_bytes / MIB) if load.early_per_second else 0.0
+    most = none + agents * load.early_per_second + free
+    return EarlySeals(*(_requests(rate, store.put_1000) for rate in (none, assumed, most)))
+
+
+def without_compactor(flow: Flow) -> WithoutCompactor:
+    """By the files of the estimate. More than half of `l0.stall.files` live makes early seals rarer, so it takes
+    somewhat longer."""
+    limits = DEFAULTS.l0_stall_files, DEFAULTS.l0_refuse_files
+    return WithoutCompactor(*(files / flow.files_per_s / 60 for files in limits))
 
 
 def flow_of(load: Load) -> Flow:
@@ -257,6 +303,10 @@ def linger_steps(
         p50_ms, p99_ms = linger_ms / 2 + store.upload_ms_p50, linger_ms + store.upload_ms_p99
         steps.append(LingerStep(linger_ms, p50_ms, p99_ms, usd[0], usd[1]))
     return steps
+
+
+def _lines(lines: Sequence[tuple[str, str, float]]) -> Sequence[Line]:
+    return [Line(*line) for line in lines]
 
 
 def _agent_cores(load: Load) -> float:
@@ -420,36 +470,6 @@ def _machine_lines(flow: Flow, prices: Mapping[str, float]) -> Sequence[tuple[st
             f"{plural(INTERFACE_ENDPOINTS, 'service')}, {plural(load.zones, 'zone')}",
             endpoints * prices["endpoint.hour"] * hours,
         ),
-    ]
-
-
-def kafka_lines(load: Load, prices: Mapping[str, float]) -> Sequence[tuple[str, str, float]]:
-    """The same load on Kafka: three replicas on EBS, in three zones."""
-    hours, retention_s = formulas.HOURS_PER_MONTH, load.retention_days * 86_400
-    gib = formulas.kafka_stored_gib(load.mib_s, retention_s=retention_s, replicas=REPLICAS, full_share=KAFKA_FULL_SHARE)
-    gib += load.compacted_gib * REPLICAS / KAFKA_FULL_SHARE
-    crossing = formulas.gib_per_month(
-        formulas.kafka_cross_zone_mib_per_second(
-            load.mib_s, zones=load.zones, replicas=REPLICAS, groups=load.consumers, follower_fetching=True
-        )
-    )
-    cores = formulas.agent_cpu_cores(
-        produced_mb_per_s=load.mib_s * formulas.MB_PER_MIB * REPLICAS,
-        from_memory_mb_per_s=load.mib_s * formulas.MB_PER_MIB * (load.consumers + load.replay_share),
-        from_store_mb_per_s=0,
-        produce_ms_per_mb=KAFKA_MS_PER_MB,
-        memory_ms_per_mb=FETCH_MEMORY_MS_PER_MB,
-        store_ms_per_mb=0,
-    )
-    # A host has 2 vCPU.
-    hosts = formulas.processes_needed(cores / 2, busy_share=BUSY_SHARE, least=REPLICAS)
-    # The price of a gp3 volume includes this throughput; only what is above it costs extra.
-    over_mib_s = max(0.0, load.mib_s * REPLICAS - KAFKA_VOLUME_MIB_PER_S * hosts)
-    volumes = gib * prices["ebs.gp3.gib.month"] + over_mib_s * prices["ebs.gp3.mib.s.month"]
-    return [
-        ("volumes", f"{gib:,.0f} GiB of gp3", volumes),
-        ("between zones", f"{crossing:,.0f} GiB: producers and replication", crossing * prices["zones.gib"]),
-        ("brokers", f"{hosts} of 2 vCPU", hosts * prices["ec2.host.hour"] * hours),
     ]
 
 

@@ -22,11 +22,22 @@ from runtime.settings.table import Settings
 from siltstone.cli import main
 from siltstone.cli.cost import bar
 from siltstone.ops.cost import formulas
-from siltstone.ops.cost.estimate import Cost, Load, cost_of, flow_of, idle_requests_usd, linger_steps, prices_with
+from siltstone.ops.cost.estimate import (
+    Cost,
+    Load,
+    cost_of,
+    early_seals,
+    flow_of,
+    idle_requests_usd,
+    linger_steps,
+    prices_with,
+    without_compactor,
+)
 from siltstone.ops.cost.prices import PRICES
 from siltstone.ops.cost.storage import tiering_usd_per_month
 
-PAGE = Path(__file__).resolve().parents[4] / "docs" / "operations" / "sizing.md"
+ROOT = Path(__file__).resolve().parents[4]
+PAGE = ROOT / "docs" / "operations" / "sizing.md"
 MIB = 1 << 20
 LIST = prices_with({})
 
@@ -272,6 +283,43 @@ def test_the_json_has_the_same() -> None:
     assert lines["PUT L0"] == 0 and answer["prices"]["usd"]["s3.put.1000"] == 0
     assert answer["usd_per_month"] == pytest.approx(sum(lines.values()))
     assert answer["load"]["mib_s"] == 100 and len(answer["linger"]) == 6
+
+
+def test_tiered_storage_keeps_a_day_three_times_and_everything_once() -> None:
+    week = Load(mib_s=10, retention_days=7, replay_share=0.5)
+    full, tiered = (
+        {line.item: line for line in lines} for lines in (cost_of(week, LIST).kafka, cost_of(week, LIST).tiered)
+    )
+    assert tiered["volumes"].usd == pytest.approx(full["volumes"].usd / 7)
+    assert tiered["tiered"].usd == pytest.approx(10 * 7 * 86_400 / 1024 * 0.023)
+    # 10 MiB/s in parts of 25 MiB, and half as many bytes read again in pieces of 4
+    requests_s = {"s3.put.1000": 10 / 25, "s3.get.1000": 5 / 4}
+    assert tiered["requests"].usd == pytest.approx(sum(n * LIST[name] * 730 * 3.6 for name, n in requests_s.items()))
+    for same in ("between zones", "brokers"):
+        assert tiered[same] == full[same]
+    # nothing is kept for longer than the topic keeps it
+    hour = cost_of(Load(mib_s=10, retention_days=0.04), LIST)
+    assert hour.tiered[0].usd == pytest.approx(hour.kafka[0].usd)
+
+
+def test_early_seals_cost_at_most_what_their_budget_allows() -> None:
+    load = Load(mib_s=100, agents=3)
+    early = early_seals(load, LIST)
+    of_a_put = 0.005 / 1000 * 730 * 3600
+    assert early.none_usd == pytest.approx(12.5 * of_a_put)  # files of 8 MiB
+    assert early.assumed_usd == usd(cost_of(load, LIST))["PUT L0"]
+    # 20 a second for each agent, and one more for each half a MiB
+    assert early.most_usd == pytest.approx((12.5 + 3 * 20 + 200) * of_a_put)
+    off = early_seals(Load(mib_s=100, agents=3, early_per_second=0), LIST)
+    assert off.none_usd == off.assumed_usd == off.most_usd == early.none_usd
+
+
+def test_terraform_tells_for_how_long_producers_go_on_without_a_compactor() -> None:
+    alone = without_compactor(cost_of(Load(mib_s=100), LIST).flow)
+    assert alone.refused_min == pytest.approx(5 * alone.delayed_min)
+    told = f"delayed after {alone.delayed_min:.0f} minutes and refused after {alone.refused_min:.0f}"
+    for text in (ROOT / "infra" / "terraform" / "variables.tf", PAGE):
+        assert f"t 100 MiB/s producers are {told}" in text.read_text(encoding="utf-8"), text
 
 
 def test_the_prices_are_shown_with_their_sources() -> None:
