@@ -211,14 +211,15 @@ def early_seals(load: Load, prices: Mapping[str, float]) -> EarlySeals:
     # 0 switches early seals off, the free ones too
     free = load.mib_s / (DEFAULTS.produce_early_free_bytes / MIB) if load.early_per_second else 0.0
     most = none + agents * load.early_per_second + free
-    return EarlySeals(*(_requests(rate, store.put_1000) for rate in (none, assumed, most)))
+    none_usd, assumed_usd, most_usd = (_requests(rate, store.put_1000) for rate in (none, assumed, most))
+    return EarlySeals(none_usd=none_usd, assumed_usd=assumed_usd, most_usd=most_usd)
 
 
 def without_compactor(flow: Flow) -> WithoutCompactor:
     """By the files of the estimate. More than half of `l0.stall.files` live makes early seals rarer, so it takes
     somewhat longer."""
-    limits = DEFAULTS.l0_stall_files, DEFAULTS.l0_refuse_files
-    return WithoutCompactor(*(files / flow.files_per_s / 60 for files in limits))
+    files_per_min = flow.files_per_s * 60
+    return WithoutCompactor(DEFAULTS.l0_stall_files / files_per_min, DEFAULTS.l0_refuse_files / files_per_min)
 
 
 def flow_of(load: Load) -> Flow:
