@@ -51,7 +51,7 @@ def chart(infra: Path) -> Iterator[Said]:
     by_digest = r'regexMatch "\^sha256:\[0-9a-f\]\{64\}\$" \.Values\.image\.digest'
     if re.search(by_digest, helper) is None or ".Values.image.repository }}@{{ .Values.image.digest }}" not in helper:
         yield "_common.tpl", "the image is not named by its digest", "demand image.digest, and write REPOSITORY@DIGEST"
-    yield from _listener(texts["agents.yaml"])
+    yield from _listener(texts["_listeners.tpl"], texts["agents.yaml"])
 
 
 def _network_policies(text: str) -> Iterator[Said]:
@@ -73,12 +73,12 @@ def _network_policies(text: str) -> Iterator[Said]:
             yield "networkpolicies.yaml", "compactors take connections of clients", "let in port 9644 alone"
 
 
-def _listener(text: str) -> Iterator[Said]:
-    protocols = re.findall(r"SILTSTONE_LISTENER_\w+_PROTOCOL, value: (\w+)", text)
+def _listener(listeners: str, text: str) -> Iterator[Said]:
+    protocols = re.findall(r"_PROTOCOL, value: (\w+)", listeners + text)
     open_ones = [each for each in protocols if each not in ("SSL", "SASL_SSL")]
-    if not protocols or open_ones or ("SSL" in protocols and "TLS_CLIENT_AUTH, value: required" not in text):
+    if not protocols or open_ones or ("SSL" in protocols and "TLS_CLIENT_AUTH, value: required" not in listeners):
         remedy = "set the protocol to SASL_SSL, or to SSL with tls.client.auth=required"
-        yield "agents.yaml", "clients of agents are not authenticated by TLS", remedy
+        yield "_listeners.tpl", "clients of agents are not authenticated by TLS", remedy
     if '{name: SILTSTONE_ACL_MODE, value: "on"}' not in text:
         yield "agents.yaml", "agents do not enforce ACLs", 'set SILTSTONE_ACL_MODE to "on"'
     if "secret: {secretName: {{ required" not in text or "mountPath: /etc/siltstone/tls, readOnly: true" not in text:

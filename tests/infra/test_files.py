@@ -13,6 +13,7 @@ from infra.check import files
 PARTS = ("helm", "compose", "image")
 AGENTS = "helm/siltstone/templates/agents.yaml"
 COMMON = "helm/siltstone/templates/_common.tpl"
+LISTENERS = "helm/siltstone/templates/_listeners.tpl"
 POLICIES = "helm/siltstone/templates/networkpolicies.yaml"
 COMPOSE = "compose/compose.yaml"
 DOCKERFILE = "image/Dockerfile"
@@ -31,7 +32,11 @@ class Planted:
 
 PLANTED = [
     Planted(
-        "a shared service account", AGENTS, "Name }}-agent\n      {{- inc", "Name }}-compactor\n      {{- inc", "share"
+        "a shared service account",
+        AGENTS,
+        "$name }}-agent\n      {{- inc",
+        "$name }}-compactor\n      {{- inc",
+        "share",
     ),
     Planted("no policy for agents", POLICIES, "component: agent\n  policy", "component: agents\n  policy", "to agents"),
     Planted("compactors that send anywhere", POLICIES, "[Ingress, Egress]", "[Ingress]", "to compactors"),
@@ -44,8 +49,8 @@ PLANTED = [
     ),
     Planted("an image by its tag", COMMON, "@{{ .Values.image.digest }}", ":{{ .Values.image.tag }}", "by its digest"),
     Planted("a Postgres that may be another one", COMMON, "verify-full", "require", "sslmode=require"),
-    Planted("a listener for everybody", AGENTS, "SASL_SSL", "SASL_PLAINTEXT", "not authenticated by TLS"),
-    Planted("certificates that nobody asks for", AGENTS, "value: required", "value: requested", "not authenticated"),
+    Planted("a listener for everybody", LISTENERS, "SASL_SSL", "SASL_PLAINTEXT", "not authenticated by TLS"),
+    Planted("certificates that nobody asks for", LISTENERS, "value: required", "value: requested", "not authenticated"),
     Planted(
         "no ACLs", AGENTS, 'SILTSTONE_ACL_MODE, value: "on"', 'SILTSTONE_ACL_MODE, value: "shadow"', "enforce ACLs"
     ),

@@ -1,12 +1,21 @@
+{{/* The beginning of every object's name. The longest end, -agent-99-external, must fit into 63 characters. */}}
+{{- define "siltstone.name" -}}
+{{- $plain := ternary (printf "%s-%s" .Release.Name .Values.nameOverride) .Release.Name (ne .Values.nameOverride "") -}}
+{{- $name := .Values.fullnameOverride | default $plain -}}
+{{- if gt (len $name) 45 }}
+{{- fail (printf "fullnameOverride: at most 45 characters, unlike %s" $name) }}
+{{- end -}}
+{{ $name }}
+{{- end }}
+
 {{- define "siltstone.labels" -}}
-app.kubernetes.io/name: siltstone
-app.kubernetes.io/instance: {{ .Release.Name }}
+{{ include "siltstone.selector" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 
 {{- define "siltstone.selector" -}}
-app.kubernetes.io/name: siltstone
+app.kubernetes.io/name: {{ .Values.nameOverride | default "siltstone" }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
@@ -25,13 +34,15 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 postgresql://{{ index . 0 }}@{{ $address }}?sslmode=verify-full&sslrootcert={{ $ca }}
 {{- end }}
 
-{{/* Settings and credentials of agents and compactors: list PROCESS $ */}}
-{{- define "siltstone.envFrom" -}}
-{{- $process := index . 0 -}}
-{{- $root := index . 1 -}}
-envFrom:
-  - configMapRef: {name: {{ $root.Release.Name }}-settings}
-  - secretRef: {name: {{ required (printf "secrets.%s: a Secret with PGPASSWORD" $process) (get $root.Values.secrets $process) }}}
+{{/* A value of a setting as text. Numbers of YAML are floats to Helm, which would print 1000000 as 1e+06. */}}
+{{- define "siltstone.text" -}}
+{{ ternary . (toJson .) (kindIs "string" .) }}
+{{- end }}
+
+{{/* How many agents there may be at most: so many get addresses of their own outside. */}}
+{{- define "siltstone.agentsMax" -}}
+{{- $autoscaling := .Values.agents.autoscaling -}}
+{{ ternary $autoscaling.maxReplicas .Values.agents.replicas (ne $autoscaling.type "") | int }}
 {{- end }}
 
 {{- define "siltstone.postgresMount" -}}
