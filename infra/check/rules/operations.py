@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import yaml
 
+from infra.check import iam
 from infra.check.rules.data import container_definitions
 from infra.check.rules.identities import secret, variable
 from infra.check.rules.network import containers
@@ -35,6 +35,7 @@ FIGURES: Final = "SILTSTONE_LOG_FIGURES_INTERVAL_MS"
 PROCESSES: Final = ("agent", "compactor")
 FIELD: Final = re.compile(r"^\$\.(\w+)$")
 ROLLOUT: Final = "SERVICE_DEPLOYMENT_IN_PROGRESS"
+EVENTS: Final = "Service:events.amazonaws.com"  # is not known to take the condition
 HOST_PARTS: Final = {"instance", "volume", "network-interface"}
 
 
@@ -100,8 +101,9 @@ def prometheus_has_the_rules(stack: Stack) -> Iterator[Violation]:
 
 def topics_are_written_by_this_account(stack: Stack) -> Iterator[Violation]:
     for policy in stack.of("aws_sns_topic_policy"):
-        for statement in json.loads(str(policy.values.get("policy"))).get("Statement", []):
-            if statement.get("Effect") == "Allow" and "aws:SourceAccount" not in json.dumps(statement.get("Condition")):
+        for statement in iam.statements(str(policy.values.get("policy"))):
+            named = any("aws:SourceAccount" in keys for keys in statement.conditions.values())
+            if statement.allows and not named and statement.principals != (EVENTS,):
                 yield Violation(policy, "other accounts may publish alarms", "add a condition on aws:SourceAccount")
 
 

@@ -93,7 +93,7 @@ resource "aws_cloudwatch_log_metric_filter" "figure" {
 
   name           = "${var.name}-${each.key}"
   log_group_name = aws_cloudwatch_log_group.this[each.value.process].name
-  pattern        = "{ $.event = \"${each.value.event}\" && $.${each.value.field} = * }"
+  pattern        = "{ ($.event = \"${each.value.event}\") && ($.${each.value.field} = *) }"
 
   metric_transformation {
     name      = each.key

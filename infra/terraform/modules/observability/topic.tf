@@ -33,13 +33,26 @@ data "aws_iam_policy_document" "topic" {
 
     principals {
       type        = "Service"
-      identifiers = ["aps.amazonaws.com", "cloudwatch.amazonaws.com", "events.amazonaws.com"]
+      identifiers = ["aps.amazonaws.com", "cloudwatch.amazonaws.com"]
     }
 
     condition {
       test     = "StringEquals"
       variable = "aws:SourceAccount"
       values   = [data.aws_caller_identity.current.account_id]
+    }
+  }
+
+  # AWS documents this policy for EventBridge without a condition, and conditions on its way to topics as not supported
+  # where a key is involved. A stranger who knows the ARN could send a mail by it, and no more.
+  statement {
+    sid       = "FailedTasks"
+    actions   = ["sns:Publish"]
+    resources = [aws_sns_topic.alarms[0].arn]
+
+    principals {
+      type        = "Service"
+      identifiers = ["events.amazonaws.com"]
     }
   }
 }
