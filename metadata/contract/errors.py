@@ -26,6 +26,11 @@ class SchemaMismatchError(BadInputError):
     """The database has no schema, or a schema of another version. Run `siltstone migrate`."""
 
 
+class SchemaBehindError(SchemaMismatchError):
+    """The database has no schema, or one that is older than this program's. `siltstone migrate` of this release brings
+    it."""
+
+
 class WentBackError(BugError):
     """The database is older than a state that this process has seen (a failover or restore that lost commits). Halt; do
     not write."""

@@ -178,6 +178,9 @@ COMPACTOR: Final = Rights(
     memberships=("pg_read_all_stats",),
 )
 
+RIGHTS: Final[Mapping[str, Rights]] = MappingProxyType({"agent": AGENT, "compactor": COMPACTOR, "reader": READER})
+"""By kind of program, as the options of `siltstone migrate` are called."""
+
 
 async def grant(url: str, role: str, rights: Rights, *, password: str = "", salt: bytes = b"") -> Sequence[str]:
     """Let `role` do what `rights` says with the tables of this schema, and nothing else with them.
@@ -231,6 +234,67 @@ def grants(rights: Rights, role: str, schema: str) -> Iterator[str]:
         yield f"GRANT {privileges} ON SEQUENCE {schema}.{sequence} TO {role}"
     for function in rights.functions:
         yield f"GRANT EXECUTE ON FUNCTION {schema}.{function} TO {role}"
+
+
+async def lacks(url: str, rights: Rights) -> Sequence[str]:
+    """Like `lacking`, for the role in `url`. Raises MetadataUnavailableError."""
+    connection = await connect(url, application="siltstone-open")
+    try:
+        return await lacking(connection, rights)
+    except CONNECTION_ERRORS as error:
+        raise unavailable(error) from error
+    finally:
+        await connection.close()
+
+
+async def lacking(connection: Connection, rights: Rights, role: str | None = None) -> Sequence[str]:
+    """Tables, sequences and functions on which the role lacks some of the rights; None: the role of the connection.
+    Those that an older schema does not have yet are not missed. Raises what the driver raises."""
+    sequences = [
+        (name, each) for name, privileges in rights.sequences.items() for each in _PRIVILEGE.findall(privileges)
+    ]
+    found: Sequence[str] = await connection.fetchval(
+        _LACKING,
+        role,
+        *_columns(list(rights.each()), 3),
+        *_columns([(name, privilege) for name, (privilege, _) in sequences], 2),
+        list(rights.functions),
+    )
+    return found
+
+
+def _columns(rows: Sequence[tuple[str, ...]], width: int) -> Iterator[Sequence[str]]:
+    return ([row[number] for row in rows] for number in range(width))
+
+
+# The condition is null for what is not there.
+_LACKING = """WITH asked AS (SELECT coalesce($1, current_user::text)::name AS role)
+SELECT coalesce(array_agg(DISTINCT name ORDER BY name), '{}') FROM (
+    SELECT name FROM asked, unnest($2::text[], $3::text[], $4::text[]) AS needed (name, privilege, part)
+    WHERE NOT CASE
+        WHEN part = '' THEN has_table_privilege(role, to_regclass(name), privilege)
+        ELSE has_column_privilege(role, to_regclass(name), (
+            SELECT attnum FROM pg_attribute WHERE attrelid = to_regclass(name) AND attname = part), privilege)
+    END
+    UNION ALL SELECT name FROM asked, unnest($5::text[], $6::text[]) AS needed (name, privilege)
+    WHERE NOT has_sequence_privilege(role, to_regclass(name), privilege)
+    UNION ALL SELECT name FROM asked, unnest($7::text[]) AS needed (name)
+    WHERE NOT has_function_privilege(role, to_regprocedure(name), 'EXECUTE')) AS missing"""
+
+
+async def granted_roles(connection: Connection) -> Sequence[tuple[str, str]]:
+    """(kind, role) of those that `grant` has given rights to, told by one right that no other kind has. Raises what the
+    driver raises."""
+    return [(row["kind"], row["role"]) for row in await connection.fetch(_GRANTED)]
+
+
+_GRANTED = """SELECT DISTINCT kind, rolname::text AS role FROM (
+    SELECT 'agent' AS kind, relowner AS owner, relacl AS acl FROM pg_class WHERE oid = to_regclass('agents')
+    UNION ALL SELECT 'compactor', relowner, relacl FROM pg_class WHERE oid = to_regclass('compactors')
+    UNION ALL SELECT 'reader', proowner, proacl FROM pg_proc WHERE oid = to_regprocedure('pin_files_v1(text, bigint)')
+) AS told, aclexplode(acl) AS a JOIN pg_roles r ON r.oid = a.grantee
+WHERE privilege_type IN ('INSERT', 'EXECUTE') AND r.oid <> owner
+ORDER BY kind, role"""
 
 
 async def _done_or_left(connection: Connection, statements: Sequence[str]) -> Sequence[str]:

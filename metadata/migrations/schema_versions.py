@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from metadata.contract.errors import SchemaMismatchError
+from metadata.contract.errors import SchemaBehindError, SchemaMismatchError
 from metadata.postgres.driver import Connection
 
 _REVISION = re.compile(r"[0-9]{4}")
@@ -72,11 +72,11 @@ def revision_of(version: int) -> str:
 
 
 def check_takes(state: SchemaState, program: str) -> None:
-    """Raises SchemaMismatchError; its message names the one that is behind, the program or the database."""
+    """Raises SchemaBehindError if the database is behind, and SchemaMismatchError if the program is."""
     if state.takes(program):
         return
     if not state.is_newer_than(program):
-        raise SchemaMismatchError(
+        raise SchemaBehindError(
             f"the database has schema revision {state.revision or 'none'}, this release needs {program}",
             remedy="run `siltstone migrate` of this release first",
         )

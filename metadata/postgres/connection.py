@@ -248,12 +248,15 @@ class Database:
         return 0.0 if changed is None else max(0.0, (self.clock.wall_ms() - changed) / 1000)
 
     async def open(self) -> None:
-        """Raises SchemaMismatchError, UnsafeDatabaseError, SharedBackendsError, MetadataUnavailableError."""
+        """Raises SchemaMismatchError, UnsafeDatabaseError, SharedBackendsError, MetadataUnavailableError, and
+        RightsMissingError if the role may not read the version of the schema."""
         connection = await self._connect_to_open()
         try:
             await find_pooler(connection, self._connect_to_open)
             await _check_schema(connection)
         except CONNECTION_ERRORS as error:
+            if sqlstate_of(error) == INSUFFICIENT_PRIVILEGE:
+                raise error_of(error) from error
             raise unavailable(error) from error
         finally:
             await _close(connection)

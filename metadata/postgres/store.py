@@ -53,7 +53,7 @@ class PostgresMetadata:
         self.backup = PostgresBackup(database)
 
     async def open(self) -> None:
-        """Raises SchemaMismatchError, UnsafeDatabaseError, MetadataUnavailableError."""
+        """Raises SchemaMismatchError, UnsafeDatabaseError, MetadataUnavailableError, RightsMissingError."""
         await self._database.open()
         self._news.start()
 

@@ -40,7 +40,7 @@ def agent(
 
     Prints `bootstrap: HOST:PORT` once clients can connect. SIGTERM and SIGINT drain the agent: it sends its clients to
     the other agents (drain.notice.ms, 100 s; a second signal ends that wait), stores and answers the requests it has
-    received, then exits. The schema must be up to date; `siltstone migrate` upgrades it.
+    received, then exits. If the schema is older than this release, it waits for `siltstone migrate`: /readyz says so.
 
     \b
     Examples:

@@ -145,7 +145,7 @@ async def _postgres_checks(url: str, instance_class: str) -> Sequence[Check]:
     except SiltstoneError as error:
         return [failure("postgres", error.message, error.remedy or remedy_of(error) or "correct metadata.url")]
     checks = judge_postgres(facts, SystemClock().wall_ms())
-    if facts.is_standby or facts.schema.revision is None or facts.tables_lacking_rights:
+    if facts.is_standby or facts.schema.revision is None or facts.lacking_rights_on:
         return checks  # these fail, and its load cannot be measured
     try:
         load = await probe_load(url, SystemClock())

@@ -59,10 +59,10 @@ def migrate(
     Agents never do this themselves. It is safe to run the command again. It prints the revision of the schema and
     whether the schema was created, upgraded or already up to date.
 
-    Migrations only add to the schema, and each names the oldest programs that may keep running after it: so migrate
-    first, then replace agents and compactors one by one. While programs run that the new schema does not accept, the
-    migration is refused and nothing is changed. --dry-run names these programs, and the rights that the role lacks; its
-    exit code is 1 if the migration would be refused.
+    Migrations only add to the schema, and each names the oldest programs that may keep running after it, while agents
+    and compactors are replaced one by one. Those of the new release may be started before: they wait. While programs
+    run that the new schema does not accept, the migration is refused and nothing is changed. --dry-run names these
+    programs, and the rights that the role lacks; its exit code is 1 if the migration would be refused.
 
     --agent and --compactor give an existing role what agents and compactors need, and take all other rights in the
     schema from it: agents cannot write merge jobs or delete files, compactors cannot read what is kept of passwords,
@@ -77,7 +77,7 @@ def migrate(
     --reader grants an existing role the rights on the metadata that `siltstone.read_topic` and Spark need. Reading
     objects needs rights on the object store.
 
-    Repeat all three after every upgrade, before the programs are replaced.
+    Repeat all three with every upgrade. `siltstone upgrade status` says what is left to do of one.
 
     `siltstone dev` migrates its own Postgres when it starts. Use --data for --dry-run and --reader.
 
@@ -165,14 +165,13 @@ def _act(
 
 
 def _grant(url: str, kind: str, role: str, *, secret_arn: str, new_password: bool) -> None:
-    from metadata.migrations.grants import AGENT, COMPACTOR, READER, grant
+    from metadata.migrations.grants import RIGHTS, grant
 
-    rights = {"agent": AGENT, "compactor": COMPACTOR, "reader": READER}[kind]
     if secret_arn:
         password, of = asyncio.run(_password_of(secret_arn, new=new_password))
     else:
         password, of = os.environ.get(f"{kind.upper()}_PGPASSWORD", "") if kind in PASSWORDS else "", "the environment"
-    left = asyncio.run(grant(url, role, rights, password=password, salt=os.urandom(16)))
+    left = asyncio.run(grant(url, role, RIGHTS[kind], password=password, salt=os.urandom(16)))
     say(f"{kind}: {role} {CAN[kind]}" + (f", with the password of {of}" if password else ""))
     if left:
         say(f"the role of metadata.url may not do this for {role}; run it as a role that may:", err=True)

@@ -213,8 +213,8 @@ def _schema(facts: PostgresFacts) -> Check:
 
 def _rights(facts: PostgresFacts) -> Check:
     name = "postgres rights"
-    if facts.tables_lacking_rights:
-        shown = ", ".join(facts.tables_lacking_rights[:5])
+    if facts.lacking_rights_on:
+        shown = ", ".join(facts.lacking_rights_on[:5])
         return failure(
             name,
             f"role {facts.role} lacks rights of agents on {shown}",

@@ -1,7 +1,8 @@
 """One agent as a process: everything around `agents.agent.Agent`.
 
-Start: open the object store and the metadata; check that both have the same cluster id; probe that the object store
-refuses to overwrite (otherwise two writers could destroy each other's files); start the agent, then the HTTP endpoint.
+Start: start the HTTP endpoint; open the object store and the metadata, which may have to wait for its schema
+(`siltstone/processes/schema_wait.py`); check that both have the same cluster id; probe that the object store refuses to
+overwrite (otherwise two writers could destroy each other's files); start the agent.
 Stop, on SIGTERM, SIGINT or the end of the lifeline: the agent sends its clients to the other agents and drains, then
 everything is closed in reverse order. A second signal ends the wait for clients. A signal during the start ends the
 start. For the state after a kill see `agents/agent.py`.
@@ -31,6 +32,7 @@ from siltstone.processes.metrics_tls import metrics_tls_of
 from siltstone.processes.opening import lifeline_watched, opened_stores
 from siltstone.processes.process_watch import process_watched
 from siltstone.processes.running import RunningAgent
+from siltstone.processes.schema_wait import SchemaWait
 from siltstone.processes.stopping import on_hangup, stop_signals, unless
 from storage.objects import ObjectStore
 
@@ -85,22 +87,23 @@ async def serve_agent(
             log_and_traces(settings, role="agent", stopping=stopping, runtime=runtime)
         )
         runtime = replace(runtime, tracing=tracing)
-        agent = await unless(stopping, _started(settings, runtime, stack, beside))
-        if agent is None:
-            return
+        agent: Agent | None = None
+        wait = SchemaWait(settings.metadata_url, "agent", runtime.clock)
+
+        def not_ready() -> Sequence[str]:
+            """The reasons why clients should not be sent to this agent; empty if it is ready."""
+            if stopping.is_set():
+                return ["stopping"]
+            return [] if agent is not None and agent.ready else [wait.reason or "not started"]
+
         metrics_tls = metrics_tls_of(settings, runtime)
-        reloads = [agent.reload_certificates] if agent.has_certificates else []
-        reloads += [metrics_tls.reload] if metrics_tls is not None else []
-        if on_hangup is not None and reloads:
-            on_hangup(partial(_call_all, reloads))
-        watched = process_watched(runtime, role="agent", not_ready=lambda: reasons_not_ready(agent, stopping))
-        await stack.enter_async_context(watched)
+        await stack.enter_async_context(process_watched(runtime, role="agent", not_ready=not_ready))
         metrics_url = ""
         if settings.metrics_listen:
             endpoint = HttpEndpoint(
                 listen=settings.metrics_listen,
                 metrics=runtime.metrics,
-                not_ready=lambda: reasons_not_ready(agent, stopping),
+                not_ready=not_ready,
                 producers=lambda: producers_page(agent),
                 insecure=settings.metrics_insecure,
                 tls=metrics_tls,
@@ -108,6 +111,13 @@ async def serve_agent(
             await endpoint.start()
             stack.push_async_callback(endpoint.stop)
             metrics_url = endpoint.metrics_url
+        agent = await unless(stopping, _started(settings, runtime, stack, beside, wait))
+        if agent is None:
+            return
+        reloads = [agent.reload_certificates] if agent.has_certificates else []
+        reloads += [metrics_tls.reload] if metrics_tls is not None else []
+        if on_hangup is not None and reloads:
+            on_hangup(partial(_call_all, reloads))
         # pushed last, so that the agent drains while everything else is still open
         stack.push_async_callback(_stop, agent, again or asyncio.Event())
         on_ready(RunningAgent(bootstrap=agent.address, metrics_url=metrics_url))
@@ -120,17 +130,10 @@ def _call_all(calls: Sequence[Callable[[], None]]) -> None:
         call()
 
 
-def producers_page(agent: Agent) -> Mapping[str, object]:
+def producers_page(agent: Agent | None) -> Mapping[str, object]:
     """`/producers`; an agent that does not run yet has an empty page."""
-    report = agent.waits()
+    report = None if agent is None else agent.waits()
     return {} if report is None else asdict(report)
-
-
-def reasons_not_ready(agent: Agent, stopping: asyncio.Event) -> Sequence[str]:
-    """The reasons why clients should not be sent to this agent; empty if it is ready."""
-    if stopping.is_set():
-        return ["stopping"]
-    return [] if agent.ready else ["not started"]
 
 
 async def _stop(agent: Agent, again: asyncio.Event) -> None:
@@ -153,9 +156,10 @@ async def _started(
     runtime: Runtime,
     stack: AsyncExitStack,
     beside: Beside | None,
+    wait: SchemaWait,
 ) -> Agent:
     settings = settings_within_descriptors(await settings_on_ecs(settings, os.environ, runtime.clock))
-    store, metadata = await stack.enter_async_context(opened_stores(settings, runtime, hedges=True))
+    store, metadata = await stack.enter_async_context(opened_stores(settings, runtime, hedges=True, wait=wait))
     if beside is not None:
         await stack.enter_async_context(beside(settings, store, metadata, runtime))
     agent = Agent(settings=settings, store=store, metadata=metadata, runtime=runtime)

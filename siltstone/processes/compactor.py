@@ -1,7 +1,7 @@
 """One compactor as a process: everything around `compactor.compactor.Compactor`.
 
-Start: open and check both stores, as an agent does; compile the kernels or load them from their cache; start the
-compactor, then the HTTP endpoint. Stop, on SIGTERM, SIGINT or the end of the lifeline: merges stop at their next step
+Start: start the HTTP endpoint; open and check both stores, as an agent does; compile the kernels or load them from
+their cache; start the compactor. Stop, on SIGTERM, SIGINT or the end of the lifeline: merges stop at their next step
 and are given back, then everything is closed in reverse order. For the state after a kill see
 `compactor/compactor.py`.
 """
@@ -31,6 +31,7 @@ from siltstone.processes.metrics_tls import metrics_tls_of
 from siltstone.processes.opening import lifeline_watched, opened_stores
 from siltstone.processes.process_watch import process_watched
 from siltstone.processes.running import RunningCompactor
+from siltstone.processes.schema_wait import SchemaWait
 from siltstone.processes.stopping import stop_signals, unless
 from storage.objects import ObjectStore
 from wire import kernels
@@ -87,12 +88,13 @@ async def _serve(settings: Settings, *, on_ready: Callable[[RunningCompactor], N
             log_and_traces(settings, role="compactor", stopping=stopping, runtime=runtime)
         )
         runtime = replace(runtime, tracing=tracing)
-        compactor = await unless(stopping, _started(settings, runtime, stack))
-        if compactor is None:
-            return
+        compactor: Compactor | None = None
+        wait = SchemaWait(settings.metadata_url, "compactor", runtime.clock)
 
         def not_ready() -> Sequence[str]:
-            return ["stopping"] if stopping.is_set() or not compactor.ready else []
+            if compactor is None and not stopping.is_set():
+                return [wait.reason or "not started"]
+            return ["stopping"] if compactor is None or stopping.is_set() or not compactor.ready else []
 
         await stack.enter_async_context(process_watched(runtime, role="compactor", not_ready=not_ready))
         metrics_url = ""
@@ -107,6 +109,9 @@ async def _serve(settings: Settings, *, on_ready: Callable[[RunningCompactor], N
             await endpoint.start()
             stack.push_async_callback(endpoint.stop)
             metrics_url = endpoint.metrics_url
+        compactor = await unless(stopping, _started(settings, runtime, stack, wait))
+        if compactor is None:
+            return
         # pushed last, so that merges are given back while everything else is still open
         stack.push_async_callback(compactor.stop)
         _log.info("compactor serves", node_id=compactor.node_id, metrics=metrics_url)
@@ -115,8 +120,8 @@ async def _serve(settings: Settings, *, on_ready: Callable[[RunningCompactor], N
         _log.info("compactor stops", node_id=compactor.node_id)
 
 
-async def _started(settings: Settings, runtime: Runtime, stack: AsyncExitStack) -> Compactor:
-    store, metadata = await stack.enter_async_context(opened_stores(settings, runtime))
+async def _started(settings: Settings, runtime: Runtime, stack: AsyncExitStack, wait: SchemaWait) -> Compactor:
+    store, metadata = await stack.enter_async_context(opened_stores(settings, runtime, wait=wait))
     await asyncio.to_thread(kernels.warm)  # the first merge must not wait for the compiler while its deadline runs
     chosen = await engines(settings, store, metadata, runtime)
     compactor = Compactor(

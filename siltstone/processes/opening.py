@@ -12,8 +12,10 @@ from metadata.urls import open_metadata
 from runtime.errors import BadInputError
 from runtime.logging import get_logger
 from runtime.runtime import Runtime
+from runtime.settings.checks import is_memory
 from runtime.settings.table import Settings
 from siltstone.processes.places import place_of
+from siltstone.processes.schema_wait import SchemaWait
 from storage.cluster import check_cluster
 from storage.objects import ObjectStore
 from storage.probe import probe_conditional_create
@@ -33,11 +35,12 @@ class MissingUrlError(BadInputError):
 
 @asynccontextmanager
 async def opened_stores(
-    settings: Settings, runtime: Runtime, *, hedges: bool = False
+    settings: Settings, runtime: Runtime, *, hedges: bool = False, wait: SchemaWait | None = None
 ) -> AsyncGenerator[tuple[ObjectStore, MetadataStore]]:
     """Open both stores and check them against each other; close them at the end of the block.
 
     `hedges`: a ranged GET from S3 that is late gets a second request. For those whose readers wait.
+    `wait`: a schema that is not there yet is waited for.
     """
     for name, url in (("object.store.url", settings.object_store_url), ("metadata.url", settings.metadata_url)):
         if not url:
@@ -57,7 +60,10 @@ async def opened_stores(
         stack.push_async_callback(store.close)
         await store.open()
         stack.push_async_callback(metadata.close)
-        await metadata.open()
+        if wait is None or is_memory(settings.metadata_url):
+            await metadata.open()
+        else:
+            await wait.open(metadata)
         identity = await metadata.cluster_identity()
         # before the probe, which writes: the store of another cluster must stay untouched
         if await check_cluster(store, cluster_id=identity.cluster_id, store_bound=identity.store_bound):

@@ -29,6 +29,7 @@ from tests.mutants.planted_in_survivors import SURVIVORS
 from tests.mutants.planted_in_sweeps import SWEEPS
 from tests.mutants.planted_in_tls import TLS
 from tests.mutants.planted_in_transactions import TRANSACTIONS
+from tests.mutants.planted_in_upgrades import UPGRADES
 from tests.mutants.planted_in_walks import WALKS
 
 ORACLES = "tests/property/test_messages_against_oracles.py"
@@ -401,6 +402,7 @@ MUTANTS = (
     *SWEEPS,
     *TLS,
     *COORDINATORS,
+    *UPGRADES,
     *WALKS,
     *COMMITTED_READS,
     *CLOCKWORK,

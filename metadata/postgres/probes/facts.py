@@ -5,10 +5,11 @@ The probe reads on a connection of its own and changes nothing. It works on a da
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from metadata.migrations.grants import AGENT, COMPACTOR
+from metadata.migrations.grants import AGENT, COMPACTOR, lacking
 from metadata.migrations.migrate import schema_state
 from metadata.migrations.schema_versions import SchemaState
 from metadata.postgres.connection import CONNECTION_ERRORS, connect, unavailable
@@ -35,16 +36,6 @@ SELECT current_setting('server_version_num')::int AS version_number,
        pg_is_in_recovery() AS is_standby,
        has_schema_privilege(current_schema(), 'CREATE') AS may_create,
        current_user::text AS role
-"""
-# A table or a column that an older schema does not have yet is not missed: the condition is null then.
-_LACKING = """
-SELECT coalesce(array_agg(DISTINCT name ORDER BY name), '{}')
-FROM unnest($1::text[], $2::text[], $3::text[]) AS needed (name, privilege, part)
-WHERE NOT CASE
-    WHEN part = '' THEN has_table_privilege(to_regclass(name), privilege)
-    ELSE has_column_privilege(to_regclass(name), (
-        SELECT attnum FROM pg_attribute WHERE attrelid = to_regclass(name) AND attname = part), privilege)
-END
 """
 # A session that wrote and idles has no snapshot, but its transaction id holds vacuum back all the same. Vacuum itself,
 # and the sessions of other databases, hold nothing back here.
@@ -112,8 +103,8 @@ class PostgresFacts:
     """The role that the probe logged in as."""
     may_create: bool
     """The role may create tables in its schema, which `siltstone migrate` needs."""
-    tables_lacking_rights: tuple[str, ...]
-    """Tables on which the role lacks rights that agents need, unless it has all those of compactors."""
+    lacking_rights_on: tuple[str, ...]
+    """Where the role lacks rights that agents need, unless it has all those of compactors."""
     oldest_snapshot_ms: int
     """Age of the oldest transaction, prepared ones too, that keeps vacuum from removing dead rows."""
     sessions_hidden: int
@@ -137,17 +128,16 @@ async def probe_postgres(url: str) -> PostgresFacts:
         pooler = await find_pooler(connection, lambda: _connect(url))
         schema = await schema_state(url)
         server: Any = await connection.fetchrow(_SERVER)
-        lacking: list[str] = []
+        missing: Sequence[str] = ()
         for rights in (COMPACTOR, AGENT):  # of agents last: theirs are told
-            needed = list(rights.each())
-            lacking = await connection.fetchval(_LACKING, *map(list, zip(*needed, strict=True)))
-            if not lacking:
+            missing = await lacking(connection, rights)
+            if not missing:
                 break
         connections_of_others: int = await connection.fetchval(_STRANGERS)
         oldest_snapshot_ms: int = await connection.fetchval(_OLDEST_SNAPSHOT)
         sessions_hidden: int = await connection.fetchval(_HIDDEN)
         past_acls: list[str] = []
-        if not lacking and (schema.revision or "") >= _ACLS_SINCE:
+        if not missing and (schema.revision or "") >= _ACLS_SINCE:
             past_acls = await connection.fetchval(_PAST_ACLS)
         clock_ms: int = await connection.fetchval(_CLOCK)
         return PostgresFacts(
@@ -167,7 +157,7 @@ async def probe_postgres(url: str) -> PostgresFacts:
             pooler=pooler,
             role=str(server["role"]),
             may_create=bool(server["may_create"]),
-            tables_lacking_rights=tuple(lacking),
+            lacking_rights_on=tuple(missing),
             oldest_snapshot_ms=oldest_snapshot_ms,
             sessions_hidden=sessions_hidden,
             schema=schema,

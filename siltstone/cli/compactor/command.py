@@ -87,7 +87,8 @@ def compactor(
     """Run one compactor against a given Postgres and object store: it merges, dedupes, applies retention and deletes.
 
     Prints `compactor: NODE-ID` once it works. SIGTERM and SIGINT stop it; another compactor then takes over a merge
-    that was running. Any number may run side by side. The schema must be up to date; `siltstone migrate` upgrades it.
+    that was running. Any number may run side by side. If the schema is older than this release, it waits for
+    `siltstone migrate`: /readyz says so.
 
     \b
     Examples:

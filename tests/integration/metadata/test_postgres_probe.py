@@ -34,7 +34,7 @@ async def test_a_migrated_database_is_fit_but_for_what_the_test_server_lacks(pos
     assert faults <= {"postgres durability", "postgres failover"}
     assert facts.schema.revision == facts.revision_needed
     assert facts.pooler is Pooler.NONE and facts.may_create
-    assert facts.tables_lacking_rights == ()
+    assert facts.lacking_rights_on == ()
 
 
 async def test_a_database_without_a_schema_is_looked_at_all_the_same(bare_postgres_url: str) -> None:
@@ -56,7 +56,7 @@ async def test_a_role_without_rights_is_found(postgres_url: str) -> None:
     finally:
         await owner.close()
         await run_sql(postgres_url, f"DROP OWNED BY {role}", f"DROP ROLE {role}")
-    assert "files" in facts.tables_lacking_rights
+    assert "files" in facts.lacking_rights_on
     assert facts.role == role
     assert not facts.may_create
     # and it does not see what the sessions of others do
@@ -71,10 +71,10 @@ async def test_the_roles_of_processes_lack_nothing(postgres_url: str, rights: Ri
     url = f"postgresql://{role}:x@{postgres_url.rpartition('@')[2]}"
     try:
         await grant(postgres_url, role, rights)
-        assert (await probe_postgres(url)).tables_lacking_rights == ()
+        assert (await probe_postgres(url)).lacking_rights_on == ()
         # and one right less, on a column alone, is noticed
         await run_sql(postgres_url, f"REVOKE UPDATE (state) ON files FROM {role}")
-        assert (await probe_postgres(url)).tables_lacking_rights
+        assert (await probe_postgres(url)).lacking_rights_on
     finally:
         await run_sql(postgres_url, f"DROP OWNED BY {role}", f"DROP ROLE {role}")
 

@@ -30,7 +30,7 @@ HEALTHY = PostgresFacts(
     pooler=Pooler.NONE,
     role="agents",
     may_create=True,
-    tables_lacking_rights=(),
+    lacking_rights_on=(),
     oldest_snapshot_ms=0,
     sessions_hidden=0,
     schema=SchemaState("0003", 1),
@@ -56,7 +56,7 @@ def test_a_healthy_postgres_is_ok_in_everything() -> None:
         ({"schema": SchemaState("0001", None)}, "schema", Verdict.FAIL),
         ({"schema": SchemaState("0004", 3)}, "schema", Verdict.WARN),
         ({"schema": SchemaState("0004", 4)}, "schema", Verdict.FAIL),
-        ({"tables_lacking_rights": ("files",)}, "postgres rights", Verdict.FAIL),
+        ({"lacking_rights_on": ("files",)}, "postgres rights", Verdict.FAIL),
         ({"may_create": False}, "postgres rights", Verdict.WARN),
         ({"oldest_snapshot_ms": 300_000}, "postgres snapshots", Verdict.WARN),
         ({"clock_ms": NOW_MS - 5_000}, "postgres clock", Verdict.WARN),
@@ -81,7 +81,7 @@ def test_without_a_schema_the_right_to_create_tables_is_needed() -> None:
 
 
 def test_a_role_without_rights_is_named_and_not_told_to_take_all_of_them() -> None:
-    lacking = replace(HEALTHY, role="analysts", tables_lacking_rights=("acls", "agents"))
+    lacking = replace(HEALTHY, role="analysts", lacking_rights_on=("acls", "agents"))
     [told] = [check for check in judge_postgres(lacking, NOW_MS) if check.verdict is not Verdict.OK]
     assert told.detail == "role analysts lacks rights of agents on acls, agents"
     # a role that may change ACLs is a super user of the cluster
