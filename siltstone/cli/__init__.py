@@ -59,6 +59,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "doctor": ("siltstone.cli.doctor:doctor", "Check that store, Postgres and clock are fit for use."),
     "rebuild": ("siltstone.cli.rebuild:rebuild", "Restore the metadata from the bucket into an empty Postgres."),
     "migrate": ("siltstone.cli.migrate:migrate", "Create or upgrade the metadata schema in Postgres."),
+    "upgrade": ("siltstone.cli.upgrade:upgrade", "Show what is left to do of an upgrade."),
     "cost": ("siltstone.cli.cost:cost", "Estimate the monthly cost of a load, beside a Kafka for it."),
     "jobs": ("siltstone.cli.compaction.jobs:jobs", "List merges, show one, or run one here."),
     "agent": ("siltstone.cli.agent:agent", "Run one agent against a given Postgres and object store."),
