@@ -1,8 +1,9 @@
-"""`python -m siltstone.health [--ready]`: the health check of a container with an agent or a compactor.
+"""`python -m siltstone.health [--ready | --started]`: the health check of a container with an agent or a compactor.
 
-It requests `/healthz` (with `--ready`: `/readyz`) from the address in SILTSTONE_METRICS_LISTEN, by HTTPS if
-SILTSTONE_METRICS_TLS_CERT_FILE is set. The exit code is 0 for an answer of 200, otherwise 1, with a line that says why.
-The module imports next to nothing, because it runs every few seconds beside an agent.
+It requests `/healthz` (with `--ready`: `/readyz`, with `--started`: `/startupz`) from the address in
+SILTSTONE_METRICS_LISTEN, by HTTPS if SILTSTONE_METRICS_TLS_CERT_FILE is set. The exit code is 0 for an answer of 200,
+otherwise 1, with a line that says why. The module imports next to nothing, because it runs every few seconds beside an
+agent.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from runtime.settings.values import SettingsError
 VARIABLE = "SILTSTONE_METRICS_LISTEN"
 TLS_VARIABLE = "SILTSTONE_METRICS_TLS_CERT_FILE"
 TIMEOUT_S = 4.0
+PAGES: Mapping[tuple[str, ...], str] = {(): "/healthz", ("--ready",): "/readyz", ("--started",): "/startupz"}
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - an address to listen on, and one where it answers
 
 
@@ -55,10 +57,11 @@ def _unverified() -> ssl.SSLContext:
 
 def main(words: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run the check. Returns the exit code."""
-    if words not in ([], ["--ready"]):
-        sys.stderr.write("usage: python -m siltstone.health [--ready]\n")
+    path = PAGES.get(tuple(words), "")
+    if not path:
+        sys.stderr.write("usage: python -m siltstone.health [--ready | --started]\n")
         return 2
-    wrong = what_is_wrong(environ, "/readyz" if words else "/healthz")
+    wrong = what_is_wrong(environ, path)
     if wrong:
         sys.stderr.write(f"{wrong}\n")
     return 1 if wrong else 0

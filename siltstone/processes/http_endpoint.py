@@ -1,5 +1,8 @@
-"""The HTTP endpoint of a process, for monitoring: `/metrics`, `/healthz` (alive), `/readyz` (ready for work), and an
-agent's `/producers` (the clients that wait for it).
+"""The HTTP endpoint of a process, for monitoring: `/metrics`, `/healthz` (alive), `/readyz` (ready for work),
+`/startupz` (was ready once), and an agent's `/producers` (the clients that wait for it).
+
+A scheduler that replaces processes asks `/startupz`: a process that waits for the schema must not take the place of one
+that works, and a process that lost Postgres later must not be killed for it.
 
 It listens only on loopback unless clients show certificates or `insecure` allows more, because everybody who can reach
 it sees the activity of the cluster.
@@ -51,6 +54,7 @@ class HttpEndpoint:
         self._metrics = metrics
         self._not_ready = not_ready
         self._producers = producers
+        self._has_started = False
         self._runner: web.AppRunner | None = None
         self.address = ""
         """HOST:PORT of the server, once it is started."""
@@ -65,6 +69,7 @@ class HttpEndpoint:
         app.router.add_get("/metrics", self._serve_metrics)
         app.router.add_get("/healthz", self._serve_health)
         app.router.add_get("/readyz", self._serve_ready)
+        app.router.add_get("/startupz", self._serve_startup)
         if self._producers is not None:
             app.router.add_get(PRODUCERS_PATH, self._serve_producers)
         # One second: a scraper that holds a connection open must not delay the end of the process.
@@ -97,6 +102,11 @@ class HttpEndpoint:
     async def _serve_ready(self, _: web.Request) -> web.Response:
         reasons = list(self._not_ready())
         return _answer({"ready": not reasons, "reasons": reasons}, status=503 if reasons else 200)
+
+    async def _serve_startup(self, _: web.Request) -> web.Response:
+        reasons = [] if self._has_started else list(self._not_ready())
+        self._has_started = not reasons
+        return _answer({"started": not reasons, "reasons": reasons}, status=503 if reasons else 200)
 
     async def _serve_producers(self, _: web.Request) -> web.Response:
         assert self._producers is not None

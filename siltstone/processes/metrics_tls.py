@@ -18,7 +18,7 @@ from runtime.tls.files import ClientAuth, ServerTlsSettings
 
 LISTENER = "metrics.listen"
 """In metrics and log lines. No listener of clients can have this name."""
-OPEN_PATHS = frozenset({"/healthz", "/readyz"})
+OPEN_PATHS = frozenset({"/healthz", "/readyz", "/startupz"})
 """For everybody: whoever starts and stops processes has no certificate."""
 
 

@@ -4,6 +4,7 @@ So an upgrade has no order: all programs may be started together with the migrat
 ready; it holds no lease and no port of clients, so the migration does not count it. What it waits for:
 
 - the schema that it was made for, without a bound;
+- the password of its role, where a secret that `siltstone migrate` fills names it;
 - the rights of its role, which the same run of `siltstone migrate` grants after the schema, for RIGHTS_MS_MAX: a
   process can do without some of them, and says itself which ones it cannot do without.
 
@@ -19,6 +20,7 @@ from metadata.contract.errors import MetadataUnavailableError, RightsMissingErro
 from metadata.contract.store import MetadataStore
 from runtime.clock import Clock
 from runtime.logging import get_logger
+from runtime.secrets_manager import EmptySecretError
 
 LOOK_MS = 1_000
 TELL_MS = 30_000
@@ -60,7 +62,7 @@ class SchemaWait:
                 raise
             self._wait_for(f"{error.message}: {self._remedy()}")
         except MetadataUnavailableError as error:
-            if not self.reason:
+            if not (self.reason or self._password_may_come(error)):
                 raise
             self._wait_for(error.message)
         else:
@@ -78,6 +80,15 @@ class SchemaWait:
             return False
         self._wait_for(f"this role lacks rights on {missing}: {self._remedy()}")
         return True
+
+    def _password_may_come(self, error: MetadataUnavailableError) -> bool:
+        """The first migration fills the secret, and makes the role a moment later."""
+        from metadata.postgres.passwords import REFUSED, split  # loads asyncpg, which memory:// does not need
+
+        if isinstance(error.__cause__, EmptySecretError):
+            return True
+        is_refused = getattr(error.__cause__, "sqlstate", None) in REFUSED
+        return is_refused and bool(split(self._url)[1].secret_arn) and self._rights_may_come()
 
     def _rights_may_come(self) -> bool:
         now_ms = self._clock.monotonic_ms()

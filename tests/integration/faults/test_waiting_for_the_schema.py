@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import time
 import urllib.error
@@ -11,6 +12,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import boto3
 import pytest
 
 from metadata.contract.errors import MetadataUnavailableError, RightsMissingError
@@ -20,13 +22,14 @@ from metadata.postgres.tables import SCHEMA_REVISION
 from runtime.clock import SystemClock
 from siltstone.embedded.postgres import EmbeddedPostgres
 from siltstone.processes.schema_wait import SchemaWait
+from tests.fixtures.commands import runner
 from tests.fixtures.compactors import CompactorProcess
 from tests.fixtures.faults import POSTGRES_SETTINGS, AgentProcess, in_thread
 from tests.fixtures.log_lines import LogLines
 from tests.fixtures.older_program import PRESENT, migrate_by
 from tests.fixtures.postgres import AGENT_ROLE, COMPACTOR_ROLE, as_role, give_roles, run_sql
 from tests.fixtures.releases import make_schema, next_release, ours
-from tests.fixtures.s3 import free_port
+from tests.fixtures.s3 import S3Server, free_port
 from tests.fixtures.waiting import until, wait_until
 
 KINDS = {"agent": AGENT_ROLE, "compactor": COMPACTOR_ROLE}
@@ -117,6 +120,32 @@ def test_a_process_without_its_schema_is_alive_and_not_ready_until_the_migration
     assert "schema is there" in program.process.log
     assert [each.kind for each in in_thread(plan_migration(url)).running] == [kind]
     assert program.process.stop() == 0
+
+
+def test_a_process_that_starts_before_its_first_password_waits_for_the_migration_that_makes_it(
+    bare_postgres_url: str, make: Make, moto_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # as Terraform makes them: the secret has no value, and Postgres no role
+    monkeypatch.setenv("AWS_ENDPOINT_URL_SECRETS_MANAGER", moto_server.endpoint)
+    monkeypatch.delenv("PGPASSWORD", raising=False)
+    role = f"first_{os.urandom(4).hex()}"
+    client = boto3.client("secretsmanager", region_name="eu-central-1")
+    arn = str(client.create_secret(Name=role)["ARN"])
+    place = bare_postgres_url.rpartition("@")[2]
+    program = make("agent", f"postgresql://{role}@{place}?password_secret={arn}")
+    program.until_it_waits_for(f"the secret {arn} has no value yet")
+    assert program.page("/startupz")[0] == 503
+    # when the migration runs, as a task beside it
+    run = runner({"AGENT_PGPASSWORD_SECRET": arn})
+    run("migrate", "--metadata", bare_postgres_url, "--agent", role)
+    # then it goes on by itself
+    try:
+        program.process.await_ready()
+        assert program.page("/startupz")[0] == 200
+        assert program.process.stop() == 0
+    finally:
+        program.process.stop()
+        in_thread(run_sql(bare_postgres_url, f"DROP OWNED BY {role}", f"DROP ROLE {role}"))
 
 
 @pytest.mark.parametrize("kind", KINDS)

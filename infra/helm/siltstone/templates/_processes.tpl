@@ -84,9 +84,14 @@ topologySpreadConstraints:
 {{- define "siltstone.container" -}}
 {{- $values := index . 1 -}}
 {{- $root := index . 2 -}}
+{{/* The migration is a hook before all of this. Where others migrate, a pod has ten minutes to wait for it. */}}
+startupProbe:
+  httpGet: {path: /startupz, port: metrics, scheme: {{ include "siltstone.metricsScheme" $root }}}
+  periodSeconds: 5
+  timeoutSeconds: 5
+  failureThreshold: 120
 livenessProbe:
   httpGet: {path: /healthz, port: metrics, scheme: {{ include "siltstone.metricsScheme" $root }}}
-  initialDelaySeconds: 30
   periodSeconds: 10
   timeoutSeconds: 5
 resources: {{ toYaml $values.resources | nindent 2 }}

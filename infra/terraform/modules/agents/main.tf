@@ -64,14 +64,14 @@ locals {
       { containerPort = local.http_port, hostPort = local.http_port, protocol = "tcp" },
     ]
     logConfiguration = var.log_configuration
-    # Asks only whether the agent is alive; the load balancer asks whether it is ready. An agent that waits for Postgres
-    # must not be killed for it.
+    # Asks whether the agent has started, and then whether it is alive; the load balancer asks whether it is ready. It has ten
+    # minutes for the migration. An agent that waits for Postgres later must not be killed for it.
     healthCheck = {
-      command     = ["CMD", "/opt/siltstone/bin/python", "-m", "siltstone.health"]
-      interval    = 10
+      command     = ["CMD", "/opt/siltstone/bin/python", "-m", "siltstone.health", "--started"]
+      interval    = 30
       timeout     = 5
-      retries     = 3
-      startPeriod = 60
+      retries     = 10
+      startPeriod = 300
     }
   }
 }
@@ -131,7 +131,7 @@ resource "aws_ecs_service" "this" {
   # A single agent is replaced by a second one.
   deployment_minimum_healthy_percent = 100
   deployment_maximum_percent         = var.size.count_min > 1 ? 150 : 200
-  health_check_grace_period_seconds  = 120
+  health_check_grace_period_seconds  = 600 # for the migration
 
   # Roll back an image that does not start or needs another schema. The old agents keep running meanwhile.
   deployment_circuit_breaker {

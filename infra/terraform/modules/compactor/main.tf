@@ -28,12 +28,14 @@ locals {
     environment            = [for name in sort(keys(local.environment)) : { name = name, value = local.environment[name] }]
     portMappings           = [{ containerPort = local.http_port, hostPort = local.http_port, protocol = "tcp" }]
     logConfiguration       = var.log_configuration
+    # Asks whether the compactor has started, and then whether it is alive. While a new one waits for the migration, the
+    # old one works on: ECS stops it only once the new one is healthy. It has ten minutes for that.
     healthCheck = {
-      command     = ["CMD", "/opt/siltstone/bin/python", "-m", "siltstone.health"]
-      interval    = 10
+      command     = ["CMD", "/opt/siltstone/bin/python", "-m", "siltstone.health", "--started"]
+      interval    = 30
       timeout     = 5
-      retries     = 3
-      startPeriod = 60
+      retries     = 10
+      startPeriod = 300
     }
   }
 }

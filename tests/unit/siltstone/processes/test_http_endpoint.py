@@ -52,6 +52,16 @@ async def test_readiness_follows_the_reasons_and_health_does_not(running: Runnin
     assert (await running.get("/healthz"))[:2] == (200, '{"alive": true}\n')
 
 
+async def test_a_process_that_was_ready_once_has_started(running: Running) -> None:
+    running.reasons = ["waiting for the schema"]
+    status, text, _ = await running.get("/startupz")
+    assert (status, json.loads(text)) == (503, {"started": False, "reasons": ["waiting for the schema"]})
+    running.reasons = []
+    assert (await running.get("/startupz"))[:2] == (200, '{"started": true, "reasons": []}\n')
+    running.reasons = ["Postgres does not answer"]
+    assert (await running.get("/startupz"))[0] == 200
+
+
 async def test_a_taken_port_is_an_error_that_names_it(running: Running) -> None:
     address = running.endpoint.address
     with pytest.raises(AddressInUseError, match=rf"metrics\.listen: the address {address} is taken"):
