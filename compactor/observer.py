@@ -9,7 +9,7 @@ The queries take Postgres longer the more offsets are committed. So after each r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from compactor.compaction_metrics import show_series
 from metadata.contract.operators import GroupLags, OperatorMetadata, PostgresFigures
@@ -25,17 +25,28 @@ def label(name: str) -> str:
     return name.encode("utf-8", "backslashreplace").decode("utf-8")[:LABEL_CHARS_MAX]
 
 
-def lag_series(lags: GroupLags, now_ms: int) -> tuple[Mapping[tuple[str, ...], int], Mapping[tuple[str, ...], float]]:
-    """(group, topic) -> lag, and -> seconds since the newest commit."""
-    offsets: dict[tuple[str, ...], int] = {}
-    ages: dict[tuple[str, ...], float] = {}
+@dataclass(frozen=True, slots=True)
+class LagSeries:
+    """By (group, topic), as labels. Names that were cut may share labels."""
+
+    offsets: dict[tuple[str, ...], int] = field(default_factory=dict[tuple[str, ...], int])
+    seconds: dict[tuple[str, ...], float] = field(default_factory=dict[tuple[str, ...], float])
+    """The age of the oldest record that is not read; 0 without one."""
+    commit_ages: dict[tuple[str, ...], float] = field(default_factory=dict[tuple[str, ...], float])
+    """Seconds since the newest commit."""
+
+
+def lag_series(lags: GroupLags, now_ms: int) -> LagSeries:
+    series = LagSeries()
     for each in lags.largest:
         labels = label(each.group_id), label(each.topic)
+        series.offsets[labels] = series.offsets.get(labels, 0) + each.lag
+        unread_ms = now_ms if each.oldest_unread_ms is None else each.oldest_unread_ms
+        # A producer's clock may be ahead of the store's.
+        series.seconds[labels] = max(series.seconds.get(labels, 0.0), (now_ms - unread_ms) / 1000)
         age_seconds = max(now_ms - each.newest_commit_ms, 0) / 1000
-        offsets[labels] = offsets.get(labels, 0) + each.lag
-        # Names that were cut may share labels: the group is as young as its youngest commit.
-        ages[labels] = min(ages.get(labels, age_seconds), age_seconds)
-    return offsets, ages
+        series.commit_ages[labels] = min(series.commit_ages.get(labels, age_seconds), age_seconds)
+    return series
 
 
 class Observer:
@@ -59,13 +70,14 @@ class Observer:
         seen = await self._metadata.observe(lags_max=self._lags_max)
         ended_ms = self._clock.monotonic_ms()
         self._rests_until_ms = ended_ms + REST_FACTOR * (ended_ms - began_ms)
-        metrics = self._metrics
+        metrics = self._metrics.observed
         metrics.observation_seconds.set((ended_ms - began_ms) / 1000)
         show_series(metrics.live_agents, {(state,): count for state, count in seen.agents.items()})
         metrics.live_compactors.set(seen.compactors)
-        offsets, ages = lag_series(seen.lags, seen.now_ms)
-        show_series(metrics.group_lag_offsets, offsets)
-        show_series(metrics.group_commit_age_seconds, ages)
+        series = lag_series(seen.lags, seen.now_ms)
+        show_series(metrics.group_lag_offsets, series.offsets)
+        show_series(metrics.group_lag_seconds, series.seconds)
+        show_series(metrics.group_commit_age_seconds, series.commit_ages)
         metrics.group_lag_pairs.set(seen.lags.pairs)
         metrics.group_lag_rest_offsets.set(seen.lags.total_lag - sum(each.lag for each in seen.lags.largest))
         if seen.postgres is not None:
@@ -74,10 +86,11 @@ class Observer:
     def show_nothing(self) -> None:
         """Clears the gauges: another compactor observes, and the last values here are out of date."""
         self._wal_bytes = None
-        metrics = self._metrics
+        metrics = self._metrics.observed
         for gauge in (
             metrics.live_agents,
             metrics.group_lag_offsets,
+            metrics.group_lag_seconds,
             metrics.group_commit_age_seconds,
             metrics.postgres_oldest_xmin_transactions,
             metrics.postgres_connections,
@@ -99,7 +112,7 @@ class Observer:
             gauge.set(0)
 
     def _show_postgres(self, seen: PostgresFigures) -> None:
-        metrics = self._metrics
+        metrics = self._metrics.observed
         holders = {(holder,): age for holder, age in seen.oldest_xmin_transactions.items()}
         show_series(metrics.postgres_oldest_xmin_transactions, holders)
         metrics.postgres_longest_transaction_seconds.set(seen.longest_transaction_seconds)

@@ -315,6 +315,7 @@ def _promised(
     broker: Broker, header: RequestHeader, request: ProduceRequest, response: ProduceResponse, accepted: _Accepted
 ) -> tuple[Sequence[_Portion], ProduceResponse | Awaitable[ProduceResponse | None]]:
     """The good batches in portions, and the answer."""
+    broker.write_path.outcomes.refused_at_once(response, taken=len(accepted.batches))
     asking = current_request()
     if asking is not None and asking.trace is not None:
         _describe(broker, header, request, accepted, asking.trace)
@@ -335,6 +336,7 @@ def _promised(
         timeout_ms=request.timeout_ms,
         stall=broker.stall,
         full=broker.write_path.full,
+        outcomes=broker.write_path.outcomes,
         runtime=broker.runtime,
         timers=broker.timers,
         gone=_gone(header),

@@ -29,6 +29,7 @@ from agents.write.buffer import SealOptions, SealReason, WriteBuffer
 from agents.write.entering import Entering
 from agents.write.file_log import about_file, begin_commit, begin_span, note_sealed, requests_named
 from agents.write.full_store import FullStore
+from agents.write.outcomes import BatchOutcomes
 from agents.write.seal import SealedL0, seal
 from agents.write.submission import Submission
 from agents.write.waits import RunningMean, Waits, WaitsReport
@@ -147,11 +148,8 @@ class WritePath:
         self._committer: asyncio.Task[None] | None = None
         self._draining = False
         self._is_drained = False
-        outcomes = runtime.metrics.produce_batches_total
-        self._stored = outcomes.labels(outcome="stored")
-        self._duplicates = outcomes.labels(outcome="duplicate")
-        self._refusals = outcomes.labels(outcome="refused")
         self.bytes = 0
+        self.outcomes = BatchOutcomes(runtime.metrics)
         self.full = FullStore(runtime)
 
     # ---- life
@@ -450,23 +448,7 @@ class WritePath:
 
     def _keep(self, submission: Submission, answer: Sequence[BatchResult]) -> None:
         self.bytes -= submission.held_bytes
-        duplicates = refused = stored = stored_bytes = 0
-        for batch, result in zip(submission.batches, answer, strict=True):
-            if result.duplicate:
-                duplicates += 1
-            elif result.error:
-                refused += 1
-            else:
-                stored += 1
-                stored_bytes += len(batch.records)
-        # Not for each batch: a submission may have thousands, and this is a turn of the event loop.
-        if duplicates:
-            self._duplicates.inc(duplicates)
-        if refused:
-            self._refusals.inc(refused)
-        if stored:
-            self._stored.inc(stored)
-            self._metrics.produce_bytes_total.inc(stored_bytes)
+        self.outcomes.answered(submission, answer)
         # A client that gave up or went away has no promise left; its records are stored all the same.
         if not submission.promise.done():
             submission.promise.set_result(answer)

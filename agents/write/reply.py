@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from contextvars import Context
 
 from agents.write.full_store import FullStore
+from agents.write.outcomes import GIVEN_UP_SHARE, BatchOutcomes
 from agents.write.stall import WriteStall, patience_ms
 from metadata.contract.l0_commit import BatchResult
 from runtime.runtime import Runtime
@@ -31,6 +32,7 @@ class ProduceReply:
         timeout_ms: int,
         stall: WriteStall,
         full: FullStore,
+        outcomes: BatchOutcomes,
         runtime: Runtime,
         timers: Context | None = None,
         gone: ErrorCode = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
@@ -41,14 +43,16 @@ class ProduceReply:
         self._response = response
         self.gone = gone
         self._timeout_ms = timeout_ms
+        self._patience_ms = max(timeout_ms, TIMEOUT_MS_MIN)
         self._stall = stall
         self.full = full
+        self._outcomes = outcomes
         self._clock = runtime.clock
         self._metrics = runtime.metrics
         self._shares: list[Share] = []
         self._missing = 0
         self._started_ms = runtime.clock.monotonic_ms()
-        self._timer = loop.call_later(max(timeout_ms, TIMEOUT_MS_MIN) / 1000, self._time_out, context=timers)
+        self._timer = loop.call_later(self._patience_ms / 1000, self._time_out, context=timers)
         self._delay: asyncio.Task[None] | None = None
         self.future.add_done_callback(self._end)
 
@@ -81,17 +85,25 @@ class ProduceReply:
         if self.future.done():
             return
         # As in Kafka, a partition that has its result keeps it.
-        for share in self._shares:
-            for answer in () if share.is_settled else share.answers:
-                answer.error_code = ErrorCode.REQUEST_TIMED_OUT
-                answer.error_message = "the records were not committed in time; they may still be committed later"
+        missing = self._unsettled()
+        for answer in missing:
+            answer.error_code = ErrorCode.REQUEST_TIMED_OUT
+            answer.error_message = "the records were not committed in time; they may still be committed later"
+        self._outcomes.given_up(len(missing))
         self._give()
+
+    def _unsettled(self) -> list[PartitionProduceResponse]:
+        return [answer for share in self._shares if not share.is_settled for answer in share.answers]
 
     def _end(self, future: asyncio.Future[ProduceResponse | None]) -> None:
         """Given, or the client is gone: keep nothing until the timeout, which the client chose."""
         self._timer.cancel()
-        if future.cancelled() and self._delay is not None:
+        if not future.cancelled():
+            return
+        if self._delay is not None:
             self._delay.cancel()
+        if self._clock.monotonic_ms() - self._started_ms >= GIVEN_UP_SHARE * self._patience_ms:
+            self._outcomes.given_up(len(self._unsettled()))
 
     def _give(self) -> None:
         if not self.future.done():

@@ -27,6 +27,9 @@ class GroupLag:
     """Offsets from the committed offset to the end, summed over the partitions that have one, as Kafka's tools
     count."""
     newest_commit_ms: int
+    oldest_unread_ms: int | None
+    """The time of the oldest record that the group has not read, or a later one that is known to be near: the newest
+    timestamp of the extent or L0 file that holds it. None: there is none, or it is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

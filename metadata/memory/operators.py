@@ -41,6 +41,7 @@ from metadata.rules.packed_index import iter_index
 from metadata.rules.refusals import not_compacted, unknown_topic_id
 from metadata.rules.retention import cleanable_through, retention_policy
 from metadata.rules.stretches import held_rows
+from metadata.rules.unread import FirstUnread, times_in_l0
 from runtime.clock import Clock
 
 
@@ -247,17 +248,39 @@ class MemoryOperators:
         for group_id, group in self.database.groups.items():
             lags: dict[uuid.UUID, int] = {}
             newest_ms: dict[uuid.UUID, int] = {}
+            unread: dict[uuid.UUID, list[FirstUnread]] = {}
             for (topic_id, partition), committed in group.offsets.items():
                 topic = self.database.topics.get(topic_id)
                 if topic is None:
                     continue
-                end = self.database.partitions[topic.partition_ids[partition]].next_offset
-                lags[topic_id] = lags.get(topic_id, 0) + max(end - max(committed.offset, 0), 0)
+                partition_id = topic.partition_ids[partition]
+                log = self.database.partitions[partition_id]
+                first = max(committed.offset, 0)
+                lags[topic_id] = lags.get(topic_id, 0) + max(log.next_offset - first, 0)
                 newest_ms[topic_id] = max(newest_ms.get(topic_id, 0), committed.committed_ms)
+                if max(first, log.log_start_offset) < log.next_offset:
+                    place = FirstUnread(partition_id, max(first, log.log_start_offset))
+                    unread.setdefault(topic_id, []).append(place)
             for topic_id, lag in lags.items():
                 yield GroupLag(
                     group_id=group_id,
                     topic=self.database.topics[topic_id].name,
                     lag=lag,
                     newest_commit_ms=newest_ms[topic_id],
+                    oldest_unread_ms=self._oldest_unread_ms(unread.get(topic_id, [])),
                 )
+
+    def _oldest_unread_ms(self, places: Sequence[FirstUnread]) -> int | None:
+        times: list[int | None] = []
+        in_l0: list[FirstUnread] = []
+        for place in places:
+            behind = (row for row in self.database.leveled(place.partition_id) if row.last_offset >= place.offset)
+            row = next((row for row in behind if row.record_count), None)
+            if row is None:
+                in_l0.append(place)
+            else:
+                times.append(row.max_timestamp_ms if row.max_timestamp_ms >= 0 else row.committed_ms)
+        live = (each for each in self.database.files.values() if each.is_live and each.info.level == 0)
+        files = [(each.info.created_ms, each.info.index) for each in live]
+        times += times_in_l0(in_l0, files, is_cut=False).values()
+        return min((each for each in times if each is not None), default=None)

@@ -1,9 +1,10 @@
-"""The figures behind the metrics of the whole cluster: four statements, each on its own. None waits for a row.
+"""The figures behind the metrics of the whole cluster: six statements, each on its own. None waits for a row.
 
 One statement reads the lags: a hash join of all committed offsets with the watermarks, summed by group and topic. It
 reads each row once, so its cost grows with the number of committed offsets; the caller rests longer in proportion
-(`compactor/observer.py`). The figures of Postgres are those that warn early. For example, a snapshot that keeps vacuum
-from removing dead rows of `watermarks` and `files` slows every commit long before anything fails.
+(`compactor/observer.py`). Two more look up the oldest unread records of the pairs that are shown. The figures of
+Postgres are those that warn early. For example, a snapshot that keeps vacuum from removing dead rows of `watermarks`
+and `files` slows every commit long before anything fails.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from metadata.contract.leases import JOB_LEASE_MS, LEASE_MS
 from metadata.contract.operators import GroupLag, GroupLags, Observation, PostgresFigures, TableFigures
+from metadata.postgres.groups.lateness import oldest_unread
 from metadata.postgres.rows import statement
 from metadata.postgres.tables import METADATA, Utf8
 from metadata.rules.jobs import LEASE_SLACK
 
 _LAGS = statement(
-    """SELECT o.group_id, t.name, sum(greatest(w.next_offset - greatest(o.committed_offset, 0), 0)) AS lag,
+    """SELECT o.group_id, o.topic_id, t.name, sum(greatest(w.next_offset - greatest(o.committed_offset, 0), 0)) AS lag,
         max(o.committed_ms) AS newest_commit_ms, count(*) OVER () AS pairs,
         sum(sum(greatest(w.next_offset - greatest(o.committed_offset, 0), 0))) OVER () AS total_lag
     FROM group_offsets o
@@ -31,7 +33,7 @@ _LAGS = statement(
     GROUP BY o.group_id, o.topic_id, t.name
     ORDER BY lag DESC, o.group_id, t.name COLLATE "C" LIMIT greatest(:limit, 1)""",
     limit=sa.Integer,
-).columns(group_id=Utf8)
+).columns(group_id=Utf8, topic_id=sa.Uuid)
 """The limit is at least one row, because every row carries the sums."""
 _LIVE = statement(
     f"""SELECT clock_ms() AS now_ms,
@@ -92,9 +94,19 @@ async def observe(connection: AsyncConnection, lags_max: int) -> Observation:
 
 async def _lags(connection: AsyncConnection, lags_max: int) -> GroupLags:
     rows = (await connection.execute(_LAGS, {"limit": lags_max})).all()
+    shown = rows[:lags_max]
+    late = [row for row in shown if row.lag]
+    times = await oldest_unread(connection, [(row.group_id, row.topic_id) for row in late])
+    unread_ms = {(late[at].group_id, late[at].topic_id): ms for at, ms in times.items()}
     largest = [
-        GroupLag(group_id=row.group_id, topic=row.name, lag=int(row.lag), newest_commit_ms=row.newest_commit_ms)
-        for row in rows[:lags_max]
+        GroupLag(
+            group_id=row.group_id,
+            topic=row.name,
+            lag=int(row.lag),
+            newest_commit_ms=row.newest_commit_ms,
+            oldest_unread_ms=unread_ms.get((row.group_id, row.topic_id)),
+        )
+        for row in shown
     ]
     return GroupLags(
         largest=largest, pairs=rows[0].pairs if rows else 0, total_lag=int(rows[0].total_lag) if rows else 0

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from prometheus_client import ProcessCollector, generate_latest
 
 from runtime.metrics.declared import OF_THE_PROCESS, Declarations, DeclaredMetric
+from runtime.metrics.observed import ObservedMetrics
+from runtime.metrics.probe import ProbeMetrics
 from runtime.metrics.security import SecurityMetrics
 from runtime.metrics.transactions import TransactionMetrics
 
@@ -32,6 +34,7 @@ class Metrics:
         self._counter, self._gauge = declarations.counter, declarations.gauge
         self._histogram = declarations.histogram
         self._declare_clients()
+        self._declare_produce()
         self._declare_tls()
         self.security = SecurityMetrics(declarations)
         self._declare_files()
@@ -41,8 +44,8 @@ class Metrics:
         self._declare_merges()
         self._declare_dedupe()
         self._declare_deletion()
-        self._declare_observed_cluster()
-        self._declare_observed_postgres()
+        self.observed = ObservedMetrics(declarations)
+        self.probe = ProbeMetrics(declarations, seconds=SECONDS)
         self._declare_process()
 
     def render(self) -> bytes:
@@ -86,9 +89,16 @@ class Metrics:
             " distrusts the agent's certificate only as `tls`.",
             "reason",
         )
+
+    def _declare_produce(self) -> None:
         self.produce_bytes_total = self._counter("produce_bytes_total", "Bytes of record batches acknowledged.")
         self.produce_batches_total = self._counter(
-            "produce_batches_total", "Record batches answered: `stored`, `duplicate` or `refused`.", "outcome"
+            "produce_batches_total",
+            "Record batches answered: `stored`, `duplicate`, `refused` (a mistake of the client, or the agent stops and"
+            " sends it to another) or `failed`, which is no fault of the client: a store that is away or full, the"
+            " write stall, a lost lease, or no answer in the client's time (if it is stored later, it counts once more"
+            " then).",
+            "outcome",
         )
         self.produce_latency_seconds = self._histogram(
             "produce_latency_seconds", "From a produce request read to its answer.", SECONDS
@@ -403,66 +413,9 @@ class Metrics:
             "catalog_increment_bytes_total", "Bytes of the catalogue increments written."
         )
 
-    def _declare_observed_cluster(self) -> None:
-        self.group_lag_offsets = self._gauge(
-            "group_lag_offsets",
-            "Offsets between a group's commits and the end of the log, over the partitions that it committed; in a"
-            " compacted topic some have no record. Only for the `metrics.groups.max` pairs with the largest lag.",
-            "group",
-            "topic",
-        )
-        self.group_commit_age_seconds = self._gauge(
-            "group_commit_age_seconds", "Time since the newest commit of the pair.", "group", "topic"
-        )
-        self.group_lag_pairs = self._gauge(
-            "group_lag_pairs", "All pairs of a group and a topic with committed offsets."
-        )
-        self.group_lag_rest_offsets = self._gauge(
-            "group_lag_rest_offsets", "Summed lag of the pairs without a metric of their own."
-        )
-        self.live_agents = self._gauge("live_agents", "Agents with a running lease: `serving` or `draining`.", "state")
-        self.live_compactors = self._gauge("live_compactors", "Compactors with a running lease.")
-        self.observation_seconds = self._gauge(
-            "observation_seconds", "Duration of the last round of queries to Postgres for these metrics."
-        )
-
-    def _declare_observed_postgres(self) -> None:
-        self.postgres_oldest_xmin_transactions = self._gauge(
-            "postgres_oldest_xmin_transactions",
-            "Age, in transactions, of the oldest snapshot that keeps vacuum from removing dead rows, by holder: a"
-            " `session`, a replication `slot` or a `prepared` transaction.",
-            "holder",
-        )
-        self.postgres_longest_transaction_seconds = self._gauge(
-            "postgres_longest_transaction_seconds",
-            "Age of the oldest running transaction in this database; a VACUUM is none.",
-        )
-        self.postgres_connections = self._gauge(
-            "postgres_connections",
-            "Client sessions of all databases: `active`, `idle`, `idle_in_transaction`, `other`, or `hidden` from our"
-            " role, which then cannot see ages either (`GRANT pg_read_all_stats`).",
-            "state",
-        )
-        self.postgres_connections_max = self._gauge("postgres_connections_max", "Postgres's `max_connections`.")
-        self.postgres_xid_age_transactions = self._gauge(
-            "postgres_xid_age_transactions", "Age of the oldest unfrozen transaction id; at 2^31 Postgres stops."
-        )
-        self.postgres_wal_bytes_total = self._counter(
-            "postgres_wal_bytes_total",
-            "Bytes of write-ahead log that Postgres wrote while this compactor had the duty `observe`.",
-        )
-        self.postgres_slot_retained_bytes = self._gauge(
-            "postgres_slot_retained_bytes", "Bytes of write-ahead log that the slowest replication slot keeps on disk."
-        )
-        self.postgres_live_rows = self._gauge(
-            "postgres_live_rows", "Live rows of our tables, by Postgres's statistics.", "table"
-        )
-        self.postgres_dead_rows = self._gauge("postgres_dead_rows", "Dead rows that vacuum has not removed.", "table")
-        self.postgres_table_bytes = self._gauge("postgres_table_bytes", "Size of a table with its indexes.", "table")
-
     def _declare_process(self) -> None:
         self.build_info = self._gauge(
-            "build_info", "Always 1; `role` is `agent` or `compactor`.", "role", "version", "python"
+            "build_info", "Always 1; `role` is `agent`, `compactor` or `probe`.", "role", "version", "python"
         )
         self.ready = self._gauge("ready", "1 while `/readyz` answers that the process is ready.", "role")
         self.event_loop_lag_seconds = self._histogram(

@@ -28,6 +28,10 @@ _COMPACTOR, _PLAN, _SPARK = "Compactor", "When merges are made", "Spark"
 _DELETION, _WATCHING = "Retention and deletion", "Watching"
 
 
+def _series(default: int, doc: str) -> int:
+    return count(default, _WATCHING, doc, minimum=0, maximum=10_000)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """All settings of a process. Raises SettingsError for a value that is out of range or contradicts another."""
@@ -442,26 +446,14 @@ class Settings:
     metrics_tls_ca_file: str = setting(
         "", _WATCHING, "PEM file with the authorities that may issue certificates of clients. Empty: clients show none."
     )
-    metrics_groups_max: int = count(
-        200,
-        _WATCHING,
-        "Pairs of a group and a topic with a lag metric of their own; the lag of the others is summed.",
-        minimum=0,
-        maximum=10_000,
+    metrics_groups_max: int = _series(
+        200, "Pairs of a group and a topic with a lag metric of their own; the lag of the others is summed."
     )
-    metrics_partitions_max: int = count(
-        1_000,
-        _WATCHING,
-        "Partitions of topics with `siltstone.metrics.partitions` that get series of their own.",
-        minimum=0,
-        maximum=10_000,
+    metrics_partitions_max: int = _series(
+        1_000, "Partitions of topics with `siltstone.metrics.partitions` that get series of their own."
     )
-    metrics_topics_max: int = count(
-        50,
-        _WATCHING,
-        "Compacted topics with a size metric of their own; the size of the others is summed.",
-        minimum=0,
-        maximum=10_000,
+    metrics_topics_max: int = _series(
+        50, "Compacted topics with a size metric of their own; the size of the others is summed."
     )
     log_level: str = setting(
         "info", _WATCHING, "The least severe message shown.", choices=("debug", "info", "warning", "error")
@@ -472,6 +464,13 @@ class Settings:
         _WATCHING,
         "A request that took longer is logged, at level info. The time that a fetch waits for records and a member for"
         " its group is not counted. 0: none is logged.",
+        minimum=0,
+    )
+    log_figures_interval_ms: int = duration_ms(
+        0,
+        _WATCHING,
+        "How often a process logs a line with a few of its metrics, the event `figures`, for alarms without Prometheus;"
+        " at level info. 0: never.",
         minimum=0,
     )
     log_burst_lines: int = count(

@@ -97,7 +97,10 @@ async def serve_agent(
             return [] if agent is not None and agent.ready else [wait.reason or "not started"]
 
         metrics_tls = metrics_tls_of(settings, runtime)
-        await stack.enter_async_context(process_watched(runtime, role="agent", not_ready=not_ready))
+        watched = process_watched(
+            runtime, role="agent", not_ready=not_ready, figures_interval_ms=settings.log_figures_interval_ms
+        )
+        await stack.enter_async_context(watched)
         metrics_url = ""
         if settings.metrics_listen:
             endpoint = HttpEndpoint(

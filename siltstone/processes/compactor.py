@@ -96,7 +96,10 @@ async def _serve(settings: Settings, *, on_ready: Callable[[RunningCompactor], N
                 return [wait.reason or "not started"]
             return ["stopping"] if compactor is None or stopping.is_set() or not compactor.ready else []
 
-        await stack.enter_async_context(process_watched(runtime, role="compactor", not_ready=not_ready))
+        watched = process_watched(
+            runtime, role="compactor", not_ready=not_ready, figures_interval_ms=settings.log_figures_interval_ms
+        )
+        await stack.enter_async_context(watched)
         metrics_url = ""
         if settings.metrics_listen:
             endpoint = HttpEndpoint(

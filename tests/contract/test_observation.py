@@ -8,13 +8,17 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
+
 from metadata.contract.operators import GroupLag, Observation, PostgresFigures
 from metadata.groups.contract import OffsetPlace
 from metadata.postgres.driver import open_connection
+from metadata.postgres.groups import lateness
 from metadata.postgres.store import PostgresMetadata
 from runtime.metrics import Metrics
 from runtime.runtime import Runtime
 from tests.contract.groups import STRANGE, Owner, registered
+from tests.contract.merges import merge
 from tests.contract.metadata_worlds import PostgresWorld, World, Writer, batch, new_topic
 from tests.fixtures.postgres import run_sql
 
@@ -63,6 +67,52 @@ async def test_the_newest_commit_of_a_pair_is_told_by_the_stores_clock(world: Wo
     assert 0 <= seen.now_ms - seen.lags.largest[0].newest_commit_ms < 50_000
 
 
+async def test_a_lag_in_time_is_that_of_the_oldest_record_that_is_not_read(world: World) -> None:
+    # given partitions whose records came at these times, each file later than the one before
+    topic = await new_topic(world.service, partitions=3)
+    first, second, third = topic.partition_ids
+    writer = await Writer.register(world.service)
+    for at_ms in (100, 200, 300):
+        times = {"min_timestamp_ms": at_ms - 50, "max_timestamp_ms": at_ms}
+        await writer.commit(batch(first, 5, **times), batch(second, 5, **times))
+    owner = await Owner.register(world.service, port=9093)
+    lease = await owner.lease_of("g")
+
+    async def told(*offsets: int) -> int | None:
+        await owner.commit(lease, {OffsetPlace(topic.topic_id, at): offset for at, offset in enumerate(offsets)})
+        [pair] = (await world.service.operators.observe(lags_max=1)).lags.largest
+        return pair.oldest_unread_ms
+
+    assert await told(15, 15) is None
+    assert await told(14, 15) == 300
+    assert await told(10, 9) == 200, "the oldest of the partitions"
+    assert await told(2, 10) == 100
+    assert await told(-1, 15) == 100, "a group without a position begins at the first record"
+    # and: records without a time have that of their file
+    unknown = {"min_timestamp_ms": -1, "max_timestamp_ms": -1}
+    now_ms = (await world.service.operators.observe(lags_max=0)).now_ms
+    await writer.commit(batch(third, 1, **unknown))
+    assert abs((await told(15, 15, 0) or 0) - now_ms) < 60_000
+    # when the first two files are merged, and one L0 file stays
+    live = (await world.service.operators.system_view()).l0_files
+    await merge(world.service, l0=[file.file_id for file in live[:2]], max_timestamp_ms=200)
+    # then the newest time of the extent is told, so less than it is
+    assert await told(2, 15, 1) == 200
+    assert await told(9, 15, 1) == 200
+    assert await told(10, 15, 1) == 300
+    # and: deleted records are no lag
+    await world.service.agents.delete_records(first, 12)
+    assert await told(2, 15, 1) == 300
+    await world.service.agents.delete_records(first, 15)
+    assert await told(2, 15, 1) is None
+    # and: nor are those that are deleted in an L0 file that lives on for others
+    for at_ms in (400, 500):
+        await writer.commit(batch(third, min_timestamp_ms=at_ms, max_timestamp_ms=at_ms), batch(second))
+    assert await told(15, 17, 1) == 400
+    await world.service.agents.delete_records(third, 2)
+    assert await told(15, 17, 1) == 500
+
+
 async def test_where_nothing_was_committed_no_lag_is_told(world: World) -> None:
     seen = await world.service.operators.observe(lags_max=5)
     assert (list(seen.lags.largest), seen.lags.pairs, seen.lags.total_lag) == ([], 0, 0)
@@ -70,7 +120,7 @@ async def test_where_nothing_was_committed_no_lag_is_told(world: World) -> None:
 
 async def test_a_deleted_topic_has_no_lag(world: World) -> None:
     topic = await new_topic(world.service)
-    owner = await Owner.register(world.service)
+    owner = await Owner.register(world.service, port=9093)
     await owner.commit(await owner.lease_of("g"), {OffsetPlace(topic.topic_id, 0): 0})
     assert (await world.service.operators.observe(lags_max=5)).lags.pairs == 1
     await world.service.agents.delete_topic(topic.topic_id)
@@ -92,6 +142,44 @@ async def test_agents_and_compactors_are_counted_while_their_leases_run(world: W
     await world.expire_leases()
     await world.lapse_jobs()
     assert await counted() == (0, 0, 0)
+
+
+async def test_only_the_newest_l0_files_are_read_and_older_records_are_as_old_as_the_oldest_of_them(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = PostgresWorld(postgres_url)
+    await world.service.open()
+    try:
+        topic = await new_topic(world.service)
+        writer = await Writer.register(world.service)
+        for at_ms in (1, 2, 3):
+            await writer.commit(batch(topic.partition_ids[0], max_timestamp_ms=at_ms))
+        owner = await Owner.register(world.service, port=9093)
+        lease = await owner.lease_of("g")
+
+        async def told(offset: int) -> int | None:
+            await owner.commit(lease, {OffsetPlace(topic.topic_id, 0): offset})
+            [pair] = (await world.service.operators.observe(lags_max=1)).lags.largest
+            return pair.oldest_unread_ms
+
+        files = (await world.service.operators.system_view()).l0_files
+        assert [await told(offset) for offset in range(4)] == [1, 2, 3, None]
+        # when one packed index fills what may be read
+        monkeypatch.setattr(lateness, "L0_INDEX_BYTES_MAX", 10)
+        await run_sql(postgres_url, f"UPDATE files SET created_ms = 2 WHERE file_id = {files[2].file_id}")
+        assert [await told(offset) for offset in range(4)] == [2, 2, 3, None]
+        # and: of more partitions than may be looked up, those that lag most are
+        monkeypatch.setattr(lateness, "PLACES_MAX", 1)
+        wide = await new_topic(world.service, "wide", partitions=2)
+        await writer.commit(
+            batch(wide.partition_ids[0], 3, max_timestamp_ms=50), batch(wide.partition_ids[1], 4, max_timestamp_ms=60)
+        )
+        monkeypatch.setattr(lateness, "L0_INDEX_BYTES_MAX", 10_000)
+        await owner.commit(await owner.lease_of("w"), {OffsetPlace(wide.topic_id, at): 0 for at in range(2)})
+        [pair, _] = (await world.service.operators.observe(lags_max=5)).lags.largest
+        assert (pair.topic, pair.oldest_unread_ms) == ("wide", 60)
+    finally:
+        await world.close()
 
 
 # ---- the state of Postgres

@@ -82,6 +82,7 @@ async def written(running: RunningAgent, plan: FaultPlan, rules: list[FaultRule]
         await asyncio.to_thread(load.finish_and_check, running.address)
     assert running.metric("commits_total", outcome="given_up") == 0
     assert running.metric("produce_batches_total", outcome="refused") == 0
+    assert running.metric("produce_batches_total", outcome="failed") == 0
 
 
 # ---- as a wrapper

@@ -29,8 +29,15 @@ def samples(metrics: Metrics, name: str) -> Samples:
     }
 
 
+UNREAD_MS = {7: 1_500, 4: 9_000, 5: 2_000}
+"""By lag: the oldest unread record. One is of a producer whose clock is ahead; the store's time is 5,000."""
+
+
 def lags(*pairs: tuple[str, str, int], total: int | None = None) -> GroupLags:
-    largest = [GroupLag(group_id=group, topic=topic, lag=lag, newest_commit_ms=1_000) for group, topic, lag in pairs]
+    largest = [
+        GroupLag(group_id=group, topic=topic, lag=lag, newest_commit_ms=1_000, oldest_unread_ms=UNREAD_MS.get(lag))
+        for group, topic, lag in pairs
+    ]
     sum_of_shown = sum(each.lag for each in largest)
     return GroupLags(largest=largest, pairs=len(pairs), total_lag=sum_of_shown if total is None else total)
 
@@ -72,6 +79,7 @@ async def test_what_was_observed_is_shown_and_what_is_gone_is_not() -> None:
     observer, store, metrics = observed(lags(("g", "orders", 7), ("h", "users", 4), total=16))
     await observer.observe()
     assert samples(metrics, "siltstone_group_lag_offsets") == {("g", "orders"): 7, ("h", "users"): 4}
+    assert samples(metrics, "siltstone_group_lag_seconds") == {("g", "orders"): 3.5, ("h", "users"): 0}
     assert samples(metrics, "siltstone_group_commit_age_seconds") == {("g", "orders"): 4, ("h", "users"): 4}
     assert samples(metrics, "siltstone_group_lag_rest_offsets") == {(): 5}
     assert samples(metrics, "siltstone_live_agents") == {("serving",): 3, ("draining",): 1}
@@ -83,6 +91,7 @@ async def test_what_was_observed_is_shown_and_what_is_gone_is_not() -> None:
     store.clock.advance_ms(OBSERVE_INTERVAL_MS)
     await observer.observe()
     assert samples(metrics, "siltstone_group_lag_offsets") == {("g", "orders"): 0}
+    assert samples(metrics, "siltstone_group_lag_seconds") == {("g", "orders"): 0}
     assert samples(metrics, "siltstone_group_lag_rest_offsets") == {(): 0}
 
 
@@ -90,7 +99,7 @@ async def test_whoever_loses_the_duty_shows_nothing_any_more() -> None:
     observer, _, metrics = observed(lags(("g", "orders", 7)))
     await observer.observe()
     observer.show_nothing()
-    for name in ("group_lag_offsets", "live_agents", "postgres_dead_rows", "postgres_connections"):
+    for name in ("group_lag_offsets", "group_lag_seconds", "live_agents", "postgres_dead_rows", "postgres_connections"):
         assert samples(metrics, f"siltstone_{name}") == {}
     for name in ("live_compactors", "postgres_slot_retained_bytes", "group_lag_pairs", "postgres_xid_age_transactions"):
         assert samples(metrics, f"siltstone_{name}") == {(): 0}

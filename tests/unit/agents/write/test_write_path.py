@@ -88,6 +88,7 @@ async def test_a_file_of_a_lost_lease_is_given_up_once_although_the_lease_cannot
         await asyncio.sleep(0)
         assert path.bytes == 0
         assert metrics.registry.get_sample_value("siltstone_commits_total", {"outcome": "given_up"}) == files
+        assert metrics.registry.get_sample_value("siltstone_produce_batches_total", {"outcome": "failed"}) == files
     await path.close()
 
 

@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from runtime.metrics import Metrics
 from runtime.runtime import Runtime
 from siltstone.processes.process_watch import LAG_INTERVAL_MS, process_watched
+from tests.fixtures.log_lines import LogLines
 
 DEADLINE_S = 20
 
@@ -52,3 +53,22 @@ async def test_a_process_that_ends_measures_no_more() -> None:
         tasks = {task.get_name() for task in asyncio.all_tasks()}
         assert "event-loop-lag" in tasks
     assert "event-loop-lag" not in {task.get_name() for task in asyncio.all_tasks()}
+
+
+async def test_figures_are_logged_now_and_then_and_once_more_at_the_end(log_lines: LogLines) -> None:
+    metrics = Metrics()
+    async with process_watched(Runtime(metrics=metrics), role="agent", not_ready=list, figures_interval_ms=30):
+        metrics.produce_batches_total.labels(outcome="stored").inc(3)
+        await log_lines.until("figures")
+        metrics.produce_batches_total.labels(outcome="failed").inc(2)
+    lines = log_lines.named("figures")
+    assert {(line["level"], line["role"], line["ready"]) for line in lines} == {("info", "agent", 1)}
+    assert sum(line["produce_batches"] for line in lines) == 5
+    assert sum(line["produce_failed"] for line in lines) == 2
+    # and: a process of long intervals tells all at its end, one without an interval nothing
+    metrics.lease_errors_total.inc()
+    async with process_watched(Runtime(metrics=metrics), role="agent", not_ready=list, figures_interval_ms=3_600_000):
+        pass
+    async with process_watched(Runtime(metrics=metrics), role="agent", not_ready=list):
+        pass
+    assert [line["lease_errors"] for line in log_lines.named("figures")[len(lines) :]] == [1]
