@@ -47,6 +47,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "quotas": ("siltstone.cli.access.quotas:quotas", "Bound how much users and clients may do."),
     "cluster": ("siltstone.cli.cluster.commands:cluster", "Show the agents, show and set cluster-wide configs."),
     "producers": ("siltstone.cli.producers:producers", "Show which producers wait for the agents, and what to set."),
+    "probe": ("siltstone.cli.probe:probe", "Write to the agents and read back, now and then, as a client does."),
     "tables": ("siltstone.cli.tables.commands:tables", "Export topics to Parquet files and Iceberg tables."),
     "erase": ("siltstone.cli.erase.command:erase", "Remove the records of keys from every object, by a deadline."),
     "record": ("siltstone.cli.record:record", "Show where one record is stored, or why it is not there."),
