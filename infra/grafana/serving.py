@@ -29,9 +29,20 @@ TRAFFIC = Row(
         panel(
             "Batches",
             "cps",
-            "Batches of producers: stored, duplicates of idempotent producers (stored once, answered again), refused.",
+            "Batches of producers: stored, duplicates (stored once, answered again), refused, or failed by our fault.",
             METRICS,
             ("{{outcome}}", f"sum by (outcome) (rate(siltstone_produce_batches_total{RATE}))"),
+        ),
+        panel(
+            "Produce that failed",
+            "percentunit",
+            "Share of the batches that clients may write which failed for no fault of theirs. The objective: 0.1 %.",
+            f"{RUNBOOK}#siltstoneproduceerrorsfast",
+            (
+                "failed",
+                f'sum(rate(siltstone_produce_batches_total{{outcome="failed"}}{RATE}))'
+                f' / sum(rate(siltstone_produce_batches_total{{outcome=~"stored|duplicate|failed"}}{RATE}))',
+            ),
         ),
         panel(
             "Connections",
@@ -92,6 +103,23 @@ LATENCY = Row(
             METRICS,
             ("p50", quantile(0.5, "siltstone_offset_commit_seconds")),
             ("p99", quantile(0.99, "siltstone_offset_commit_seconds")),
+        ),
+        panel(
+            "Probe, round trip",
+            "s",
+            "From sending a record of `siltstone probe` until it was read back.",
+            "operations/monitoring.md#a-probe",
+            ("p50", quantile(0.5, "siltstone_probe_round_trip_seconds")),
+            ("p99", quantile(0.99, "siltstone_probe_round_trip_seconds")),
+            empty_unless="a probe runs",
+        ),
+        panel(
+            "Probe, by outcome",
+            "cps",
+            "Round trips of `siltstone probe`: `ok`, `failed`, `late`, or `lost` (acknowledged, and not there).",
+            f"{RUNBOOK}#siltstoneprobefailing",
+            ("{{outcome}}", f"sum by (outcome) (rate(siltstone_probe_round_trips_total{RATE}))"),
+            empty_unless="a probe runs",
         ),
     ],
 )
@@ -234,6 +262,13 @@ GROUPS = Row(
             "Offsets that a group is behind on a topic; the pairs that lag most, up to `metrics.groups.max`.",
             f"{RUNBOOK}#siltstoneconsumerlaggrowing",
             ("{{group}} on {{topic}}", "max by (group, topic) (siltstone_group_lag_offsets)"),
+        ),
+        panel(
+            "Lag in time",
+            "s",
+            "Age of the oldest record that the group has not read, at least, for the same pairs.",
+            f"{RUNBOOK}#siltstoneconsumerlateness",
+            ("{{group}} on {{topic}}", "max by (group, topic) (siltstone_group_lag_seconds)"),
         ),
         panel(
             "Lag of all others",

@@ -121,6 +121,9 @@ NOT_RUN = {
     ("docs/operations/backup.md", "pg_basebackup"): SERVERS,
     ("docs/operations/backup.md", "cp -a BASE RESTORED"): SERVERS,
     ("docs/operations/logs-and-traces.md", "pip install"): INSTALLS,
+    ("docs/operations/monitoring.md", "siltstone probe"): (
+        "asks agents elsewhere; tests/integration/siltstone/test_probe.py runs it, and ends it"
+    ),
     ("docs/operations/rebuild.md", "siltstone rebuild --dry-run"): SERVERS,
     ("docs/operations/second-bucket.md", "rclone copy"): SERVERS,
 }
