@@ -45,8 +45,8 @@ OF_THE_SECOND_DAY = [
     seed(
         "a filter that takes other lines",
         FIGURES,
-        '  pattern        = "{ ($.event = \\"${each.value.event}\\") && ($.${each.value.field} = *) }"',
-        '  pattern        = "{ ($.event = \\"${each.value.event}\\") }"',
+        ', "$.${figure.field} = *",\n',
+        ",\n",
         "the filter takes lines without its figure",
     ),
     seed(

@@ -22,8 +22,13 @@ locals {
     var.monitoring.probe_secret_arn == null ? {} : {
       ProbeOk        = { process = "probe", event = "probe", field = "ok" }
       ProbeRoundTrip = { process = "probe", event = "probe", field = "round_trip_ms" }
+      ProbeLost      = { process = "probe", event = "probe", field = "elapsed_ms", where = "$.outcome = \"lost\"" }
     },
   )
+
+  terms = { for name, figure in local.figures : name => compact([
+    "$.event = \"${figure.event}\"", try(figure.where, ""), "$.${figure.field} = *",
+  ]) }
 
   # `missing`: what no figure means. Only who does the work tells its figures, so none is as bad as a bad one.
   figure_alarms = merge(
@@ -77,6 +82,11 @@ locals {
         period      = 60, periods = 3, missing = "breaching"
         description = "No record that the probe wrote came back within three minutes: clients cannot produce, cannot fetch, or both."
       }
+      probe-lost = {
+        metric      = "ProbeLost", statistic = "SampleCount", comparison = "GreaterThanThreshold", threshold = 0
+        period      = 60, periods = 1, missing = "notBreaching"
+        description = "A record that was acknowledged to the probe is not there: see SiltstoneProbeLost in the runbook."
+      }
     },
   )
 
@@ -93,7 +103,7 @@ resource "aws_cloudwatch_log_metric_filter" "figure" {
 
   name           = "${var.name}-${each.key}"
   log_group_name = aws_cloudwatch_log_group.this[each.value.process].name
-  pattern        = "{ ($.event = \"${each.value.event}\") && ($.${each.value.field} = *) }"
+  pattern        = "{ ${join(" && ", [for term in local.terms[each.key] : "(${term})"])} }"
 
   metric_transformation {
     name      = each.key
