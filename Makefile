@@ -66,7 +66,7 @@ lint: $(STAMP_ALL)  ## style, formatting, and who may import whom
 types: $(STAMP_ALL)  ## pyright, strict
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-infra-check: $(STAMP_ALL)  ## plan infra/terraform against a stand-in for AWS, and scan what it would make
+infra-check: $(STAMP_ALL)  ## apply infra/terraform to a stand-in for AWS, with the real provider if at hand, and scan what it makes
 	@$(BIN)/python -m infra.check
 
 bench: $(STAMP_ALL)  ## all benchmarks in the small size, in under 10 minutes

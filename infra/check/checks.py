@@ -5,24 +5,26 @@ from __future__ import annotations
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from infra.check import files, sources
+from infra.check.providers import plugged
+from infra.check.real.mirror import Mirror
 from infra.check.report import Finding, Outcome, once
 from infra.check.rules import access, data, identities, network, operations, rights
 from infra.check.sources import Places
-from infra.check.stack import Rule, Stack
-from infra.check.stand_in import provider, schema
-from infra.check.terraform import Rehearsal, Terraform, copied, is_root
+from infra.check.stack import NotKnownYet, Rule, Stack
+from infra.check.terraform import Resource, Terraform, copied, is_root
 
 HERE: Final = Path(__file__).parent
 TREE: Final = HERE.parent / "terraform"
 VALUES: Final = HERE / "roots"  # examples are complete; the root module is planned once for each file of values here
-AT_ONCE: Final = 4
+AT_ONCE: Final = 6  # the real provider waits by the clock, and uses 0.5 GiB
 CHECKOV_SECONDS_MAX: Final = 300
 
 RULES: Final[dict[str, tuple[Rule, ...]]] = {
@@ -87,8 +89,6 @@ RULES: Final[dict[str, tuple[Rule, ...]]] = {
     ),
 }
 
-Said = Callable[[str], None]
-
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
@@ -98,6 +98,8 @@ class Wanted:
     roots: tuple[str, ...] = ()
     text: bool = True
     checkov: bool = False
+    mirror: Mirror | None = None
+    """The real provider; None: its stand-in."""
 
 
 def roots_of(tree: Path) -> list[str]:
@@ -106,21 +108,22 @@ def roots_of(tree: Path) -> list[str]:
     return found + sorted(path.parent.relative_to(tree).as_posix() for path in tree.glob("examples/*/main.tf"))
 
 
-def values_for(root: str) -> list[Path | None]:
-    return [*sorted(VALUES.glob("*.tfvars"))] if root == "." else [None]
+def values_for(root: str, values: Path) -> list[Path | None]:
+    return [*sorted(values.glob("*.tfvars"))] if root == "." else [None]
 
 
-def policy(rehearsal: Rehearsal, tree: Path) -> Iterator[Outcome]:
-    """Apply the rules to the planned resources; one outcome for each group."""
-    stack = Stack(rehearsal.root, rehearsal.resources)
-    places = Places(tree, rehearsal.module_folders)
+def judged(stack: Stack, about: str, place_of: Callable[[Resource], str]) -> Iterator[Outcome]:
+    """Apply the rules to the resources; one outcome for each group."""
     for name, rules in RULES.items():
-        found = [
-            Finding(name, places.of(violation.resource), violation.message, violation.remedy)
-            for rule in rules
-            for violation in rule(stack)
-        ]
-        yield Outcome(name, rehearsal.shown(), tuple(once(found)))
+        found: list[Finding] = []
+        unjudged: list[str] = []
+        for rule in rules:
+            try:
+                for violation in rule(stack):
+                    found.append(Finding(name, place_of(violation.resource), violation.message, violation.remedy))  # noqa: PERF401 - those before the exception count
+            except NotKnownYet as error:
+                unjudged.append(f"{name}: {rule.__name__.replace('_', ' ')}: {error} is not known before the apply")
+        yield Outcome(name, about, tuple(once(found)), unjudged=tuple(unjudged))
 
 
 def of_root(
@@ -128,12 +131,18 @@ def of_root(
 ) -> Iterator[Outcome]:
     """All checks of one folder; `initialized` as in Terraform.rehearse."""
     rehearsal = terraform.rehearse(root, values, initialized=initialized)
+    if terraform.is_real and rehearsal.resources:
+        terraform.plan_again(rehearsal, values)
+        terraform.destroy(rehearsal, values)
     for step, findings in rehearsal.findings.items():
         yield Outcome(step, rehearsal.shown(), findings)
-    if rehearsal.failed():
-        yield Outcome("policy", rehearsal.shown(), not_run="there is no plan to read")
+    for step, reason in rehearsal.left_out.items():
+        yield Outcome(step, rehearsal.shown(), not_run=reason)
+    if rehearsal.resources:
+        places = Places(tree, rehearsal.module_folders)
+        yield from judged(Stack(rehearsal.root, rehearsal.resources), rehearsal.shown(), places.of)
     elif is_root(root):
-        yield from policy(rehearsal, tree)
+        yield Outcome("policy", rehearsal.shown(), not_run="there is no state to read")
 
 
 def checkov(tree: Path) -> Outcome:
@@ -150,24 +159,38 @@ def checkov(tree: Path) -> Outcome:
     return Outcome("checkov", ".", (Finding("checkov", ".", outcome.stdout.strip()[-4000:], "see what it says"),))
 
 
-def run(wanted: Wanted, binary: str) -> Iterator[Outcome]:
-    """The outcomes as they come. Raises TerraformFailed, DamagedSchema, DamagedRights."""
-    with tempfile.TemporaryDirectory(prefix="infra-check-") as scratch, provider.serving(schema.load()) as reattach:
-        terraform = Terraform(binary, reattach, copied(wanted.tree, Path(scratch) / "tree"), Path(scratch))
-        if wanted.text:
-            yield Outcome("fmt", ".", terraform.formatted())
-            yield Outcome("variables", ".", sources.variables(wanted.tree))
-            yield from files.outcomes()
-        plans: list[tuple[str, Path | None]] = [
-            (root, values) for root in wanted.roots or roots_of(wanted.tree) for values in values_for(root)
-        ]
+@contextmanager
+def at_work(wanted: Wanted, binary: str) -> Generator[tuple[str, Iterator[Outcome]]]:
+    """The provider's name, and the outcomes as they come.
 
-        def of_plan(plan: tuple[str, Path | None]) -> list[Outcome]:
-            return list(of_root(terraform, *plan, wanted.tree))
+    Raises TerraformFailed, NoServer, DamagedSchema, DamagedRights.
+    """
+    with tempfile.TemporaryDirectory(prefix="infra-check-") as folder:
+        scratch = Path(folder)
+        tree = copied(wanted.tree, scratch / "tree")
+        values = Path(shutil.copytree(VALUES, scratch / "values"))
+        with plugged(wanted.mirror, scratch, tree, values) as plugin:
+            yield plugin.name, run(wanted, Terraform(binary, plugin, tree, scratch), values)
 
-        # Terraform spends much of its time waiting, and the roots are independent.
-        with ThreadPoolExecutor(max_workers=AT_ONCE) as threads:
-            for outcomes in threads.map(of_plan, plans):
-                yield from outcomes
+
+def run(wanted: Wanted, terraform: Terraform, values: Path) -> Iterator[Outcome]:
+    if wanted.text:
+        yield Outcome("fmt", ".", terraform.formatted())
+        yield Outcome("variables", ".", sources.variables(wanted.tree))
+        yield from files.outcomes()
+        yield Outcome("test", ".", terraform.tested())
+    yield from of_plans(terraform, wanted, values)
     if wanted.checkov:
         yield checkov(wanted.tree)
+
+
+def of_plans(terraform: Terraform, wanted: Wanted, values: Path) -> Iterator[Outcome]:
+    plans = [(root, file) for root in wanted.roots or roots_of(wanted.tree) for file in values_for(root, values)]
+
+    def of_plan(plan: tuple[str, Path | None]) -> list[Outcome]:
+        return list(of_root(terraform, *plan, wanted.tree))
+
+    # Terraform spends much of its time waiting, and the roots are independent.
+    with ThreadPoolExecutor(max_workers=AT_ONCE) as threads:
+        for outcomes in threads.map(of_plan, plans):
+            yield from outcomes

@@ -30,11 +30,13 @@ class Outcome:
     about: str
     findings: tuple[Finding, ...] = ()
     not_run: str = ""  # the reason, if it was not run
+    unjudged: tuple[str, ...] = ()  # rules that could not be judged, and the value that each lacked
 
     def result(self) -> str:
         if self.not_run:
             return f"{NOT_RUN}: {self.not_run}"
-        return "ok" if not self.findings else f"{len(self.findings)} found"
+        result = "ok" if not self.findings else f"{len(self.findings)} found"
+        return f"{result}, {len(self.unjudged)} NOT JUDGED" if self.unjudged else result
 
 
 def once(findings: Iterable[Finding]) -> list[Finding]:

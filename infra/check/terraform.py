@@ -1,8 +1,9 @@
-"""Runs Terraform on a copy of the tree, against the stand-in for the AWS provider.
+"""Runs Terraform on a copy of the tree, with the stand-in for the AWS provider or with the real one.
 
-Order: init (modules only; it asks no registry because the one provider is attached), validate, plan, then a rehearsed
-apply of that plan, whose state is read. A step that fails ends the row, because the next would only repeat its error.
-Terraform writes into a folder of its own for each row, so that rows may run at the same time.
+Order: init (it asks no registry), validate, plan, then an apply of that plan, whose state is read. The real provider
+then plans again, which must change nothing, and destroys what it made. A step that fails ends the row, because the next
+would only repeat its error. Terraform writes into a folder of its own for each row, so that rows may run at the same
+time.
 """
 
 from __future__ import annotations
@@ -11,18 +12,31 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from infra.check.real import drift
 from infra.check.report import Finding
 
-COMMAND_SECONDS_MAX: Final = 120
+COMMAND_SECONDS_MAX: Final = 900  # the provider waits minutes for a database, whoever answers
 KEPT_VARIABLES: Final = ("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL")
 LEFT_OUT: Final = (".terraform", "*.tfstate*", ".terraform.lock.hcl")
 BACKEND_OVERRIDE: Final = 'terraform {\n  backend "local" {}\n}\n'
 MODULE_CALLS_FILE: Final = "modules/modules.json"
+AGAIN: Final = "second plan"
+DESTROY: Final = "destroy"
+CHANGED: Final = 2  # exit status of `plan -detailed-exitcode`
+
+
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    """The provider that Terraform runs: its name for people, and the environment that makes Terraform take it."""
+
+    name: str
+    settings: Mapping[str, str]
+    is_real: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +62,7 @@ class Rehearsal:
     resources: tuple[Resource, ...] = ()
     outputs: dict[str, Any] = field(default_factory=dict[str, Any])
     module_folders: dict[str, str] = field(default_factory=dict[str, str])  # module without keys -> folder in the tree
+    left_out: dict[str, str] = field(default_factory=dict[str, str])  # a step that was not run, and the reason
 
     def shown(self) -> str:
         return f"{self.root} ({self.values})" if self.values else self.root
@@ -58,6 +73,23 @@ class Rehearsal:
 
 class TerraformFailed(Exception):
     """Terraform did not do as asked and gave no diagnostics."""
+
+
+def common(own: Path) -> list[str]:
+    """The options of every step that reads or writes the state."""
+    return ["-json", "-no-color", "-lock=false", f"-state={own / 'state'}"]
+
+
+def given_values(values: Path | None) -> list[str]:
+    return [f"-var-file={values}"] if values is not None else []
+
+
+def is_protected(resources: tuple[Resource, ...]) -> bool:
+    """Whether something in it refuses to be deleted."""
+    return any(
+        resource.values.get("deletion_protection") is True or resource.values.get("enable_deletion_protection") is True
+        for resource in resources
+    )
 
 
 def is_root(folder: str) -> bool:
@@ -74,10 +106,11 @@ def copied(tree: Path, to: Path) -> Path:
 
 
 class Terraform:
-    """Terraform with the stand-in attached, in a tree that it may write to."""
+    """Terraform with one provider, in a tree that it may write to."""
 
-    def __init__(self, binary: str, reattach: str, tree: Path, scratch: Path) -> None:
+    def __init__(self, binary: str, plugin: Plugin, tree: Path, scratch: Path) -> None:
         self._binary = binary
+        self.is_real = plugin.is_real
         self._tree = tree
         self._scratch = scratch
         no_settings = scratch / "terraformrc"
@@ -87,13 +120,13 @@ class Terraform:
         kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
         self._environment = {
             **kept,
-            "TF_REATTACH_PROVIDERS": reattach,
             "TF_CLI_CONFIG_FILE": str(no_settings),
             "TF_IN_AUTOMATION": "1",
             "TF_INPUT": "0",
             "CHECKPOINT_DISABLE": "1",
             # Runs are short: fewer garbage collections save a fifth of the CPU and cost 40 MiB of memory.
             "GOGC": "400",
+            **plugin.settings,
         }
 
     def _run(self, folder: Path, data: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -117,6 +150,12 @@ class Terraform:
             raise TerraformFailed(f"terraform fmt: {outcome.stderr.strip()}")
         return tuple(Finding("fmt", name, "is not formatted", remedy) for name in outcome.stdout.split())
 
+    def tested(self) -> tuple[Finding, ...]:
+        """The tests of the configuration itself (`terraform test`), which mock the provider."""
+        data = self._scratch / "tests"
+        found = self.initialize(".", data)
+        return found or self._said("test", self._tree, self._run(self._tree, data, "test", "-json", "-no-color"))
+
     def initialize(self, root: str, data: Path) -> tuple[Finding, ...]:
         """Finds the modules and writes them to the data folder, which trees with the same modules may use."""
         outcome = self._run(self._tree / root, data, "init", "-json", "-no-color")
@@ -129,8 +168,7 @@ class Terraform:
         """
         folder = self._tree / root
         rehearsal = Rehearsal(root, values=values.stem if values else "")
-        own = self._scratch / rehearsal.shown().replace("/", "_")
-        own.mkdir(exist_ok=True)
+        own = self._own(rehearsal)
         data = initialized or own / "data"
         if initialized is None:
             rehearsal.findings["init"] = self.initialize(root, data)
@@ -142,25 +180,68 @@ class Terraform:
             if found:
                 return rehearsal
         if is_root(root):
-            made = self._made(folder, data, own / "state")
-            rehearsal.resources = tuple(resources_of(made.get("root_module", {})))
-            rehearsal.outputs = {name: output["value"] for name, output in made.get("outputs", {}).items()}
-            rehearsal.module_folders = self._module_folders(folder, data)
+            self._read(rehearsal, folder, data, own / "state")
         return rehearsal
 
+    def _own(self, rehearsal: Rehearsal) -> Path:
+        own = self._scratch / rehearsal.shown().replace("/", "_")
+        own.mkdir(exist_ok=True)
+        return own
+
     def _steps(self, root: str, values: Path | None, own: Path) -> Iterator[tuple[str, list[str]]]:
-        given = [f"-var-file={values}"] if values is not None else []
         yield "validate", ["validate", "-json", "-no-color"]
         if is_root(root):
-            common = ["-json", "-no-color", "-lock=false", f"-state={own / 'state'}"]
-            yield "plan", ["plan", *common, f"-out={own / 'plan'}", *given]
-            yield "apply", ["apply", *common, str(own / "plan")]
+            yield "plan", ["plan", *common(own), f"-out={own / 'plan'}", *given_values(values)]
+            yield "apply", ["apply", *common(own), str(own / "plan")]
+
+    def _read(self, rehearsal: Rehearsal, folder: Path, data: Path, state: Path) -> None:
+        made = self._made(folder, data, state)
+        rehearsal.resources = tuple(resources_of(made.get("root_module", {})))
+        rehearsal.outputs = {name: output["value"] for name, output in made.get("outputs", {}).items()}
+        rehearsal.module_folders = self._module_folders(folder, data)
+
+    def plan_again(self, rehearsal: Rehearsal, values: Path | None = None) -> None:
+        """A second plan, which must be empty, after a rehearsal with the real provider."""
+        folder, own = self._tree / rehearsal.root, self._own(rehearsal)
+        second = own / "second"
+        words = [*common(own), "-detailed-exitcode", f"-out={second}", *given_values(values)]
+        outcome = self._run(folder, own / "data", "plan", *words)
+        changes = self._changes(folder, own / "data", str(second)) if outcome.returncode == CHANGED else ()
+        rehearsal.findings[AGAIN] = changes or self._said(AGAIN, folder, outcome, well=(0, CHANGED))
+
+    def destroy(self, rehearsal: Rehearsal, values: Path | None = None) -> None:
+        """The end of all that a rehearsal with the real provider made, unless it is protected from it."""
+        if is_protected(rehearsal.resources):
+            rehearsal.left_out[DESTROY] = "deletion_protection is true here"
+            return
+        folder, own = self._tree / rehearsal.root, self._own(rehearsal)
+        words = [*common(own), "-auto-approve", *given_values(values)]
+        outcome = self._run(folder, own / "data", DESTROY, *words)
+        rehearsal.findings[DESTROY] = self._said(DESTROY, folder, outcome)
+
+    def _changes(self, folder: Path, data: Path, plan: str) -> tuple[Finding, ...]:
+        told = self._told(folder, data, "show", "-json", plan)
+        remedy = "write the value as AWS gives it back, or leave it out"
+        return tuple(
+            Finding(AGAIN, address, f"each plan would change {', '.join(names)}", remedy)
+            for address, names in drift.changes(told)
+        )
 
     def _made(self, folder: Path, data: Path, state: Path) -> dict[str, Any]:
-        shown = self._run(folder, data, "show", "-json", str(state))
-        if shown.returncode:
-            raise TerraformFailed(f"terraform show: {shown.stderr.strip()}")
-        return json.loads(shown.stdout).get("values", {})
+        return self._told(folder, data, "show", "-json", str(state)).get("values", {})
+
+    def _told(self, folder: Path, data: Path, *arguments: str) -> dict[str, Any]:
+        told = self._run(folder, data, *arguments)
+        if told.returncode:
+            raise TerraformFailed(f"terraform {arguments[0]}: {told.stderr.strip()}")
+        return json.loads(told.stdout)
+
+    def schemas(self) -> dict[str, Any]:
+        """What `terraform providers schema` tells of the root module's providers. Raises TerraformFailed."""
+        data = self._scratch / "data"
+        if found := self.initialize(".", data):
+            raise TerraformFailed(found[0].shown())
+        return self._told(self._tree, data, "providers", "schema", "-json")
 
     def _module_folders(self, folder: Path, data: Path) -> dict[str, str]:
         known = data / MODULE_CALLS_FILE
@@ -175,9 +256,11 @@ class Terraform:
     def _shown(self, path: Path) -> str:
         return os.path.relpath(path.resolve(), self._tree.resolve())
 
-    def _said(self, step: str, folder: Path, outcome: subprocess.CompletedProcess[str]) -> tuple[Finding, ...]:
+    def _said(
+        self, step: str, folder: Path, outcome: subprocess.CompletedProcess[str], *, well: tuple[int, ...] = (0,)
+    ) -> tuple[Finding, ...]:
         found = self._findings(step, folder, outcome.stdout)
-        if found or not outcome.returncode:
+        if found or outcome.returncode in well:
             return found
         text = (outcome.stderr or outcome.stdout).strip()
         return (Finding(step, self._shown(folder), text, f"run terraform {step} in it"),)

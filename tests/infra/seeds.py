@@ -126,22 +126,6 @@ IN_THE_CONFIGURATION = [
         "Incorrect attribute value type",
     ),
     Seed(
-        "a value that the provider does not know",
-        "modules/agents/load_balancer.tf",
-        '  load_balancer_type               = "network"',
-        '  load_balancer_type               = "net"',
-        "validate",
-        "invalid value for load_balancer_type",
-    ),
-    Seed(
-        "memory that Fargate does not give to one vCPU",
-        "modules/compactor/main.tf",
-        '  memory                   = "3072"',
-        '  memory                   = "3000"',
-        "plan",
-        "invalid value for memory",
-    ),
-    Seed(
         "a region that is misspelt",
         "examples/minimal/terraform.tfvars",
         'region              = "eu-central-1"',
@@ -182,5 +166,98 @@ IN_THE_CONFIGURATION = [
         'resource "aws_vpc_security_group_ingress_rule" "database" {\n  count = length(aws_db_instance.this[0].arn)\n',
         "plan",
         "Invalid count argument",
+    ),
+]
+
+# Found by the tests of the configuration itself.
+IN_WHAT_FOLLOWS = [
+    Seed(
+        "a number of compactors that may be a fraction",
+        "variables.tf",
+        " && floor(var.compactors) == var.compactors",
+        "",
+        "test",
+        "Missing expected failure",
+        place="tests/variables.tftest.hcl",
+    ),
+    Seed(
+        "a Postgres that is asked for by another port",
+        "modules/metadata/main.tf",
+        "  port       = local.creates ? 5432 : var.existing.port",
+        "  port       = 5432",
+        "test",
+        "Test assertion failed",
+        place="tests/derived.tftest.hcl",
+    ),
+]
+
+# Found by a second plan alone.
+RESTLESS = Seed(
+    "a tag that is another one each time",
+    "modules/compactor/main.tf",
+    'tags = merge(var.tags, { Name = "${var.name}-compactor" })',
+    'tags = merge(var.tags, { Name = "${var.name}-compactor", At = timestamp() })',
+    "second plan",
+    "each plan would change tags",
+    place="module.compactor.aws_security_group.compactor",
+)
+
+# Found by the real provider alone: values that its schemas' types allow.
+FOR_THE_PROVIDER = [
+    Seed(
+        "a kind of load balancer that there is not",
+        "modules/agents/load_balancer.tf",
+        '  load_balancer_type               = "network"',
+        '  load_balancer_type               = "net"',
+        "validate",
+        "expected load_balancer_type to be one of",
+    ),
+    Seed(
+        "a name that AWS keeps to itself",
+        "modules/agents/load_balancer.tf",
+        '  name                             = "${var.name}-bootstrap"',
+        '  name                             = "internal-bootstrap"',
+        "validate",
+        "cannot begin with",
+    ),
+    Seed(
+        "tags of something that has none",
+        "modules/compactor/main.tf",
+        '  propagate_tags  = "SERVICE"',
+        '  propagate_tags  = "CLUSTER"',
+        "validate",
+        "expected propagate_tags to be one of",
+    ),
+    Seed(
+        "a trust policy that is no JSON",
+        "modules/agents/iam.tf",
+        "= data.aws_iam_policy_document.trust.json",
+        '= "ecs-tasks.amazonaws.com"',
+        "validate",
+        "JSON",
+    ),
+    Seed(
+        "a number of days that CloudWatch does not offer",
+        "modules/observability/main.tf",
+        "  retention_in_days = var.monitoring.log_retention_days",
+        "  retention_in_days = 31",
+        "validate",
+        "expected retention_in_days to be one of",
+    ),
+    Seed(
+        "an owner of objects that S3 does not know",
+        "modules/storage/main.tf",
+        '    object_ownership = "BucketOwnerEnforced"',
+        '    object_ownership = "BucketOwner"',
+        "validate",
+        "object_ownership to be one of",
+    ),
+    Seed(
+        "rules of a group that begin with a number",
+        "modules/metadata/parameters.tf",
+        '  name        = "${var.name}-metadata-postgres${local.major_version}"',
+        '  name        = "16-metadata-postgres"',
+        "validate",
+        "first character of",
     ),
 ]

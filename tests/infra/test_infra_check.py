@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 
 from infra.check import __main__ as command
-from infra.check import checks, extract, sources
+from infra.check import checks, sources
 from infra.check.report import Finding
 from infra.check.rules import rights
+from infra.check.schemas import __main__ as schemas
 from infra.check.stand_in import provider, schema
-from infra.check.terraform import Terraform, copied
+from infra.check.terraform import Plugin, Terraform, copied
 from tests.infra import operations_seeds, policy_seeds, seeds
 from tests.infra.seeds import Seed
 
@@ -29,14 +30,14 @@ SHOWN_BY_TERRAFORM = seeds.IN_THE_CONFIGURATION + policy_seeds.IN_WHAT_IT_MAKES 
 class Attached:
     """Terraform with the stand-in attached. Modules are looked for once for each root, in the tree as it is."""
 
-    def __init__(self, binary: str, reattach: str, scratch: Path) -> None:
+    def __init__(self, binary: str, plugin: Plugin, scratch: Path) -> None:
         self._binary = binary
-        self._reattach = reattach
+        self._plugin = plugin
         self._scratch = scratch
         self._tree: Path | None = None
 
     def terraform(self, tree: Path) -> Terraform:
-        return Terraform(self._binary, self._reattach, tree, tree.parent)
+        return Terraform(self._binary, self._plugin, tree, tree.parent)
 
     def data(self, root: str) -> Path:
         if self._tree is None:
@@ -52,8 +53,8 @@ def attached(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attached]:
     binary = shutil.which("terraform")
     if binary is None:
         pytest.skip("terraform is not on the PATH")
-    with provider.serving(schema.load()) as reattach:
-        yield Attached(binary, reattach, tmp_path_factory.mktemp("attached"))
+    with provider.serving(schema.load()) as plugin:
+        yield Attached(binary, plugin, tmp_path_factory.mktemp("attached"))
 
 
 def sown(tmp_path: Path, *several: Seed) -> Path:
@@ -83,7 +84,7 @@ def assert_found(seed: Seed, found: list[Finding]) -> None:
 
 
 def test_the_tree_is_green(capsys: pytest.CaptureFixture[str], attached: Attached) -> None:
-    status = command.main(["--require"])
+    status = command.main(["--require", "--stand-in"])
     shown = capsys.readouterr().out
     assert status == 0, shown
     # and every line of the table is there, and ran
@@ -91,7 +92,8 @@ def test_the_tree_is_green(capsys: pytest.CaptureFixture[str], attached: Attache
     good = {(row[0], row[1]) for row in rows if row[2:] == ["ok"]}
     steps = ("init", "validate", "plan", "apply", *checks.RULES)
     assert good >= {(step, root) for step in steps for root in (". (brought)", seeds.MINIMAL, seeds.THREE_ZONES)}
-    assert good >= {("fmt", "."), ("variables", ".")}
+    assert good >= {("fmt", "."), ("variables", "."), ("test", ".")}
+    assert "a stand-in with the schemas of hashicorp/aws" in shown.splitlines()[0]
 
 
 @pytest.mark.parametrize("seed", seeds.IN_THE_TEXT, ids=lambda seed: seed.name)
@@ -99,6 +101,22 @@ def test_a_mistake_in_the_text_is_found(seed: Seed, attached: Attached, tmp_path
     tree = sown(tmp_path, seed)
     found = attached.terraform(tree).formatted() if seed.check == "fmt" else sources.variables(tree)
     assert_found(seed, list(found))
+
+
+def test_mistakes_in_what_follows_from_variables_are_found_by_the_tests_of_the_configuration(
+    attached: Attached, tmp_path: Path
+) -> None:
+    found = attached.terraform(sown(tmp_path, *seeds.IN_WHAT_FOLLOWS)).tested()
+    assert [seed.name for seed in seeds.IN_WHAT_FOLLOWS if not matching(seed, list(found))] == [], found
+
+
+def test_each_validation_of_a_variable_is_broken_by_a_run_of_the_tests() -> None:
+    declared = [one for one in sources.declarations(checks.TREE, ".") if one.kind == "variable"]
+    validations = {one.name: len(re.findall(r"^  validation \{", one.body, re.M)) for one in declared}
+    text = (checks.TREE / "tests" / "variables.tftest.hcl").read_text()
+    runs = [set(re.findall(r"\bvar\.(\w+)", part)) for part in re.findall(r"expect_failures = \[(.*?)\]", text, re.S)]
+    broken = {name: sum(name in run for run in runs) for name in validations}
+    assert broken == validations and sum(validations.values()) > 30
 
 
 def test_mistakes_that_the_provider_would_refuse_are_found_each(attached: Attached, tmp_path: Path) -> None:
@@ -139,7 +157,7 @@ def test_a_mistake_makes_the_command_fail_and_is_shown_with_its_place_and_remedy
     attached: Attached, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tree = sown(tmp_path, seeds.IN_THE_CONFIGURATION[0])
-    status = command.main(["--tree", str(tree), "modules/metadata"])
+    status = command.main(["--stand-in", "--tree", str(tree), "modules/metadata"])
     shown = capsys.readouterr().out
     assert status == 1
     assert "modules/metadata/main.tf:" in shown and 'Did you mean "publicly_accessible"?' in shown
@@ -171,5 +189,5 @@ def test_a_list_of_rights_that_cannot_be_read_is_refused_with_its_line(text: str
 
 
 def test_schemas_are_kept_of_what_is_used_and_of_nothing_else() -> None:
-    schemas = schema.load()
-    assert (set(schemas.resources), set(schemas.data_sources)) == extract.used_types(checks.TREE)
+    kept = schema.load()
+    assert (set(kept.resources), set(kept.data_sources)) == schemas.used_types(checks.TREE)

@@ -6,109 +6,21 @@ import json
 
 import pytest
 
-from infra.check import extract, iam
-from infra.check.stand_in import arguments, plausible
-from infra.check.stand_in.schema import Attribute, Block, NestedBlock, TypeReader, type_json
+from infra.check import iam
+from infra.check.stand_in import plausible
+from infra.check.stand_in.schema import Attribute, Block, DamagedSchema, NestedBlock, type_from, type_json
 from infra.check.stand_in.values import UNKNOWN, DamagedMessage, Value, decoded, encoded, message, parsed, text_field
-
-# The way the bindings write a resource, cut down to one of each kind.
-BINDINGS = """
-function thingRuleToHclTerraform(struct) {
-    const attrs = {
-        days: {
-            value: cdktf.numberToHclTerraform(struct.days),
-            isBlock: false,
-            type: "simple",
-            storageClassType: "number",
-        },
-    };
-}
-class ThingRuleOutputReference extends cdktf.ComplexObject {
-    get days() {
-        return this.getNumberAttribute('days');
-    }
-}
-class ThingSecretOutputReference extends cdktf.ComplexObject {
-    get secretArn() {
-        return this.getStringAttribute('secret_arn');
-    }
-}
-class Thing extends cdktf.TerraformResource {
-    constructor() {
-        this._secret = new ThingSecretList(this, "secret", false);
-        this._rule = new ThingRuleOutputReference(this, "rule");
-    }
-    get secret() {
-        return this._secret;
-    }
-    get names() {
-        return cdktf.Fn.tolist(this.getListAttribute('names'));
-    }
-    resetNames() {
-    }
-    resetName() {
-    }
-    synthesizeHclAttributes() {
-        const attrs = {
-            names: {
-                value: cdktf.listMapperHcl(cdktf.stringToHclTerraform, false)(this._names),
-                isBlock: false,
-                type: "set",
-                storageClassType: "stringList",
-            },
-            name: {
-                value: cdktf.stringToHclTerraform(this._name),
-                isBlock: false,
-                type: "simple",
-                storageClassType: "string",
-            },
-            size: {
-                value: cdktf.numberToHclTerraform(this._size),
-                isBlock: false,
-                type: "simple",
-                storageClassType: "number",
-            },
-            rule: {
-                value: thingRuleToHclTerraform(this._rule.internalValue),
-                isBlock: true,
-                type: "list",
-                storageClassType: "ThingRuleList",
-            },
-        };
-    }
-}
-"""
-
-
-def test_a_schema_is_read_out_of_bindings() -> None:
-    schema = extract.schema_of(extract.Source(BINDINGS, {"aws_thing": ["name"]}), "aws_thing")
-    assert schema == {
-        "attributes": {
-            "name": ["string", "optional computed"],
-            "names": ["set(string)", "optional"],
-            "secret": ["list(object({secret_arn=string}))", "computed"],
-            "size": ["number", "required"],
-        },
-        "blocks": {
-            "rule": {
-                "nesting": "list",
-                "min": 1,
-                "max": 1,
-                "attributes": {"days": ["number", "required"]},
-                "blocks": {},
-            }
-        },
-    }
-
-
-def test_bindings_that_are_written_otherwise_are_refused() -> None:
-    with pytest.raises(extract.UnknownBindings, match="aws_thing"):
-        extract.schema_of(extract.Source("class Thing {}", {}), "aws_thing")
 
 
 def test_types_are_read_and_written_in_json() -> None:
-    kind = TypeReader("set(object({name=string, values=list(string)}))").read()
-    assert type_json(kind) == ["set", ["object", {"name": "string", "values": ["list", "string"]}]]
+    told = ["set", ["object", {"name": "string", "values": ["list", "string"]}]]
+    assert type_json(type_from(told)) == told
+
+
+@pytest.mark.parametrize("told", ["text", ["list"], ["tuple", "string"], ["object", "string"], None], ids=str)
+def test_types_that_terraform_does_not_have_are_refused(told: object) -> None:
+    with pytest.raises(DamagedSchema):
+        type_from(told)
 
 
 @pytest.mark.parametrize("value", [None, True, 5, 2.5, "text", ["a", UNKNOWN], {"a": {"b": [1, None]}}], ids=str)
@@ -126,8 +38,8 @@ def test_messages_go_both_ways_and_cut_ones_are_refused() -> None:
 
 def test_what_is_computed_is_unknown_in_a_plan_and_there_after_an_apply() -> None:
     # given a bucket with a computed attribute at the top and one in a block
-    computed = Attribute("string", required=False, optional=False, computed=True)
-    given = Attribute("string", required=False, optional=True, computed=False)
+    computed = Attribute("string", required=False, optional=False, computed=True, sensitive=False)
+    given = Attribute("string", required=False, optional=True, computed=False, sensitive=False)
     block = Block({"arn": computed, "bucket": given}, {"rule": NestedBlock("list", 0, 0, Block({"id": computed}, {}))})
     # when it is planned, then applied
     plan = plausible.planned(block, {"arn": None, "bucket": "records", "rule": [{"id": None}]})
@@ -177,24 +89,3 @@ def test_a_policy_document_is_what_the_provider_makes_of_it() -> None:
 )
 def test_an_action_is_covered_as_iam_matches_it(pattern: str, action: str, covered: bool) -> None:
     assert iam.covers(pattern, action) is covered
-
-
-@pytest.mark.parametrize(
-    ("type_name", "config", "attribute"),
-    [
-        ("aws_lb", {"name": "internal-x"}, "name"),
-        ("aws_lb_target_group", {"health_check": [{"protocol": "ICMP"}]}, "health_check"),
-        ("aws_ecs_service", {"task_definition_arn": "siltstone:1"}, "task_definition_arn"),
-        ("aws_subnet", {"cidr_block": "10.0.0.1/16"}, "cidr_block"),
-        ("aws_iam_role", {"assume_role_policy": "{"}, "assume_role_policy"),
-        ("aws_cloudwatch_log_group", {"retention_in_days": 31}, "retention_in_days"),
-        ("aws_ecs_task_definition", {"requires_compatibilities": ["FARGATE"], "cpu": "1000", "memory": "2048"}, "cpu"),
-    ],
-)
-def test_values_that_the_provider_refuses_are_refused(type_name: str, config: dict[str, Value], attribute: str) -> None:
-    assert [mistake.attribute for mistake in arguments.mistakes(type_name, config)] == [attribute]
-
-
-def test_what_is_not_known_yet_is_not_judged() -> None:
-    config: dict[str, Value] = {"requires_compatibilities": UNKNOWN, "cpu": UNKNOWN, "memory": "1", "role_arn": UNKNOWN}
-    assert arguments.mistakes("aws_ecs_task_definition", config) == []

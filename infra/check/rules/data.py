@@ -9,7 +9,6 @@ from typing import Any, Final, cast
 
 from infra.check import iam
 from infra.check.stack import Stack, Violation, blocks
-from infra.check.stand_in.plausible import ACCOUNT
 from infra.check.terraform import Resource
 
 PUBLIC_ACLS: Final = ("public-read", "public-read-write", "authenticated-read", "website")
@@ -43,7 +42,8 @@ def bucket_is_closed(stack: Stack) -> Iterator[Violation]:
 def bucket_policy_admits_no_stranger(stack: Stack) -> Iterator[Violation]:
     for policy in stack.of("aws_s3_bucket_policy"):
         for statement in iam.statements(policy.values["policy"]):
-            strangers = [one for one in statement.principals if not one.startswith(f"AWS:arn:aws:iam::{ACCOUNT}:")]
+            own = f"AWS:arn:aws:iam::{stack.account}:"
+            strangers = [one for one in statement.principals if not one.startswith(own)]
             strangers += [f"all but {one}" for one in statement.not_principals]
             if statement.allows and strangers:
                 who = "anybody" if {"*", "AWS:*"} & {*strangers} else ", ".join(strangers)

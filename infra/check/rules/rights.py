@@ -17,7 +17,6 @@ from infra.check import iam
 from infra.check.rules.access import granted
 from infra.check.rules.data import store_of
 from infra.check.stack import Stack, Violation
-from infra.check.stand_in.plausible import ACCOUNT
 from infra.check.terraform import Resource
 
 LIST: Final = Path(__file__).parents[1] / "rights.txt"
@@ -25,22 +24,23 @@ SESSION: Final = "s3express:CreateSession"
 DIRECTORY_SUFFIX: Final = "--x-s3"
 TRUST: Final = "sts:AssumeRole"
 ATTACHED: Final = "policy"
-# The names of ARNs in the list. No wildcards, except where no single resource can be named.
+# The names of ARNs in the list, those of the own account. No wildcards, except where no single resource can be named.
+OWN: Final = "OWN"  # in place of the account's number
 NAMES: Final = {
     name: re.compile(pattern)
     for name, pattern in {
         "anything": r"\*",
-        "key": rf"arn:aws:kms:[\w-]+:{ACCOUNT}:key/[\w-]+",
-        "workspace": rf"arn:aws:aps:[\w-]+:{ACCOUNT}:workspace/[\w-]+",
-        "application": rf"arn:aws:emr-serverless:[\w-]+:{ACCOUNT}:/applications/\w+",
-        "jobrun": rf"arn:aws:emr-serverless:[\w-]+:{ACCOUNT}:/applications/\w+/jobruns/\*",
-        "logs": rf"arn:aws:logs:[\w-]+:{ACCOUNT}:log-group:/siltstone/[\w/-]+:\*",
-        "secret": rf"arn:aws:secretsmanager:[\w-]+:{ACCOUNT}:secret:[\w!/-]+",
-        "admin-task": rf"arn:aws:ecs:[\w-]+:{ACCOUNT}:task-definition/[\w-]+-admin:\*",
+        "key": rf"arn:aws:kms:[\w-]+:{OWN}:key/[\w-]+",
+        "workspace": rf"arn:aws:aps:[\w-]+:{OWN}:workspace/[\w-]+",
+        "application": rf"arn:aws:emr-serverless:[\w-]+:{OWN}:/applications/\w+",
+        "jobrun": rf"arn:aws:emr-serverless:[\w-]+:{OWN}:/applications/\w+/jobruns/\*",
+        "logs": rf"arn:aws:logs:[\w-]+:{OWN}:log-group:/siltstone/[\w/-]+:\*",
+        "secret": rf"arn:aws:secretsmanager:[\w-]+:{OWN}:secret:[\w!/+=.@-]+",
+        "admin-task": rf"arn:aws:ecs:[\w-]+:{OWN}:task-definition/[\w-]+-admin:\*",
         "repositories": r"arn:aws:ecr:\*:\*:repository/\*",
     }.items()
 }
-ROLE: Final = re.compile(rf"arn:aws:iam::{ACCOUNT}:role/[\w-]+-(\w+)")
+ROLE: Final = re.compile(rf"arn:aws:iam::{OWN}:role/[\w-]+-(\w+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +92,11 @@ def role_of(name: object) -> str:
     return str(name).rsplit("-", 1)[-1]
 
 
-def named(arn: str, first: tuple[str, str], second: tuple[str, str]) -> str:
+def named(arn: str, account: str, first: tuple[str, str], second: tuple[str, str]) -> str:
     """The name of an ARN in the list; the ARN itself if it has no name there. Stores are buckets and prefixes."""
+    own = arn.replace(f":{account}:", f":{OWN}:", 1)
     (bucket, prefix), (second_bucket, second_prefix) = first, second
-    directory = re.fullmatch(rf"arn:aws:s3express:[\w-]+:{ACCOUNT}:bucket/{re.escape(second_bucket)}", arn)
+    directory = re.fullmatch(rf"arn:aws:s3express:[\w-]+:{OWN}:bucket/{re.escape(second_bucket)}", own)
     if second_bucket and (directory or arn == f"arn:aws:s3:::{second_bucket}"):
         return "second"
     if arn == f"arn:aws:s3:::{bucket}":
@@ -105,9 +106,9 @@ def named(arn: str, first: tuple[str, str], second: tuple[str, str]) -> str:
     for folder, name in folders:
         if arn.startswith(folder):
             return name + arn.removeprefix(folder)
-    if role := ROLE.fullmatch(arn):
+    if role := ROLE.fullmatch(own):
         return f"role:{role[1]}"
-    return next((name for name, pattern in NAMES.items() if pattern.fullmatch(arn)), arn)
+    return next((name for name, pattern in NAMES.items() if pattern.fullmatch(own)), arn)
 
 
 def given(stack: Stack) -> Iterator[tuple[Resource, str, str, str, set[str]]]:
@@ -115,7 +116,7 @@ def given(stack: Stack) -> Iterator[tuple[Resource, str, str, str, set[str]]]:
     first, second = store_of(stack, "SILTSTONE_OBJECT_STORE_URL"), store_of(stack, "SILTSTONE_PRODUCE_STORE_URL")
     for policy, role, statement in granted(stack):
         actions = [*statement.actions, *(f"all but {action}" for action in statement.not_actions)]
-        resources = [named(arn, first, second) for arn in statement.resources]
+        resources = [named(arn, stack.account, first, second) for arn in statement.resources]
         resources += [f"all but {arn}" for arn in statement.not_resources]
         for action in actions:
             for resource in resources:

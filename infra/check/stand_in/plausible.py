@@ -190,12 +190,14 @@ def applied(block: Block, type_name: str, plan: dict[str, Value]) -> dict[str, V
     def filled(inner: Block, values: dict[str, Value]) -> dict[str, Value]:
         out = dict(values)
         for name, attribute in inner.attributes.items():
-            if not known(out.get(name)):
-                out[name] = (
-                    []
-                    if attribute.optional and collects(attribute.type)
-                    else of_type(attribute.type, type_name, name, told)
-                )
+            if known(out.get(name)):
+                continue
+            if attribute.optional and inner is not block:
+                out[name] = None  # what a block leaves out, AWS leaves out too
+            elif attribute.optional and collects(attribute.type):
+                out[name] = []
+            else:
+                out[name] = of_type(attribute.type, type_name, name, told)
         return nested(inner, out, filled)
 
     out = filled(block, plan)

@@ -22,7 +22,7 @@ from typing import Final, cast
 
 import grpc
 
-from infra.check.stand_in import arguments, plausible
+from infra.check.stand_in import plausible
 from infra.check.stand_in.schema import Block, Schemas, schema_message
 from infra.check.stand_in.values import (
     DamagedMessage,
@@ -34,18 +34,12 @@ from infra.check.stand_in.values import (
     parsed,
     text_field,
 )
+from infra.check.terraform import Plugin
 
 SERVICE: Final = "tfplugin5.Provider"
-ERROR: Final = 1
 SOURCE: Final = "hashicorp/aws"
 
 Method = Callable[[bytes], bytes]
-
-
-def diagnostic(summary: str, detail: str, attribute: str) -> bytes:
-    """Diagnostic, pointing at a top-level attribute."""
-    step = message((1, attribute))
-    return message((1, ERROR), (2, summary), (3, detail), (4, message((1, step))))
 
 
 class Provider:
@@ -87,8 +81,7 @@ class Provider:
         config = decoded(bytes_field(fields, 2))
         if type_name not in blocks or not isinstance(config, dict):
             raise DamagedMessage(f"a configuration of {type_name} that is no object of a known type")
-        found = arguments.mistakes(type_name, config)
-        return message(*((1, diagnostic(one.summary, one.detail, one.attribute)) for one in found))
+        return b""
 
     def _plan(self, request: bytes) -> bytes:
         fields = parsed(request)
@@ -139,8 +132,8 @@ class Handler(grpc.GenericRpcHandler):
 
 
 @contextmanager
-def serving(schemas: Schemas) -> Generator[str]:
-    """Serve until the block ends; gives the value of `TF_REATTACH_PROVIDERS`."""
+def serving(schemas: Schemas) -> Generator[Plugin]:
+    """Serve until the block ends."""
     with tempfile.TemporaryDirectory(prefix="infra-check-") as folder, ThreadPoolExecutor(max_workers=8) as threads:
         socket = Path(folder) / "provider.sock"
         server = grpc.server(threads)
@@ -148,7 +141,7 @@ def serving(schemas: Schemas) -> Generator[str]:
         server.add_insecure_port(f"unix:{socket}")
         server.start()
         try:
-            yield json.dumps({
+            reattach = json.dumps({
                 SOURCE: {
                     "Protocol": "grpc",
                     "ProtocolVersion": 5,
@@ -157,5 +150,7 @@ def serving(schemas: Schemas) -> Generator[str]:
                     "Addr": {"Network": "unix", "String": str(socket)},
                 }
             })  # fmt: skip
+            name = f"a stand-in with the schemas of {SOURCE} {schemas.provider_version}"
+            yield Plugin(name, {"TF_REATTACH_PROVIDERS": reattach})
         finally:
             server.stop(grace=None).wait()

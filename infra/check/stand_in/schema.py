@@ -1,7 +1,7 @@
 """The provider's schemas as the check keeps them (infra/check/schemas/aws.json) and as Terraform wants them.
 
 A schema file has, for each resource, data source and the provider itself, a block: `attributes` maps a name to [type,
-use], with the type in Terraform's own words and the use `required`, `optional`, `computed` or `optional computed`;
+use], with the type in Terraform's own JSON and the use in words: `required`, `optional`, `computed`, `sensitive`.
 `blocks` maps a name to a nested block with its `nesting` (`single`, `list` or `set`), `min` and `max` (0: any
 number).
 """
@@ -9,17 +9,17 @@ number).
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 
 from infra.check.stand_in.values import message
 
 Type: TypeAlias = "str | tuple[str, Type] | tuple[str, dict[str, Type]]"
 
 NESTING: Final = {"single": 1, "list": 2, "set": 3}
-TOKEN: Final = re.compile(r"\s*([a-z_][\w-]*|[(){}=,])")
+SCALARS: Final = ("string", "number", "bool")
+COLLECTIONS: Final = ("list", "set", "map")
 SCHEMAS: Final = Path(__file__).parents[1] / "schemas" / "aws.json"
 
 
@@ -33,6 +33,7 @@ class Attribute:
     required: bool
     optional: bool
     computed: bool
+    sensitive: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,46 +58,17 @@ class Schemas:
     data_sources: dict[str, Block]
 
 
-class TypeReader:
-    """Reads one type expression: `set(object({key=string, values=list(string)}))`."""
-
-    def __init__(self, text: str) -> None:
-        self._tokens = TOKEN.findall(text)
-        self._at = 0
-        if "".join(self._tokens) != re.sub(r"\s", "", text):
-            raise DamagedSchema(f"type {text!r}")
-
-    def _next(self, expected: str = "") -> str:
-        if self._at >= len(self._tokens) or (expected and self._tokens[self._at] != expected):
-            raise DamagedSchema(f"type {' '.join(self._tokens)!r} wants {expected or 'more'!r} at {self._at}")
-        self._at += 1
-        return self._tokens[self._at - 1]
-
-    def read(self) -> Type:
-        name = self._next()
-        if name in ("string", "number", "bool"):
-            return name
-        self._next("(")
-        if name in ("list", "set", "map"):
-            inner: Type = (name, self.read())
-        elif name == "object":
-            inner = (name, self._object())
-        else:
-            raise DamagedSchema(f"no type {name!r}")
-        self._next(")")
-        return inner
-
-    def _object(self) -> dict[str, Type]:
-        parts: dict[str, Type] = {}
-        self._next("{")
-        while self._tokens[self._at] != "}":
-            key = self._next()
-            self._next("=")
-            parts[key] = self.read()
-            if self._tokens[self._at] == ",":
-                self._next()
-        self._next("}")
-        return parts
+def type_from(told: object) -> Type:
+    """A type from Terraform's JSON: `["set", ["object", {"name": "string"}]]`. Raises DamagedSchema."""
+    if told in SCALARS:
+        return cast("str", told)
+    parts = cast("list[object]", told) if isinstance(told, list) else []
+    outer, inner = parts if len(parts) == 2 else ("", None)
+    if outer in COLLECTIONS:
+        return cast("str", outer), type_from(inner)
+    if outer == "object" and isinstance(inner, dict):
+        return "object", {name: type_from(part) for name, part in cast("dict[str, object]", inner).items()}
+    raise DamagedSchema(f"no type {told!r}")
 
 
 def block_from(raw: dict[str, Any]) -> Block:
@@ -104,10 +76,11 @@ def block_from(raw: dict[str, Any]) -> Block:
     for name, (shape, use) in raw["attributes"].items():
         words = use.split()
         attributes[name] = Attribute(
-            type=TypeReader(shape).read(),
+            type=type_from(shape),
             required="required" in words,
             optional="optional" in words,
             computed="computed" in words,
+            sensitive="sensitive" in words,
         )
     nested = {
         name: NestedBlock(nesting=item["nesting"], min_items=item["min"], max_items=item["max"], block=block_from(item))
@@ -149,6 +122,7 @@ def block_message(block: Block) -> bytes:
             (4, attribute.required),
             (5, attribute.optional),
             (6, attribute.computed),
+            (7, attribute.sensitive),
         )
         for name, attribute in block.attributes.items()
     ]

@@ -1,0 +1,1 @@
+"""The real AWS provider, where it is at hand, and the server that answers it in place of AWS."""
