@@ -50,7 +50,7 @@ def test_terraform_makes_what_the_doctor_takes_and_its_default_class_fits_its_ag
     assert re.search(r"^ +max_wal_size += tostring\(min\(8192, ", PARAMETERS, re.MULTILINE)
     # AWS refuses to set a static parameter at once
     assert 'at_restart = toset(["autovacuum_freeze_max_age"])' in PARAMETERS
-    (default_class,) = re.findall(r'instance_class = optional\(string, "(.+?)"\)', VARIABLES)
+    (default_class,) = re.findall(r'instance_class += optional\(string, "(.+?)"\)', VARIABLES)
     assert default_class == figures.DEFAULT_CLASS
     (agents_max,) = re.findall(r"count_max +=? ?optional\(number, (\d+)\)", VARIABLES)
     # half as many again during a replacement
