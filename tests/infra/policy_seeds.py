@@ -69,8 +69,12 @@ IN_WHAT_IT_MAKES = [
     Seed(
         "an open security group",
         "modules/agents/security_groups.tf",
-        '  security_group_id = aws_security_group.agents.id\n  description       = "Kafka clients"',
-        '  security_group_id = aws_security_group.agents.id\n  cidr_ipv6         = "::/0"',
+        '  description       = "Kafka clients"\n  ip_protocol       = "tcp"\n  from_port         = local.kafka_port\n'
+        "  to_port           = local.kafka_port\n  cidr_ipv4         = each.key\n\n  tags = var.tags\n}\n\n"
+        'resource "aws_vpc_security_group_ingress_rule" "agents_metrics"',
+        '  description       = "Kafka clients"\n  ip_protocol       = "tcp"\n  from_port         = local.kafka_port\n'
+        '  to_port           = local.kafka_port\n  cidr_ipv6         = "::/0"\n\n  tags = var.tags\n}\n\n'
+        'resource "aws_vpc_security_group_ingress_rule" "agents_metrics"',
         "internal only",
         "the security group lets ::/0 in",
     ),

@@ -15,6 +15,8 @@ from infra.check.real import mirror
 from infra.check.real.account import Account
 from infra.check.real.drift import changes
 from infra.check.real.mirror import NoProvider, mirror_at_hand, mirror_in
+from infra.check.schemas import __main__ as schemas
+from infra.check.stand_in.schema import SCHEMAS
 
 SYSTEM = f"{platform.system().lower()}_{mirror.ARCHITECTURES[platform.machine().lower()]}"
 
@@ -68,6 +70,25 @@ def test_a_mirror_that_is_named_and_empty_fails_the_check(tmp_path: Path, capsys
     assert "holds no unpacked" in said or "NOT RUN" in said
 
 
+def test_schemas_are_left_alone_where_no_provider_tells_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = SCHEMAS.read_bytes()
+    monkeypatch.setenv(mirror.VARIABLE, "")
+    assert schemas.main([]) == 1
+    assert "nothing was written" in capsys.readouterr().err and SCHEMAS.read_bytes() == before
+
+
+def test_schemas_name_the_types_that_a_provider_lacks() -> None:
+    block = {"block": {"attributes": {"name": {"type": "string", "required": True}}}}
+    told = {"provider": block, "resource_schemas": {"aws_a": block}, "data_source_schemas": {}}
+    document = {"provider_schemas": {"registry.terraform.io/hashicorp/aws": told}}
+    kept = schemas.kept(document, "5.0.0", {"aws_a"}, set())
+    assert kept["resources"] == {"aws_a": {"attributes": {"name": ["string", "required"]}, "blocks": {}}}
+    with pytest.raises(NoProvider, match="has no aws_b"):
+        schemas.kept(document, "5.0.0", {"aws_a", "aws_b"}, set())
+
+
 def test_values_name_what_the_account_has(tmp_path: Path) -> None:
     known = {"vpc-": ["vpc-1"], "subnet-": ["subnet-1", "subnet-2"], "sg-": ["sg-1"], "key/": ["key/k"]}
     (tmp_path / "some").mkdir()
@@ -96,9 +117,15 @@ def test_a_second_plan_may_change_what_moto_forgot_and_nothing_else() -> None:
         change("aws_lb", {"name": "a"}, {"name": "a"}, action="no-op"),
         change("aws_ecs_service", {"tags": {}, "id": "1"}, {"tags": None}, id=True),
         change("aws_ecs_service", {"tags": {}, "name": "a"}, {"tags": None, "name": "b"}),
+        change("aws_lb", {"tags": {"At": "1"}, "name": "a"}, {"name": "a"}, tags=True),
         change("aws_lb", None, {"name": "a"}, action="create"),
         change("aws_lb", {"name": "a"}, None, action="delete"),
         {**change("aws_region", {}, {"id": "x"}), "mode": "data"},
     ]
     found = list(changes({"resource_changes": told}))
-    assert found == [(f"{kind}.this", ["name"]) for kind in ("aws_ecs_service", "aws_lb", "aws_lb")]
+    assert found == [
+        ("aws_ecs_service.this", ["name"]),
+        ("aws_lb.this", ["tags"]),
+        ("aws_lb.this", ["name"]),
+        ("aws_lb.this", ["name"]),
+    ]

@@ -64,16 +64,17 @@ class Made:
     """A tree after an apply with these values, and what the rules find in it."""
 
     rehearsal: Rehearsal
+    tree: Path
     values: Path | None
     findings: set[tuple[str, ...]]
 
 
-def judged(rehearsal: Rehearsal, values: Path | None) -> Made:
+def judged(rehearsal: Rehearsal, tree: Path, values: Path | None) -> Made:
     places = Places(checks.TREE, rehearsal.module_folders)
     outcomes = list(checks.judged(Stack(rehearsal.root, rehearsal.resources), "", places.of))
     assert [line for outcome in outcomes for line in outcome.unjudged] == []
     found = {(one.check, one.place, one.message) for outcome in outcomes for one in outcome.findings}
-    return Made(rehearsal, values, {tuple(neutral(part, rehearsal) for part in one) for one in found})
+    return Made(rehearsal, tree, values, {tuple(neutral(part, rehearsal) for part in one) for one in found})
 
 
 def neutral(text: str, rehearsal: Rehearsal) -> str:
@@ -103,14 +104,17 @@ def made(provided: Provided, scratch: Path, root: str, several: list[Seed], valu
         assert rehearsal.resources, rehearsal.findings
         terraform.plan_again(rehearsal, own)
         terraform.destroy(rehearsal, own)
-    return judged(rehearsal, own)
+    return judged(rehearsal, tree, own)
 
 
 def made_by_the_stand_in(provided: Provided, scratch: Path, several: list[Seed], other: Made) -> Made:
     """The same tree with the same values, made with the stand-in."""
+    tree = sown(scratch, *several)
+    for values in other.tree.rglob("*.tfvars"):
+        shutil.copy(values, tree / values.relative_to(other.tree))
     with plugged(None, scratch) as plugin:
-        terraform = Terraform(provided.binary, plugin, sown(scratch, *several), scratch)
-        return judged(terraform.rehearse(other.rehearsal.root, other.values), other.values)
+        terraform = Terraform(provided.binary, plugin, tree, scratch)
+        return judged(terraform.rehearse(other.rehearsal.root, other.values), tree, other.values)
 
 
 @pytest.fixture(scope="module")

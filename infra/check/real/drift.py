@@ -38,9 +38,12 @@ def changes(plan: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
 
 
 def differing(change: Mapping[str, Any]) -> set[str]:
-    """The attributes with another known value; those that are only unknown follow from these."""
+    """The attributes that would have another value. One that will only be known after the apply counts if no other
+    differs: else it follows from that.
+    """
     before: Mapping[str, Any] = change["before"] or {}
     after: Mapping[str, Any] = change["after"] or {}
     unknown: Mapping[str, Any] = change.get("after_unknown") or {}
     names = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
-    return {name for name in names if unknown.get(name) is not True}
+    known = {name for name in names if unknown.get(name) is not True}
+    return known or names
