@@ -336,6 +336,9 @@ class MetadataBackup:
             entries[name] = await self._upload(file, snapshot_key(id_, f"{name}.parquet"))
         body = encode_manifest(Manifest(instant=instant, tables=entries))
         self._named_ms = max(self._named_ms, named_ms)
+        if not self._must_begin():
+            # So that increments alone lead past this snapshot: it may be damaged one day, or missing in a copy.
+            await self._write_increments()
         before = self._cursor, self._base, self._jobs, self._asked_ms
         self._cursor, self._base, self._jobs, self._asked_ms = instant.cursor, instant.cursor, jobs, asked_ms
         try:

@@ -1,8 +1,9 @@
 """Reads the bucket for a rebuild: the catalogue, the listing, the footers. Writes nothing.
 
 The newest whole snapshot is used: one with a sound manifest and sound tables, by length and CRC-32C. A damaged one is
-passed over for the one before, with a message, and the increments since the older one are read. A snapshot of another
-cluster or of a newer release ends the rebuild, because passing over it would bring back a state that is too old.
+passed over for the one before, with a message, and the increments since the older one are read. So is one whose live
+files are missing, if those of an older one are all there. A snapshot of another cluster or of a newer release ends the
+rebuild, because passing over it would bring back a state that is too old.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from runtime.errors import BadInputError
 from runtime.text import plural
 from siltstone.ops.rebuild.plan import L0Extent, NewStretch
 from siltstone.ops.rebuild.state import Catalogued, linked
-from siltstone.ops.rebuild.tiling import Footer, FooterExtent
+from siltstone.ops.rebuild.tiling import FILLED_KIND, PLAIN, Footer, FooterExtent
 from storage.format.file_format import EXTENT_MAY_HAVE_TOMBSTONES, TRAILER_BYTES, CorruptFileError
 from storage.format.inspect import FileReport, inspect_file
 from storage.keys import LEVEL_PREFIXES, BadKeyError, parse_file_key
@@ -48,6 +49,10 @@ BATCH_BYTES_MAX = 256 << 20
 V = TypeVar("V")
 
 
+class UnfinishedError(BackupDamagedError):
+    """A snapshot has no manifest: it is being written, or its writer was killed."""
+
+
 class NoCatalogError(BadInputError):
     """The bucket has no whole catalogue snapshot. Nothing was changed."""
 
@@ -59,7 +64,9 @@ class Found:
     catalogued: Catalogued
     snapshot: str
     passed_over: list[str] = field(default_factory=list[str])
-    """Damaged parts of the catalogue, and why."""
+    """Parts of the catalogue that were not used, and why."""
+    damaged: list[str] = field(default_factory=list[str])
+    """Those of them that were whole once."""
     listing: dict[str, int] = field(default_factory=dict[str, int])
     newest_ms: int = 0
     """Time of the last write, by the store's clock."""
@@ -72,12 +79,70 @@ class Found:
 async def read_bucket(store: ObjectStore, cluster_id: str, *, say: Callable[[str], None]) -> Found:
     """Raises NoCatalogError, BackupRefusedError, and the errors of the store."""
     found = await _read_catalogue(store, cluster_id)
-    say(f"catalogue snapshot {found.snapshot} and {plural(len(found.catalogued.increments), 'increment')}")
     for prefix in LEVEL_PREFIXES:
         async for stat in store.list(prefix):
             if _is_file(stat.key):
                 found.listing[stat.key] = stat.size_bytes
                 found.newest_ms = max(found.newest_ms, stat.last_modified_ms)
+    older = await _complete(store, cluster_id, found, say) if missing(found) else None
+    if older is not None:
+        return older
+    await _read_footers(store, found, say)
+    return found
+
+
+async def _complete(store: ObjectStore, cluster_id: str, newest: Found, say: Callable[[str], None]) -> Found | None:
+    """The newest snapshot of whose live files none is missing, if the increments lead on from it.
+
+    In a copy of a bucket the output of a merge may be missing, while its inputs, which the snapshot calls dead, are
+    there. An older snapshot calls them live. It knows older offsets of groups.
+    """
+    found = newest
+    while missing(found):
+        try:
+            found = await _read_catalogue(store, cluster_id, before=found.snapshot)
+        except NoCatalogError:
+            return None
+        found.listing, found.newest_ms = newest.listing, newest.newest_ms
+    if newest.catalogued.is_whole and not found.catalogued.is_whole:
+        return None
+    note = f"snapshot {newest.snapshot}: {plural(len(missing(newest)), 'live file')} missing, and none of an older one"
+    await _read_footers(store, found, say)
+    if not has_no_half(found):
+        return None
+    found.passed_over = [*newest.passed_over, note]
+    found.damaged = [*newest.damaged, note]
+    return found
+
+
+def missing(found: Found) -> Sequence[str]:
+    """The files that are live in the snapshot, and whose objects are not there. Pure."""
+    return [
+        row["key"]
+        for row in found.catalogued.tables["files"]
+        if row["state"] == "live" and not row.get("inline") and found.listing.get(row["key"]) != row["size_bytes"]
+    ]
+
+
+def has_no_half(found: Found) -> bool:
+    """Whether every merge of compacted topics since the snapshot is there with all its outputs and inputs, or not at
+    all. A half of its outputs beside a half of its inputs could bring a deleted key back. Pure."""
+    of_job = {
+        key: frozenset(job.output_keys)
+        for each in found.catalogued.increments
+        for job in each.jobs
+        for key in job.output_keys
+    }
+    return all(
+        key in found.listing
+        for footer in found.footers
+        if footer.file_class != PLAIN and footer.kind != FILLED_KIND
+        for key in (*of_job.get(footer.key, ()), *(key for _, key in footer.inputs))
+    )
+
+
+async def _read_footers(store: ObjectStore, found: Found, say: Callable[[str], None]) -> None:
+    say(f"catalogue snapshot {found.snapshot} and {plural(len(found.catalogued.increments), 'increment')}")
     known = {row["key"] for row in found.catalogued.tables["files"]}
     heard = {file.key for each in found.catalogued.increments for file in each.files}
     new = [key for key in found.listing if key not in known and key not in heard]
@@ -101,7 +166,6 @@ async def read_bucket(store: ObjectStore, cluster_id: str, *, say: Callable[[str
             found.unreadable.append(f"{key}: {said}")
         else:
             found.l0_footers[key] = said
-    return found
 
 
 async def _in_parallel(keys: Sequence[str], read: Callable[[str], Awaitable[V]]) -> AsyncIterator[tuple[str, V]]:
@@ -122,8 +186,10 @@ def _is_file(key: str) -> bool:
 # ---- the catalogue ------------------------------------------------------------------------------------------------
 
 
-async def _read_catalogue(store: ObjectStore, cluster_id: str) -> Found:
+async def _read_catalogue(store: ObjectStore, cluster_id: str, *, before: str = "") -> Found:
+    """The newest whole snapshot, or the newest one before another."""
     passed_over: list[str] = []
+    broken: list[str] = []
     written_ms: dict[str, int | None] = {}  # by the store's clock
     async for stat in store.list(SNAPSHOTS_PREFIX):
         key = parse_backup_key(stat.key)
@@ -131,15 +197,19 @@ async def _read_catalogue(store: ObjectStore, cluster_id: str) -> Found:
             at_ms = stat.last_modified_ms if key.name == MANIFEST else None
             written_ms[key.snapshot] = written_ms.get(key.snapshot) or at_ms
     for id_ in sorted(written_ms, reverse=True):
+        if before and id_ >= before:
+            continue
         try:
             if written_ms[id_] is None:
-                raise BackupDamagedError("it has no manifest, so its writer did not finish it")
+                raise UnfinishedError("it has no manifest, so its writer did not finish it")
             manifest = decode_manifest(await store.get(snapshot_key(id_, MANIFEST)), cluster_id=cluster_id)
             tables = {name: await _table(store, name, entry) for name, entry in manifest.tables.items()}
             if len(tables["cluster"]) != 1:
                 raise BackupDamagedError("it has no row of the cluster")
         except (BackupDamagedError, ObjectNotFoundError) as error:
             passed_over.append(f"snapshot {id_}: {error}")
+            if not isinstance(error, UnfinishedError):
+                broken.append(passed_over[-1])
             continue
         since = manifest.instant.taken_ms - INCREMENTS_BEFORE_MS, (written_ms[id_] or 0) - INCREMENTS_BEFORE_MS
         increments, damaged = await _increments(store, since, cluster_id)
@@ -149,7 +219,7 @@ async def _read_catalogue(store: ObjectStore, cluster_id: str) -> Found:
                 f"{behind} of the increments since snapshot {id_} do not follow: increments before them are missing"
             )
         catalogued = Catalogued(instant=manifest.instant, tables=tables, increments=increments, is_whole=not damaged)
-        return Found(catalogued=catalogued, snapshot=id_, passed_over=passed_over + damaged)
+        return Found(catalogued=catalogued, snapshot=id_, passed_over=passed_over + damaged, damaged=broken + damaged)
     raise NoCatalogError(
         f"there is no whole catalogue snapshot under {SNAPSHOTS_PREFIX}"
         + (f"; {passed_over[0]}" if passed_over else ""),
