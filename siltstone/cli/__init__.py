@@ -59,6 +59,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "fsck": ("siltstone.cli.fsck:fsck", "Check the invariants of a live system."),
     "doctor": ("siltstone.cli.doctor:doctor", "Check that store, Postgres and clock are fit for use."),
     "rebuild": ("siltstone.cli.rebuild:rebuild", "Restore the metadata from the bucket into an empty Postgres."),
+    "drill": ("siltstone.cli.drill:drill", "Prove that the metadata could be rebuilt from the bucket."),
     "migrate": ("siltstone.cli.migrate:migrate", "Create or upgrade the metadata schema in Postgres."),
     "upgrade": ("siltstone.cli.upgrade:upgrade", "Show what is left to do of an upgrade."),
     "cost": ("siltstone.cli.cost:cost", "Estimate the monthly cost of a load, beside a Kafka for it."),

@@ -113,7 +113,7 @@ async def check_system(
     extents = live_extents(view.l0_files, marks, view.extents)
     live = [file for file in files if file.state is FileState.LIVE]
     unsettled = [
-        *await _check_objects(live, extents, view, _StoreAndRows(store, files, view), quick=quick, progress=progress),
+        *await check_objects(live, extents, view, StoreAndRows(store, files, view), quick=quick, progress=progress),
         *await _check_listed(objects, files, view, metadata, store, allowances or Allowances()),
     ]
     found: dict[str, list[Violation]] = defaultdict(list)
@@ -227,11 +227,11 @@ async def _exists(store: ObjectStore, key: str) -> bool:
     return True
 
 
-async def _check_objects(
+async def check_objects(
     live: Sequence[FileInfo],
     extents: Sequence[LiveExtent],
     view: SystemView,
-    store: _StoreAndRows,
+    store: StoreAndRows,
     *,
     quick: bool,
     progress: Progress,
@@ -258,7 +258,7 @@ async def _check_objects(
 
 
 async def _check_leveled(
-    file: FileInfo, extents: Sequence[LeveledExtent], store: _StoreAndRows, *, quick: bool
+    file: FileInfo, extents: Sequence[LeveledExtent], store: StoreAndRows, *, quick: bool
 ) -> list[Violation]:
     violations: list[Violation] = []
     try:
@@ -279,13 +279,13 @@ async def _check_leveled(
     return violations
 
 
-async def _chunks(store: _StoreAndRows, stat: ObjectStat) -> AsyncIterator[bytes]:
+async def _chunks(store: StoreAndRows, stat: ObjectStat) -> AsyncIterator[bytes]:
     for position in range(0, stat.size_bytes, CHUNK_BYTES):
         yield await store.get_range(stat.key, position, min(CHUNK_BYTES, stat.size_bytes - position))
 
 
 async def _check_l0(
-    live: Sequence[FileInfo], extents: Sequence[LiveExtent], store: _StoreAndRows, *, quick: bool, progress: Progress
+    live: Sequence[FileInfo], extents: Sequence[LiveExtent], store: StoreAndRows, *, quick: bool, progress: Progress
 ) -> list[Violation]:
     violations: list[Violation] = []
     by_key: dict[str, list[LiveExtent]] = defaultdict(list)
@@ -319,7 +319,7 @@ async def _check_l0(
     return violations
 
 
-class _StoreAndRows:
+class StoreAndRows:
     """The object store, and the bytes of inline files, which are in their rows and in no object."""
 
     def __init__(self, store: ObjectStore, files: Iterable[FileInfo], view: SystemView) -> None:
@@ -348,7 +348,7 @@ class ReadAhead:
 
     def __init__(
         self,
-        store: _StoreAndRows,
+        store: StoreAndRows,
         keys: Iterable[str],
         *,
         assumed_crc32c: Mapping[str, int] | None = None,

@@ -102,6 +102,8 @@ class Rebuild:
     force: bool = False
     dry_run: bool = False
     append_newer_l0: bool = False
+    is_drill: bool = False
+    """The bucket's cluster is at work, and nobody will use the rebuilt metadata."""
 
     async def run(self) -> Rebuilt:
         """Raises NotEmptyError, StillAliveError, NoCatalogError, BackupRefusedError, ClusterMismatchError, and the
@@ -149,6 +151,8 @@ class Rebuild:
         return cluster_id
 
     def _check_alone(self, found: Found, now_ms: int) -> None:
+        if self.is_drill:
+            return
         age_ms = now_ms - max(found.newest_ms, found.catalogued.instant.taken_ms)
         if age_ms >= ALIVE_MS:
             return

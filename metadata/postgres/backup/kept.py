@@ -1,0 +1,62 @@
+"""What Postgres keeps beside the log: groups, transactions, users, rights. A restore drill compares it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from metadata.postgres.connection import CONNECTION_ERRORS, connect, unavailable
+
+STATEMENT_TIMEOUT_MS = 600_000
+
+
+class GroupPlace(NamedTuple):
+    group_id: bytes
+    topic_id: str
+    partition: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """The state of one database."""
+
+    counts: Mapping[str, int]
+    """By the names of `_COUNTED`."""
+    group_offsets: Mapping[GroupPlace, int]
+    size_bytes: int
+    """Of the whole database, on disk."""
+    changed_ms: int
+    """When topics, configs, ACLs or quotas last changed; 0 if that is forgotten."""
+
+
+_COUNTED: Mapping[str, str] = {
+    "groups": "SELECT count(*) FROM groups",
+    "transactional ids": "SELECT count(*) FROM transactions",
+    "ACLs": "SELECT count(*) FROM acls",
+    "quotas": "SELECT count(*) FROM client_quotas",
+    "users": "SELECT count(DISTINCT name_hash) FROM scram_users",
+    "erasures": "SELECT count(*) FROM erasures",
+}
+NOT_IN_THE_BUCKET = frozenset({"users", "erasures"})
+"""What no rebuild brings back."""
+
+
+async def read_kept(url: str) -> Kept:
+    """Raises MetadataUnavailableError."""
+    connection = await connect(url, application="siltstone-drill", statement_timeout_ms=STATEMENT_TIMEOUT_MS)
+    try:
+        offsets = await connection.fetch("SELECT group_id, topic_id, partition, committed_offset FROM group_offsets")
+        return Kept(
+            counts={name: int(await connection.fetchval(query)) for name, query in _COUNTED.items()},
+            group_offsets={
+                GroupPlace(bytes(row["group_id"]), str(row["topic_id"]), row["partition"]): row["committed_offset"]
+                for row in offsets
+            },
+            size_bytes=int(await connection.fetchval("SELECT pg_database_size(current_database())")),
+            changed_ms=int(await connection.fetchval("SELECT coalesce(max(created_ms), 0) FROM changes")),
+        )
+    except CONNECTION_ERRORS as error:
+        raise unavailable(error) from error
+    finally:
+        connection.terminate()
