@@ -125,6 +125,10 @@ NOT_RUN = {
         "asks agents elsewhere; tests/integration/siltstone/test_probe.py runs it, and ends it"
     ),
     ("docs/operations/rebuild.md", "siltstone rebuild --dry-run"): SERVERS,
+    ("docs/operations/rebuild.md", "siltstone drill"): (
+        "asks the reader's cluster; tests/integration/siltstone/drills asks some of its own"
+    ),
+    ("docs/operations/two-regions.md", "siltstone rebuild --dry-run"): SERVERS,
     ("docs/operations/second-bucket.md", "rclone copy"): SERVERS,
 }
 """(page, how the block begins) -> why no test runs it."""
