@@ -7,7 +7,7 @@ locals {
 
   run_task = join(" ", [
     "aws ecs run-task ${local.of_ecs}",
-    "--task-definition ${module.cluster.admin_task.family} --network-configuration",
+    "--task-definition ${module.cluster.admin_task_family} --network-configuration",
     "'awsvpcConfiguration={subnets=[${join(",", module.network.subnet_ids)}],securityGroups=[${join(",", local.admin_groups)}]}'",
   ])
   admin_groups = [module.network.task_security_group_id, module.agents.admin_security_group_id]

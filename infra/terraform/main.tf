@@ -235,7 +235,9 @@ module "upkeep" {
     name              = module.cluster.name
     capacity_provider = module.cluster.capacity_provider
   }
-  admin_task             = module.cluster.admin_task
+  admin_task_arn         = module.cluster.admin_task_arn
+  admin_task_family      = module.cluster.admin_task_family
+  admin_role_arns        = module.cluster.admin_role_arns
   agents_service_name    = "${var.name}-agents" # not of the module: its service begins after the rule that watches it
   subnet_ids             = module.network.subnet_ids
   security_group_ids     = [module.network.task_security_group_id]

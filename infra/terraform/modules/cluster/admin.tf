@@ -4,6 +4,8 @@
 # files with empty extents in place of lost offsets. It may delete only what its own test of the store wrote.
 
 locals {
+  admin_family = "${var.name}-admin"
+
   admin_container = {
     name                   = "admin"
     image                  = var.image
@@ -17,7 +19,7 @@ locals {
 }
 
 resource "aws_ecs_task_definition" "admin" {
-  family                   = "${var.name}-admin"
+  family                   = local.admin_family
   network_mode             = "awsvpc"
   requires_compatibilities = [var.launch_type]
   cpu                      = "512"

@@ -18,11 +18,17 @@ output "execution_role_arn" {
   value       = aws_iam_role.execution.arn
 }
 
-output "admin_task" {
-  description = "Task definition of commands run by hand: its ARN with the revision, its family, and its two roles."
-  value = {
-    arn       = aws_ecs_task_definition.admin.arn
-    family    = aws_ecs_task_definition.admin.family
-    role_arns = [aws_iam_role.admin.arn, aws_iam_role.execution.arn]
-  }
+output "admin_task_arn" {
+  description = "Task definition of commands run by hand: its ARN with the revision."
+  value       = aws_ecs_task_definition.admin.arn
+}
+
+output "admin_task_family" {
+  description = "The family of that task definition, which is known before there is one."
+  value       = local.admin_family
+}
+
+output "admin_role_arns" {
+  description = "The two roles of that task definition."
+  value       = [aws_iam_role.admin.arn, aws_iam_role.execution.arn]
 }

@@ -1,4 +1,5 @@
-# What EventBridge may do: start the admin task, in this cluster, with its two roles.
+# What EventBridge may do: start the admin task, in this cluster, with its two roles. Nothing here waits for Postgres or the task
+# definition, so that IAM knows these rights everywhere before the first rollout: EventBridge tries once where it is refused.
 
 data "aws_iam_policy_document" "trust" {
   statement {
@@ -21,7 +22,7 @@ data "aws_iam_policy_document" "events" {
   statement {
     sid       = "StartAdminTask"
     actions   = ["ecs:RunTask"]
-    resources = ["arn:${data.aws_partition.current.partition}:ecs:${data.aws_region.current.id}:${local.account}:task-definition/${var.admin_task.family}:*"]
+    resources = ["arn:${data.aws_partition.current.partition}:ecs:${data.aws_region.current.id}:${local.account}:task-definition/${var.admin_task_family}:*"]
 
     condition {
       test     = "ArnEquals"
@@ -33,7 +34,7 @@ data "aws_iam_policy_document" "events" {
   statement {
     sid       = "WithItsRoles"
     actions   = ["iam:PassRole"]
-    resources = var.admin_task.role_arns
+    resources = var.admin_role_arns
 
     condition {
       test     = "StringEquals"

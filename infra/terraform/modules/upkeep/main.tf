@@ -37,7 +37,7 @@ resource "aws_cloudwatch_event_target" "migrate" {
   role_arn = aws_iam_role.events.arn
 
   ecs_target {
-    task_definition_arn = var.admin_task.arn # with its revision, and so with the image of this apply
+    task_definition_arn = var.admin_task_arn # with its revision, and so with the image of this apply
     task_count          = 1
 
     capacity_provider_strategy {
@@ -83,7 +83,7 @@ resource "aws_cloudwatch_event_target" "drill" {
   })
 
   ecs_target {
-    task_definition_arn = var.admin_task.arn
+    task_definition_arn = var.admin_task_arn
     task_count          = 1
 
     capacity_provider_strategy {

@@ -12,13 +12,19 @@ variable "cluster" {
   })
 }
 
-variable "admin_task" {
-  description = "Task definition of commands run by hand, whose own command is `migrate`: its ARN with the revision, its family, and its two roles."
-  type = object({
-    arn       = string
-    family    = string
-    role_arns = list(string)
-  })
+variable "admin_task_arn" {
+  description = "Task definition of commands run by hand, whose own command is `migrate`: its ARN with the revision."
+  type        = string
+}
+
+variable "admin_task_family" {
+  description = "The family of that task definition."
+  type        = string
+}
+
+variable "admin_role_arns" {
+  description = "The two roles of that task definition."
+  type        = list(string)
 }
 
 variable "agents_service_name" {
