@@ -73,10 +73,10 @@ IN_WHAT_IT_MAKES = [
         "  to_port           = local.kafka_port\n  cidr_ipv4         = each.key\n\n  tags = var.tags\n}\n\n"
         'resource "aws_vpc_security_group_ingress_rule" "agents_metrics"',
         '  description       = "Kafka clients"\n  ip_protocol       = "tcp"\n  from_port         = local.kafka_port\n'
-        '  to_port           = local.kafka_port\n  cidr_ipv6         = "::/0"\n\n  tags = var.tags\n}\n\n'
-        'resource "aws_vpc_security_group_ingress_rule" "agents_metrics"',
+        '  to_port           = local.kafka_port\n  cidr_ipv4         = replace(each.key, "/^10/", "52")\n\n'
+        '  tags = var.tags\n}\n\nresource "aws_vpc_security_group_ingress_rule" "agents_metrics"',
         "internal only",
-        "the security group lets ::/0 in",
+        "the security group lets 52.",
     ),
     Seed(
         "a database on the internet",
