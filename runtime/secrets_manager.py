@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from runtime.errors import SiltstoneError
 
@@ -40,8 +40,11 @@ async def read_secret(arn: str) -> ReadSecret:
         if current is None:
             remedy = "run `siltstone migrate`, and let AGENT_PGPASSWORD_SECRET or COMPACTOR_PGPASSWORD_SECRET name it"
             raise EmptySecretError(f"the secret {arn} has no value yet, or is not there", remedy=remedy)
+        passwords = [_password_in(current["SecretString"])]
         previous = await _value(client, arn, PREVIOUS)  # None: it was never changed
-        passwords = [_password_in(value["SecretString"]) for value in (current, previous) if value is not None]
+        if previous is not None:
+            with suppress(KeyError, ValueError):  # whatever it was, it is no password any more
+                passwords.append(_password_in(previous["SecretString"]))
         return ReadSecret(tuple(passwords), int(current["CreatedDate"].timestamp() * 1000))
 
 
@@ -86,5 +89,8 @@ async def _value(client: Any, arn: str, stage: str) -> dict[str, Any] | None:
 
 def _password_in(text: str) -> str:
     """Raises ValueError, KeyError."""
-    read: dict[str, str] = json.loads(text)
-    return read["password"]
+    read: object = json.loads(text)
+    password = cast("dict[str, object]", read)["password"] if isinstance(read, dict) else None
+    if not isinstance(password, str) or not password:
+        raise ValueError("no password")
+    return password

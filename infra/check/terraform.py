@@ -295,7 +295,7 @@ def resources_of(module: dict[str, Any]) -> list[Resource]:
             type=item["type"] if item["mode"] == "managed" else f"data.{item['type']}",
             name=item["name"],
             module=module.get("address", ""),
-            values=item["values"],
+            values=item.get("values", {}),  # Terraform leaves it out where nothing is known yet
         )
         for item in module.get("resources", [])
     ]

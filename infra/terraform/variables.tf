@@ -108,10 +108,10 @@ variable "settings" {
   validation {
     condition = length(setintersection(keys(var.settings), [
       "listen", "advertised.host", "advertised.bootstrap", "insecure", "acl.mode", "super.users", "allow.everyone.if.no.acl.found", "object.store.url", "metadata.url", "agent.zone",
-      "drain.notice.ms", "drain.timeout.ms", "metrics.listen", "metrics.insecure", "log.format", "spark.submitter", "spark.emr.application.id", "spark.emr.role.arn",
+      "drain.notice.ms", "drain.timeout.ms", "metrics.listen", "metrics.insecure", "log.format", "log.level", "log.figures.interval.ms", "spark.submitter", "spark.emr.application.id", "spark.emr.role.arn",
       "spark.emr.entry.url", "spark.archive.url",
     ])) == 0
-    error_message = "settings must not contain a setting that follows from other variables (listen, advertised.host, advertised.bootstrap, insecure, acl.mode, super.users, allow.everyone.if.no.acl.found, object.store.url, metadata.url, agent.zone, drain.notice.ms, drain.timeout.ms, metrics.listen, metrics.insecure, log.format, spark.submitter, spark.emr.*, spark.archive.url)."
+    error_message = "settings must not contain a setting that follows from other variables (listen, advertised.host, advertised.bootstrap, insecure, acl.mode, super.users, allow.everyone.if.no.acl.found, object.store.url, metadata.url, agent.zone, drain.notice.ms, drain.timeout.ms, metrics.listen, metrics.insecure, log.format, log.level, log.figures.interval.ms, spark.submitter, spark.emr.*, spark.archive.url)."
   }
 }
 

@@ -101,6 +101,7 @@ class HttpEndpoint:
 
     async def _serve_ready(self, _: web.Request) -> web.Response:
         reasons = list(self._not_ready())
+        self._has_started = self._has_started or not reasons
         return _answer({"ready": not reasons, "reasons": reasons}, status=503 if reasons else 200)
 
     async def _serve_startup(self, _: web.Request) -> web.Response:

@@ -62,7 +62,7 @@ class SchemaWait:
                 raise
             self._wait_for(f"{error.message}: {self._remedy()}")
         except MetadataUnavailableError as error:
-            if not (self.reason or self._password_may_come(error)):
+            if not self._may_pass(error):
                 raise
             self._wait_for(error.message)
         else:
@@ -81,14 +81,17 @@ class SchemaWait:
         self._wait_for(f"this role lacks rights on {missing}: {self._remedy()}")
         return True
 
-    def _password_may_come(self, error: MetadataUnavailableError) -> bool:
-        """The first migration fills the secret, and makes the role a moment later."""
+    def _may_pass(self, error: MetadataUnavailableError) -> bool:
+        """Whether to wait for the end of this. The first migration fills the secret, and makes the role a moment later;
+        a Postgres that goes away while a process waits comes back."""
         from metadata.postgres.passwords import REFUSED, split  # loads asyncpg, which memory:// does not need
 
         if isinstance(error.__cause__, EmptySecretError):
+            self._rights_until_ms = 0.0
             return True
-        is_refused = getattr(error.__cause__, "sqlstate", None) in REFUSED
-        return is_refused and bool(split(self._url)[1].secret_arn) and self._rights_may_come()
+        if getattr(error.__cause__, "sqlstate", None) in REFUSED:
+            return bool(split(self._url)[1].secret_arn) and self._rights_may_come()
+        return bool(self.reason)
 
     def _rights_may_come(self) -> bool:
         now_ms = self._clock.monotonic_ms()

@@ -42,6 +42,22 @@ NOT_IN_THE_BUCKET = frozenset({"users", "erasures"})
 """What no rebuild brings back."""
 
 
+async def read_commit_times(url: str) -> Mapping[int, int]:
+    """Live extent of L1 and L2 -> when the first of its records was committed; of an older program's extent, when its
+    file was made. Raises MetadataUnavailableError."""
+    connection = await connect(url, application="siltstone-drill", statement_timeout_ms=STATEMENT_TIMEOUT_MS)
+    try:
+        rows = await connection.fetch(
+            "SELECT e.extent_id, coalesce(e.committed_ms, f.created_ms) AS at_ms"
+            " FROM extents e JOIN files f ON f.file_id = e.file_id WHERE e.state = 'live'"
+        )
+        return {int(row["extent_id"]): int(row["at_ms"]) for row in rows}
+    except CONNECTION_ERRORS as error:
+        raise unavailable(error) from error
+    finally:
+        connection.terminate()
+
+
 async def read_kept(url: str) -> Kept:
     """Raises MetadataUnavailableError."""
     connection = await connect(url, application="siltstone-drill", statement_timeout_ms=STATEMENT_TIMEOUT_MS)

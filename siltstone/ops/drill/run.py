@@ -7,15 +7,16 @@ that the drill may read. It ends with the drill, or, if the drill is killed, aft
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from compactor.deletion.backup_format import BackupRefusedError
 from metadata.contract.errors import MetadataUnavailableError
 from metadata.contract.files import FileInfo, FileState
+from metadata.contract.operators import SystemView
 from metadata.contract.store import MetadataStore
-from metadata.postgres.backup.kept import read_kept
+from metadata.postgres.backup.kept import read_commit_times, read_kept
 from metadata.postgres.backup.scratch import scratch_database
 from metadata.rules.invariants.all_levels import Violation, live_extents
 from metadata.urls import open_metadata
@@ -81,7 +82,7 @@ class Drill:
             scratch_database(url, ids=self.runtime.ids, say=self.say) as scratch,
             pinned(self.metadata, self.runtime),
         ):
-            live = await _look(self.metadata, self.metadata_url)
+            live = await _with_commit_times(await _look(self.metadata, self.metadata_url), self.metadata_url)
             self.say(
                 f"the live metadata take {size_text(live.kept.size_bytes)}; their copy takes no more, in"
                 f" {scratch.rpartition('/')[2].partition('?')[0]}"
@@ -108,9 +109,13 @@ class Drill:
             await restored.close()
         later = await _look_again(self.metadata, self.metadata_url)
         comparison = compare(live, later, there, rebuilt.plan.holes, known_ms=rebuilt.plan.known_ms)
+        missing = missing_objects(live.view, rebuilt.found.listing)
         gone = await self._gone(rebuilt.found.unreadable)
         return Drilled(
-            reasons=judge(rebuilt, comparison, violations, lost_ms_max=self.lost_ms_max, gone=gone),
+            reasons=[
+                *(f"missing in the bucket, though its records are live: {key}" for key in missing),
+                *judge(rebuilt, comparison, violations, lost_ms_max=self.lost_ms_max, gone=gone),
+            ],
             seconds=self._seconds(began_ms),
             rebuild_seconds=rebuild_seconds,
             rebuilt=rebuilt,
@@ -190,6 +195,20 @@ async def _look(metadata: MetadataStore, url: str) -> Seen:
     # Last: a topic that is created meanwhile has no name here, and does not count.
     view = await metadata.operators.system_view()
     return Seen(topics={topic.topic_id: topic for topic in topics}, view=view, kept=kept)
+
+
+async def _with_commit_times(seen: Seen, url: str) -> Seen:
+    """`SystemView` leaves the times of L1 and L2 out, by which the recovery point is told."""
+    times = await read_commit_times(url)
+    extents = [each._replace(committed_ms=times.get(each.extent_id)) for each in seen.view.extents]
+    return replace(seen, view=replace(seen.view, extents=extents))
+
+
+def missing_objects(view: SystemView, listing: Collection[str]) -> Sequence[str]:
+    """The objects of live files that the bucket has not. They were pinned before the bucket was listed, so nobody may
+    have deleted them. Pure."""
+    keys = {file.key for file in view.l0_files if not file.inline} | {each.key for each in view.extents}
+    return sorted(keys.difference(listing))
 
 
 async def _look_again(metadata: MetadataStore, url: str) -> SeenLater:

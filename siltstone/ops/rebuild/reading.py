@@ -27,9 +27,10 @@ from compactor.deletion.backup_format import (
     snapshot_key,
 )
 from metadata.contract.backup import Row
+from metadata.contract.tail import Cursor
 from runtime.errors import BadInputError
 from runtime.text import plural
-from siltstone.ops.rebuild.plan import L0Extent, NewStretch
+from siltstone.ops.rebuild.plan import L0Extent, NewStretch, plan_rebuild
 from siltstone.ops.rebuild.state import Catalogued, linked
 from siltstone.ops.rebuild.tiling import FILLED_KIND, PLAIN, Footer, FooterExtent
 from storage.format.file_format import EXTENT_MAY_HAVE_TOMBSTONES, TRAILER_BYTES, CorruptFileError
@@ -84,18 +85,16 @@ async def read_bucket(store: ObjectStore, cluster_id: str, *, say: Callable[[str
             if _is_file(stat.key):
                 found.listing[stat.key] = stat.size_bytes
                 found.newest_ms = max(found.newest_ms, stat.last_modified_ms)
-    older = await _complete(store, cluster_id, found, say) if missing(found) else None
-    if older is not None:
-        return older
     await _read_footers(store, found, say)
-    return found
+    better = await _better(store, cluster_id, found, say) if missing(found) else None
+    return better or found
 
 
-async def _complete(store: ObjectStore, cluster_id: str, newest: Found, say: Callable[[str], None]) -> Found | None:
-    """The newest snapshot of whose live files none is missing, if the increments lead on from it.
+async def _better(store: ObjectStore, cluster_id: str, newest: Found, say: Callable[[str], None]) -> Found | None:
+    """The newest snapshot of whose live files none is missing, if it brings more records back.
 
     In a copy of a bucket the output of a merge may be missing, while its inputs, which the snapshot calls dead, are
-    there. An older snapshot calls them live. It knows older offsets of groups.
+    there. An older snapshot calls them live. It knows older offsets of groups, so it must be worth them.
     """
     found = newest
     while missing(found):
@@ -106,13 +105,31 @@ async def _complete(store: ObjectStore, cluster_id: str, newest: Found, say: Cal
         found.listing, found.newest_ms = newest.listing, newest.newest_ms
     if newest.catalogued.is_whole and not found.catalogued.is_whole:
         return None
+    if not leads_to(found.catalogued, newest.catalogued.instant.cursor):
+        return None
     note = f"snapshot {newest.snapshot}: {plural(len(missing(newest)), 'live file')} missing, and none of an older one"
     await _read_footers(store, found, say)
-    if not has_no_half(found):
+    if not has_no_half(found) or _lost_records(found) >= _lost_records(newest):
         return None
     found.passed_over = [*newest.passed_over, note]
     found.damaged = [*newest.damaged, note]
     return found
+
+
+def leads_to(catalogued: Catalogued, cursor: Cursor) -> bool:
+    """Whether a snapshot and its increments tell all that another one, taken at this cursor, tells. Else offsets that
+    were given would be given again. Pure."""
+    known = [catalogued.instant.cursor, *(each.cursor for each in catalogued.increments)]
+    return max(each.change_id for each in known) >= cursor.change_id and all(
+        max(each.writers.get(writer_id, (-1, -1)) for each in known) >= last
+        for writer_id, last in cursor.writers.items()
+    )
+
+
+def _lost_records(found: Found) -> int:
+    """Offsets that nothing holds, if the metadata were rebuilt from this."""
+    plan = plan_rebuild(found.catalogued, found.listing, found.footers, found.l0_footers, now_ms=found.newest_ms)
+    return sum(lost.records for lost in plan.losses if lost.what == "offsets")
 
 
 def missing(found: Found) -> Sequence[str]:

@@ -56,6 +56,11 @@ class Secrets:
         async with session.client("secretsmanager", region_name=REGION, endpoint_url=self._server.endpoint) as client:
             self.arn = (await client.create_secret(Name=f"silt-postgres-agent-{os.urandom(4).hex()}"))["ARN"]
 
+    async def put_text(self, content: str) -> None:
+        session: Any = aioboto3.Session()
+        async with session.client("secretsmanager", region_name=REGION, endpoint_url=self._server.endpoint) as client:
+            await client.put_secret_value(SecretId=self.arn, SecretString=content)
+
     async def put(self, **content: str) -> None:
         session: Any = aioboto3.Session()
         async with session.client("secretsmanager", region_name=REGION, endpoint_url=self._server.endpoint) as client:
@@ -127,6 +132,24 @@ async def test_a_secret_is_rotated_under_processes_that_run_and_that_start(
     finally:
         await service.close()
         await late.close()
+
+
+@pytest.mark.parametrize("content", ["no JSON", '["first"]', '{"password": 7}', '{"password": null}', '"first"'])
+async def test_a_secret_without_a_password_is_refused_and_one_before_does_not_matter(
+    named: Callable[[str], str], secrets: Secrets, content: str
+) -> None:
+    await secrets.make()
+    await secrets.put_text(content)
+    url = named(f"password_secret={secrets.arn}")
+    with pytest.raises(MetadataUnavailableError, match="cannot use the secret") as refused:
+        await PostgresMetadata(url).open()
+    assert "first" not in str(refused.value)
+    await secrets.put(password="first")
+    service = PostgresMetadata(url)
+    try:
+        await service.open()
+    finally:
+        await service.close()
 
 
 async def test_a_failover_needs_no_secrets_manager(

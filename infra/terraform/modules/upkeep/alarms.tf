@@ -11,7 +11,11 @@ resource "aws_cloudwatch_event_rule" "failed" {
       clusterArn = [var.cluster.arn]
       lastStatus = ["STOPPED"]
       startedBy  = [{ prefix = "events-rule/" }]
-      containers = { exitCode = [{ anything-but = [0] }] }
+      # the second: a task whose image or secret could not be read has no exit code
+      "$or" = [
+        { containers = { exitCode = [{ anything-but = [0] }] } },
+        { stopCode = ["TaskFailedToStart"] },
+      ]
     }
   })
 

@@ -237,6 +237,40 @@ async def test_a_lost_object_makes_a_hole_whose_filling_stays_in_memory(
 
 
 @DIRECTORY
+async def test_a_lost_object_of_a_merge_is_named_however_young_the_newest_increment(
+    live: Live, start_agent: StartAgent, start_compactor: StartCompactor, dial: Dial
+) -> None:
+    agent = await start_agent(store=live.store, metadata=live.metadata)
+    client = await dial.kafka(agent.address)
+    await client.create_topic("t", partitions=1)
+    for _ in range(4):
+        await live.send(client, "t", 10)
+    written = time.monotonic()
+    compactor = await start_compactor(
+        store=live.store, metadata=live.metadata, gc_grace_ms=600_000, orphan_age_ms=600_000
+    )
+    await until(lambda: compactor.merges("done") >= 1)
+    await compactor.compactor.stop()
+    live_files = [file for file in await live.metadata.operators.files() if file.state is FileState.LIVE]
+    [merged] = [file for file in live_files if file.level > 0]
+    for file in await live.metadata.operators.files():
+        if file.key != merged.key and file.state is not FileState.LIVE:
+            await live.store.delete_many([file.key])
+    await live.store.delete_many([merged.key])
+    await asyncio.sleep(2)
+    await live.send(client, "t", 1)
+    await live.catalog.round()  # all that came before is older than this
+    # when
+    drilled = await live.drill()
+    # then the object is named, and the recovery point is that of its records, not of the increment
+    assert any(f"missing in the bucket, though its records are live: {merged.key}" in each for each in drilled.reasons)
+    assert drilled.comparison is not None
+    assert sum(each.records for each in drilled.comparison.lost) >= 40
+    assert drilled.comparison.lost_ms >= (time.monotonic() - written) * 1000 - 5_000
+    assert drilled.comparison.lost_ms >= 2_000
+
+
+@DIRECTORY
 async def test_damaged_bytes_are_found_by_reading(
     live: Live, start_agent: StartAgent, dial: Dial, tmp_path: Path
 ) -> None:
@@ -330,4 +364,39 @@ async def test_the_inputs_of_a_merge_stand_in_for_an_output_that_is_missing_in_a
     assert drilled.rebuilt.found.snapshot == before
     assert drilled.comparison.lost_records == 0
     assert not drilled.comparison.wrong
-    assert [each.partition("snapshot ")[2][: len(newest)] for each in drilled.reasons] == [newest]
+    # the live cluster lacks the object, and the snapshot names it
+    assert [each for each in drilled.reasons if newest in each and "missing, and none of an older one" in each]
+    named = [each for each in drilled.reasons if "though its records are live" in each]
+    assert sorted(each.rpartition(": ")[2] for each in named) == sorted(outputs)
+    assert len(drilled.reasons) == len(named) + 1
+
+
+@DIRECTORY
+@pytest.mark.parametrize("gone", ["a young object", "an increment, too"])
+async def test_an_older_snapshot_is_not_taken_where_it_knows_less_and_brings_nothing_back(
+    live: Live, gone: str, start_agent: StartAgent, dial: Dial
+) -> None:
+    agent = await start_agent(store=live.store, metadata=live.metadata)
+    client = await dial.kafka(agent.address)
+    await client.create_topic("t", partitions=1)
+    await live.send(client, "t", 10)
+    await live.catalog.snapshot()
+    await live.send(client, "t", 10)
+    await live.catalog.round()
+    before = {stat.key async for stat in live.store.list("catalog/increments/")}
+    await live.send(client, "t", 10)
+    newest = await live.catalog.snapshot()
+    # given a lost L0 object: nothing holds its records, whichever snapshot is taken
+    files = [file for file in await live.metadata.operators.files() if file.state is FileState.LIVE]
+    await live.store.delete_many([files[-1].key])
+    if gone == "an increment, too":
+        after = {stat.key async for stat in live.store.list("catalog/increments/")}
+        assert after - before
+        await live.store.delete_many([*(after - before)])
+    # when
+    drilled = await live.drill()
+    # then the newest snapshot is taken, whose offsets of groups are the newest, and the end of the log is known
+    assert drilled.rebuilt is not None and drilled.comparison is not None
+    assert drilled.rebuilt.found.snapshot == newest
+    assert [(each.base_offset, each.last_offset) for each in drilled.comparison.lost] == [(20, 29)]
+    assert len(drilled.rebuilt.plan.holes) == 1
