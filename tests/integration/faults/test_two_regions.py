@@ -34,6 +34,8 @@ CATALOG = {"catalog_interval_ms": 4_000, "catalog_increment_interval_ms": 500}
 SLOW_S = 12
 """What a busy machine may add to a lag."""
 
+pytestmark = pytest.mark.timeout(600)  # both regions are started, killed and started again
+
 
 def goes_on(regions: Regions, url: str, died: Died, given_again: Mapping[int, int]) -> Outcome:
     """Start the second region on this Postgres; compare; write and merge there; adopt; and compare again."""
@@ -129,6 +131,7 @@ def shown(name: str, regions: Regions, died: Died, outcome: Outcome) -> None:
     print("; ".join(f"{step} {seconds:.1f} s" for step, seconds in regions.steps.items()), f"; {took:.1f} s in all")
 
 
+@pytest.mark.soak
 def test_a_region_whose_bucket_copy_is_behind_its_postgres_is_rebuilt_from_the_bucket(tmp_path: Path) -> None:
     chance = random.Random(fresh_seed())
     with two_regions(tmp_path, chance, lag_s_max=2) as regions:
