@@ -1,4 +1,4 @@
-"""What `terraform show -json` tells of a state or a plan, whoever made it, in the form that the rules read."""
+"""The output of `terraform show -json`, of anybody's state or plan, in the form that the rules read."""
 
 from __future__ import annotations
 

@@ -237,7 +237,7 @@ class Terraform:
         return json.loads(told.stdout)
 
     def schemas(self) -> dict[str, Any]:
-        """What `terraform providers schema` tells of the root module's providers. Raises TerraformFailed."""
+        """The output of `terraform providers schema` for the root module. Raises TerraformFailed."""
         data = self._scratch / "data"
         if found := self.initialize(".", data):
             raise TerraformFailed(found[0].shown())

@@ -1,4 +1,4 @@
-"""What is left to do of an upgrade: for `siltstone upgrade status`, as the release sees it that asks.
+"""The steps of an upgrade that are left, for `siltstone upgrade status`, as the release that asks sees them.
 
 A program that waits for the schema holds no lease, so Postgres does not know of it, and it is not counted here.
 """

@@ -1,4 +1,4 @@
-"""What a second plan would change, though nothing was changed in between.
+"""Changes that a second plan shows, though nobody changed anything in between.
 
 A configuration that a plan never leaves alone is a mistake: AWS writes a value otherwise than we do. But moto, which
 answers in place of AWS, forgets some of what it was told. What it forgets is listed here, and does not count.

@@ -138,7 +138,7 @@ def mend() -> None:
 
 
 def furnished() -> dict[str, list[str]]:
-    """What is there from the start, by the way that its identifiers begin."""
+    """Identifiers of the resources that are there from the start, by their prefix."""
     network = ec2_backends[ACCOUNT][REGION]
     vpc = network.create_vpc(NETWORK)
     subnets = [

@@ -57,7 +57,7 @@ def block_of(told: dict[str, Any]) -> dict[str, Json]:
 
 
 def kept(told: dict[str, Any], version: str, resources: set[str], data_sources: set[str]) -> dict[str, Json]:
-    """What is kept of the schemas that Terraform tells. Raises NoProvider for a type that the provider lacks."""
+    """The part of Terraform's schemas that is kept. Raises NoProvider for a type that the provider lacks."""
     (provider,) = told["provider_schemas"].values()
 
     def schemas(names: set[str], listed: dict[str, Any]) -> dict[str, Json]:

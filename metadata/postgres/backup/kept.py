@@ -1,4 +1,4 @@
-"""What Postgres keeps beside the log: groups, transactions, users, rights. A restore drill compares it."""
+"""Groups, transactions, users and rights: a restore drill compares these, which Postgres keeps beside the log."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Kept:
     """By the names of `_COUNTED`."""
     group_offsets: Mapping[GroupPlace, int]
     size_bytes: int
-    """Of the whole database, on disk."""
+    """The size of the whole database on disk."""
     changed_ms: int
     """When topics, configs, ACLs or quotas last changed; 0 if that is forgotten."""
 
@@ -39,7 +39,7 @@ _COUNTED: Mapping[str, str] = {
     "erasures": "SELECT count(*) FROM erasures",
 }
 NOT_IN_THE_BUCKET = frozenset({"users", "erasures"})
-"""What no rebuild brings back."""
+"""No rebuild brings these back."""
 
 
 async def read_commit_times(url: str) -> Mapping[int, int]:

@@ -96,7 +96,7 @@ class Load:
     second_store: bool = False
     """L0 files lie in a bucket of S3 Express One Zone (`produce.store.url`)."""
     kafka_local_hours: float = 24
-    """What a Kafka with tiered storage keeps on its volumes, too."""
+    """A Kafka with tiered storage also keeps so many hours on its volumes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ REMOTE_READ_MIB = 4
 
 
 class KafkaLoad(Protocol):
-    """What Kafka needs to know of a load."""
+    """The parts of a load that the cost of Kafka depends on."""
 
     @property
     def mib_s(self) -> float: ...

@@ -95,7 +95,7 @@ class Comparison:
 
 INT63 = 2**63 - 1
 CATALOGUED = frozenset({"topics", "topic configs", "ACLs", "quotas"})
-"""What increments hold: it comes back as of the last one."""
+"""Increments hold these: they come back as of the last one."""
 
 
 def compare(live: Seen, later: SeenLater, rebuilt: Seen, holes: Iterable[Hole], *, known_ms: int) -> Comparison:

@@ -30,7 +30,7 @@ from wire.records import build_batch
 
 TOPIC = "siltstone-probe"
 CONFIGS: Mapping[str, str] = {"retention.ms": "3600000", "cleanup.policy": "delete"}
-"""Of a topic that the probe creates."""
+"""The configs of a topic that the probe creates."""
 PARTITIONS_MAX = 100
 SAMPLE_RECORDS = 100
 """Looked at, at the beginning and at the end of a partition, before the probe writes to a topic that it finds."""

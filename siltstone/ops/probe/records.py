@@ -19,7 +19,7 @@ _MARK = "siltstone-probe"
 
 
 class Outcome(StrEnum):
-    """Of a round trip: a record to each partition, and back."""
+    """The end of a round trip: a record goes to each partition and comes back."""
 
     OK = "ok"
     FAILED = "failed"

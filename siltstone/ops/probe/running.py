@@ -82,7 +82,7 @@ async def _rounds(prober: Prober, teller: Teller, runtime: Runtime, every_ms: fl
 
 
 class Teller:
-    """What the log and the metrics say of round trips."""
+    """Tells the log and the metrics of round trips."""
 
     def __init__(self, topic: str, metrics: Metrics) -> None:
         self._topic = topic

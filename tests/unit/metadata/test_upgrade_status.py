@@ -1,4 +1,4 @@
-"""What is left to do of an upgrade, as the release sees it that asks."""
+"""The steps of an upgrade that are left, as the release that asks sees them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a restore drill counts as lost, as wrong and as unfit, and what it leaves to the live cluster."""
+"""A restore drill counts records as lost, as wrong or as unfit, and leaves others to the live cluster."""
 
 from __future__ import annotations
 
