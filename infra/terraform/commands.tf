@@ -23,7 +23,7 @@ locals {
       told() { aws ecs describe-tasks ${local.of_ecs} --tasks "$task" --query "tasks[0].$1" --output text; }
       until [ "$(told lastStatus)" = STOPPED ]; do sleep 5; done
       aws logs filter-log-events --region ${local.region} --log-group-name ${module.observability.log_group_names["admin"]} --log-stream-names "siltstone/admin/$${task##*/}" --query 'events[].[message]' --output text
-      code=$(told 'containers[0].exitCode')
+      code=$(told 'containers[?name==`"admin"`].exitCode | [0]')
       case $code in [0-9]*) exit "$code" ;; *) told stoppedReason >&2; exit 1 ;; esac
     )
   EOT

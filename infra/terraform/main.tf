@@ -53,6 +53,8 @@ locals {
     is_directory = local.is_directory
   }
 
+  client_secret_arns = { for client, arn in { admin = var.listener.admin_secret_arn, probe = var.monitoring.probe_secret_arn } : client => arn if arn != null }
+
   bucket = {
     arn         = module.storage.bucket_arn
     objects_arn = "${module.storage.bucket_arn}/${var.prefix}"
@@ -149,12 +151,13 @@ module "cluster" {
     COMPACTOR_PGPASSWORD_SECRET = module.metadata.secret_arns["compactor"]
   })
   secrets              = { PGPASSWORD = "${module.metadata.secret_arns["owner"]}:password::" }
+  client_secret_arns   = local.client_secret_arns
   role_secret_arns     = [for process in ["agent", "compactor"] : module.metadata.secret_arns[process]]
   deletion_protection  = var.deletion_protection
   tags                 = var.tags
   permissions_boundary = var.permissions_boundary
   migrate              = ["migrate", "--agent", module.metadata.roles["agent"], "--compactor", module.metadata.roles["compactor"]]
-  secret_arns          = compact([module.metadata.secret_arns["owner"], var.listener.tls_secret_arn, var.monitoring.probe_secret_arn])
+  secret_arns          = concat(compact([module.metadata.secret_arns["owner"], var.listener.tls_secret_arn]), values(local.client_secret_arns))
   log_group_arns       = module.observability.log_group_arns
   log_configuration    = module.observability.log_configurations["admin"]
   bucket               = local.bucket

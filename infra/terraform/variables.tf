@@ -174,11 +174,12 @@ variable "existing_network" {
 }
 
 variable "listener" {
-  description = "How agents meet clients, always over TLS: the secret whose JSON has `certificate` and `key` (PEM; also `ca` for CERTIFICATE), how clients prove who they are (SCRAM: user and password; CERTIFICATE: a certificate of that ca), and the principals that may do everything, like User:admin."
+  description = "How agents meet clients, always over TLS: the secret whose JSON has `certificate` and `key` (PEM; also `ca` for CERTIFICATE), how clients prove who they are (SCRAM: user and password; CERTIFICATE: a certificate of that ca), the principals that may do everything, like User:admin; and the secret of one of them, whose JSON has `client.properties` and the files that it names, with which commands by hand connect to agents (null: they cannot)."
   type = object({
-    tls_secret_arn = string
-    authentication = string
-    super_users    = list(string)
+    tls_secret_arn   = string
+    authentication   = string
+    super_users      = list(string)
+    admin_secret_arn = optional(string)
   })
   nullable = false
 
@@ -193,6 +194,10 @@ variable "listener" {
   validation {
     condition     = alltrue([for principal in var.listener.super_users : can(regex("^User:[^;]+$", principal)) && !contains(["User:*", "User:ANONYMOUS"], principal)])
     error_message = "listener.super_users must be principals like User:admin, without semicolons; neither everybody nor those who did not prove who they are."
+  }
+  validation {
+    condition     = var.listener.admin_secret_arn == null || can(regex("^arn:[a-z-]+:secretsmanager:", var.listener.admin_secret_arn))
+    error_message = "listener.admin_secret_arn must be the ARN of a secret in Secrets Manager; do not put the password itself here."
   }
 }
 
@@ -365,7 +370,7 @@ variable "monitoring" {
     alarm_emails: addresses that are subscribed to the topic that is made; each must confirm.
     group_lag_s: alarm when a consumer group has not read a record of this age, in seconds. 0: no alarm.
     collector_image: image of the AWS Distro for OpenTelemetry, in a registry that the VPC can reach. It runs beside each task and writes metrics to a managed Prometheus, which evaluates all alert rules of infra/prometheus. Null: neither is made, and CloudWatch watches the figures that tasks write into their logs.
-    probe_secret_arn: secret whose JSON has `client_properties`, by which a task connects as a Kafka client, writes records and reads them back. Null: no such task.
+    probe_secret_arn: secret whose JSON has `client.properties` and the files that it names, by which a task connects as a Kafka client, writes records and reads them back. Null: no such task.
     restore_drill_schedule: when the metadata are rebuilt from the bucket, for comparison, as EventBridge writes it: rate(7 days), cron(0 4 ? * SUN *). Null: never.
   EOT
   type = object({

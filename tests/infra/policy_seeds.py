@@ -131,8 +131,8 @@ IN_WHAT_IT_MAKES = [
     Seed(
         "a setting that Siltstone does not have",
         "modules/cluster/admin.tf",
-        "{ name = name, value = var.environment[name] }",
-        '{ name = "${name}S", value = var.environment[name] }',
+        "{ name = name, value = local.admin_environment[name] }",
+        '{ name = "${name}S", value = local.admin_environment[name] }',
         "tasks",
         "container admin would not start",
     ),
@@ -278,11 +278,12 @@ IN_WHAT_IT_MAKES = [
     ),
     Seed(
         "a secret that is the password itself",
-        "modules/probe/main.tf",
-        'valueFrom = "${var.secret_arn}:client_properties::" }]',
+        "modules/client_files/main.tf",
+        "valueFrom = var.secret_arns[client] }]",
         'valueFrom = "hunter2" }]',
         "tasks",
-        "container properties has a secret in plain text",
+        "container clients has a secret in plain text",
+        place="modules/cluster/admin.tf",
     ),
     Seed(
         "a right to write everything",

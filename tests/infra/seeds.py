@@ -154,8 +154,8 @@ IN_THE_CONFIGURATION = [
     Seed(
         "clients that need not say who they are",
         "examples/minimal/main.tf",
-        '    authentication = "SCRAM"',
-        '    authentication = "NONE"',
+        '    authentication   = "SCRAM"',
+        '    authentication   = "NONE"',
         "validate",
         "listener.authentication must be SCRAM or CERTIFICATE",
     ),

@@ -96,9 +96,10 @@ run "fourth" {
   variables {
     postgres   = { storage_gib = 10 }
     monitoring = { alarm_emails = ["on-call"] }
+    listener   = { tls_secret_arn = "arn:aws:secretsmanager:eu-central-1:123456789012:secret:listener-AbCdEf", authentication = "SCRAM", super_users = ["User:admin"], admin_secret_arn = "hunter2" }
   }
 
-  expect_failures = [var.postgres, var.monitoring]
+  expect_failures = [var.postgres, var.monitoring, var.listener]
 }
 
 run "fifth" {

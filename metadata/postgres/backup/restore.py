@@ -21,7 +21,7 @@ from metadata.postgres.backup.producers import restored
 from metadata.postgres.backup.tables import PRODUCERS, TABLES
 from metadata.postgres.connection import CONNECTION_ERRORS, connect, unavailable
 from metadata.postgres.security.older import note_excluded
-from metadata.postgres.tables import ACLS, CLIENT_QUOTAS, CLUSTER, FILES, PRODUCER_STATES, TOPICS, WRITERS
+from metadata.postgres.tables import ACLS, CLIENT_QUOTAS, CLUSTER, EXTENTS, FILES, PRODUCER_STATES, TOPICS, WRITERS
 from metadata.postgres.transactions.tables import ABORTED_TRANSACTIONS, TRANSACTIONS
 from metadata.postgres.transactions.using import use_transactions
 from runtime.errors import BadInputError, BugError
@@ -155,6 +155,9 @@ async def restore_backup(url: str, tables: Mapping[str, Sequence[Row]], sequence
                 for alike in _alike(table, rows):
                     for start in range(0, len(alike), ROWS_AT_A_TIME):
                         await connection.execute(sa.insert(table), alike[start : start + ROWS_AT_A_TIME])
+            if tables.get(EXTENTS.name):
+                # Row by row, the sums forget when the first extent of a file died, if its dead extents come first.
+                await connection.execute(sa.text("SELECT make_sums_v1()"))
             for name, last in sequences.items():
                 # `setval` takes no 0; a number that is skipped does no harm.
                 place = _JOB_IDS if name == "job_ids" else f"'{name}'"

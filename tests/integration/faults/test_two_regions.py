@@ -131,7 +131,6 @@ def shown(name: str, regions: Regions, died: Died, outcome: Outcome) -> None:
     print("; ".join(f"{step} {seconds:.1f} s" for step, seconds in regions.steps.items()), f"; {took:.1f} s in all")
 
 
-@pytest.mark.soak
 def test_a_region_whose_bucket_copy_is_behind_its_postgres_is_rebuilt_from_the_bucket(tmp_path: Path) -> None:
     chance = random.Random(fresh_seed())
     with two_regions(tmp_path, chance, lag_s_max=2) as regions:

@@ -7,12 +7,15 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from typing import Any
+from uuid import UUID
 
 import pytest
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from metadata.contract.backup import Row
 from metadata.contract.compactors import FileView
 from metadata.migrations.migrate import migrate_async
+from metadata.postgres.backup.restore import restore_backup
 from metadata.postgres.connection import Database, connect
 from metadata.postgres.driver import Connection
 from metadata.postgres.log.broker_configs import TOPICS_IN_FORCE
@@ -23,6 +26,8 @@ from metadata.postgres.rows import LONGS, UUIDS, statement
 from metadata.postgres.store import PostgresMetadata
 from metadata.rules.retention import TIMESTAMP_MS_MAX, retention_policy
 from runtime.runtime import Runtime
+from siltstone.ops.rebuild.plan import extent_row
+from siltstone.ops.rebuild.tiling import FooterExtent
 from tests.contract.merges import broken, merge
 from tests.contract.metadata_worlds import Writer, batch, new_topic
 from tests.fixtures.metadata_histories import History
@@ -381,4 +386,24 @@ async def test_retention_reads_a_bounded_number_of_extents_and_goes_on_in_the_ne
     assert [(await service.deletion.expire()).extents for _ in range(3)] == [4, 2, 0]
     starts = await service.agents.watermarks([one, two])
     assert [mark.log_start_offset for mark in starts.values()] == [30, 30]
+    assert await wrong(database) == []
+
+
+async def test_a_restored_file_whose_dead_extents_come_first_keeps_the_time_of_its_first_death(
+    postgres_url: str, database: Database
+) -> None:
+    def extent(partition_id: int, dead_ms: int | None) -> Row:
+        return extent_row(
+            FooterExtent(
+                topic_id=UUID(int=1), partition=partition_id, base_offset=0, last_offset=9, position=0, length=100,
+                block_index_position=0, block_index_length=0, record_count=10, crc32c=0, min_ts_ms=0, max_ts_ms=0,
+                has_tombstones=False, flagged_reason=None,
+            ),
+            partition_id,
+            file_id=7,
+            dead_ms=dead_ms,
+        )  # fmt: skip
+
+    await restore_backup(postgres_url, {"extents": [extent(1, 6), extent(2, 5), extent(3, None)]}, {})
+
     assert await wrong(database) == []

@@ -30,9 +30,10 @@ module "siltstone" {
   client_cidrs = ["10.90.0.0/16"]
 
   listener = {
-    tls_secret_arn = var.listener_secret_arn
-    authentication = "SCRAM"
-    super_users    = ["User:admin"]
+    tls_secret_arn   = var.listener_secret_arn
+    authentication   = "SCRAM"
+    super_users      = ["User:admin"]
+    admin_secret_arn = var.admin_secret_arn
   }
 
   agents   = { count_min = 2, count_max = 4 }

@@ -27,3 +27,14 @@ variable "listener_secret_arn" {
     error_message = "listener_secret_arn must be the ARN of a secret in Secrets Manager."
   }
 }
+
+variable "admin_secret_arn" {
+  description = "Secret whose JSON has `client.properties` and its files, by which commands by hand connect to agents."
+  type        = string
+  nullable    = false
+
+  validation {
+    condition     = can(regex("^arn:[a-z-]+:secretsmanager:", var.admin_secret_arn))
+    error_message = "admin_secret_arn must be the ARN of a secret in Secrets Manager."
+  }
+}

@@ -37,9 +37,10 @@ module "siltstone" {
   metrics_cidrs = ["10.20.5.0/24"]
 
   listener = {
-    tls_secret_arn = var.listener_secret_arn
-    authentication = "CERTIFICATE"
-    super_users    = ["User:CN=admin,O=Example"]
+    tls_secret_arn   = var.listener_secret_arn
+    authentication   = "CERTIFICATE"
+    super_users      = ["User:CN=admin,O=Example"]
+    admin_secret_arn = var.admin_secret_arn
   }
 
   agents     = { count_min = 6, count_max = 24, cpu_percent = 50 }

@@ -58,8 +58,19 @@ variable "listener_secret_arn" {
   }
 }
 
+variable "admin_secret_arn" {
+  description = "ARN of the secret whose JSON has `client.properties` and its files, by which commands by hand connect to agents."
+  type        = string
+  nullable    = false
+
+  validation {
+    condition     = can(regex("^arn:[a-z-]+:secretsmanager:", var.admin_secret_arn))
+    error_message = "admin_secret_arn must be the ARN of a secret in Secrets Manager."
+  }
+}
+
 variable "probe_secret_arn" {
-  description = "ARN of the secret whose JSON has `client_properties`, by which the probe connects as a Kafka client."
+  description = "ARN of the secret whose JSON has `client.properties` and its files, by which the probe connects as a Kafka client."
   type        = string
   nullable    = false
 

@@ -3,19 +3,34 @@
 # metadata (`fsck --adopt`, `rebuild`). The task may read the whole bucket, and write below l1/, where `rebuild` puts
 # files with empty extents in place of lost offsets. It may delete only what its own test of the store wrote.
 
+module "client_files" {
+  source = "../client_files"
+  count  = length(var.client_secret_arns) == 0 ? 0 : 1
+
+  secret_arns       = var.client_secret_arns
+  image             = var.image
+  log_configuration = var.log_configuration
+}
+
 locals {
   admin_family = "${var.name}-admin"
+  client_files = one(module.client_files[*])
 
-  admin_container = {
+  # by default, commands connect as the administrator
+  admin_environment = merge(var.environment, {
+    for path in [try(local.client_files.client_configs["admin"], null)] : "SILTSTONE_CLIENT_CONFIG" => path if path != null
+  })
+
+  admin_container = merge(try(local.client_files.of_reader, {}), {
     name                   = "admin"
     image                  = var.image
     command                = var.migrate
     essential              = true
     readonlyRootFilesystem = true
-    environment            = [for name in sort(keys(var.environment)) : { name = name, value = var.environment[name] }]
+    environment            = [for name in sort(keys(local.admin_environment)) : { name = name, value = local.admin_environment[name] }]
     secrets                = [for name in sort(keys(var.secrets)) : { name = name, valueFrom = var.secrets[name] }]
     logConfiguration       = var.log_configuration
-  }
+  })
 }
 
 resource "aws_ecs_task_definition" "admin" {
@@ -26,11 +41,19 @@ resource "aws_ecs_task_definition" "admin" {
   memory                   = "1024"
   execution_role_arn       = aws_iam_role.execution.arn
   task_role_arn            = aws_iam_role.admin.arn
-  container_definitions    = jsonencode([local.admin_container])
+  container_definitions    = jsonencode(concat([local.admin_container], [for files in local.client_files[*] : files.container]))
 
   runtime_platform {
     operating_system_family = "LINUX"
     cpu_architecture        = var.cpu_architecture
+  }
+
+  dynamic "volume" {
+    for_each = local.client_files[*]
+
+    content {
+      name = volume.value.volume
+    }
   }
 
   tags = var.tags

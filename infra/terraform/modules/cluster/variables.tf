@@ -53,6 +53,11 @@ variable "secrets" {
   type        = map(string)
 }
 
+variable "client_secret_arns" {
+  description = "Secrets of the Kafka clients `admin` and `probe`, as far as there are any, for commands run by hand."
+  type        = map(string)
+}
+
 variable "migrate" {
   description = "Command that updates the schema, and the roles of agents and compactors."
   type        = list(string)

@@ -1,40 +1,25 @@
 # One small task that writes a record through the agents every few seconds and reads it back, as a client would. It tells
 # of outages that no process notices by itself: a name that no longer leads anywhere, a certificate, a closed port.
 
+module "client_files" {
+  source = "../client_files"
+
+  secret_arns       = { probe = var.secret_arn }
+  image             = var.task.image
+  log_configuration = var.log_configuration
+}
+
 locals {
-  folder     = "/probe"
-  volume     = "probe"
-  write_file = <<-EOT
-    import os
-    with open(os.open("/tmp/client.properties", os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o400), "w") as file:
-        file.write(os.environ["client_properties"])
-  EOT
-
-  properties = {
-    name                   = "properties"
-    image                  = var.task.image
-    entryPoint             = ["/opt/siltstone/bin/python", "-c", local.write_file]
-    command                = []
-    essential              = false
-    readonlyRootFilesystem = true
-    # The image declares /tmp as a volume, so ECS gives this one the owner and rights of the image's /tmp.
-    mountPoints      = [{ sourceVolume = local.volume, containerPath = "/tmp", readOnly = false }]
-    secrets          = [{ name = "client_properties", valueFrom = "${var.secret_arn}:client_properties::" }]
-    logConfiguration = var.log_configuration
-  }
-
-  container = {
+  container = merge(module.client_files.of_reader, {
     name                   = "probe"
     image                  = var.task.image
-    command                = ["probe", "--bootstrap", var.bootstrap_servers, "--client-config", "${local.folder}/client.properties"]
+    command                = ["probe", "--bootstrap", var.bootstrap_servers, "--client-config", module.client_files.client_configs["probe"]]
     essential              = true
     readonlyRootFilesystem = true
     stopTimeout            = 30
-    dependsOn              = [{ containerName = local.properties.name, condition = "SUCCESS" }]
-    mountPoints            = [{ sourceVolume = local.volume, containerPath = local.folder, readOnly = true }]
     environment            = [{ name = "SILTSTONE_LOG_FORMAT", value = "json" }]
     logConfiguration       = var.log_configuration
-  }
+  })
 }
 
 data "aws_caller_identity" "current" {}
@@ -74,16 +59,15 @@ resource "aws_ecs_task_definition" "this" {
   memory                   = "512"
   execution_role_arn       = var.task.execution_role_arn
   task_role_arn            = aws_iam_role.task.arn
-  container_definitions    = jsonencode([local.container, local.properties])
+  container_definitions    = jsonencode([local.container, module.client_files.container])
 
   runtime_platform {
     operating_system_family = "LINUX"
     cpu_architecture        = var.task.cpu_architecture
   }
 
-  # Empty at the start of each task, and gone with it
   volume {
-    name = local.volume
+    name = module.client_files.volume
   }
 
   tags = var.tags

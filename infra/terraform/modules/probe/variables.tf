@@ -18,7 +18,7 @@ variable "task" {
 }
 
 variable "secret_arn" {
-  description = "Secret whose JSON has `client_properties`."
+  description = "Secret whose JSON has `client.properties`, and the files that it names."
   type        = string
 }
 
