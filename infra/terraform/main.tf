@@ -66,6 +66,7 @@ locals {
     cluster_arn        = module.upkeep.cluster_arn
     cluster_name       = module.cluster.name
     execution_role_arn = module.cluster.execution_role_arn
+    trust_policy       = module.cluster.trust_policy
     capacity_provider  = module.cluster.capacity_provider
     launch_type        = var.launch_type
     cpu_architecture   = var.cpu_architecture

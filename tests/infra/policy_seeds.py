@@ -231,8 +231,8 @@ IN_WHAT_IT_MAKES = [
     Seed(
         "a managed policy on the role itself",
         "modules/compactor/iam.tf",
-        "  assume_role_policy   = data",
-        '  managed_policy_arns = ["arn:aws:iam::aws:policy/AmazonS3FullAccess"]\n  assume_role_policy = data',
+        "  assume_role_policy   = var",
+        '  managed_policy_arns = ["arn:aws:iam::aws:policy/AmazonS3FullAccess"]\n  assume_role_policy = var',
         "rights",
         "the role gets AmazonS3FullAccess",
     ),
@@ -295,11 +295,12 @@ IN_WHAT_IT_MAKES = [
     ),
     Seed(
         "a role for tasks of another service",
-        "modules/agents/iam.tf",
+        "modules/cluster/iam.tf",
         'identifiers = ["ecs-tasks.amazonaws.com"]',
         'identifiers = ["lambda.amazonaws.com"]',
         "rights",
         "the role agent may sts:AssumeRole on lambda.amazonaws.com, which is not in the list",
+        place="modules/agents/iam.tf",
     ),
     Seed(
         "a right that is gone",

@@ -231,7 +231,7 @@ FOR_THE_PROVIDER = [
     Seed(
         "a trust policy that is no JSON",
         "modules/agents/iam.tf",
-        "= data.aws_iam_policy_document.trust.json",
+        "= var.task.trust_policy",
         '= "ecs-tasks.amazonaws.com"',
         "validate",
         "JSON",

@@ -2,25 +2,6 @@
 # very first process of the cluster. When it starts, it tests whether the store refuses to overwrite an object (below
 # probe/, where it also deletes). It cannot delete records: only the janitor in the compactor can.
 
-data "aws_caller_identity" "current" {}
-
-data "aws_iam_policy_document" "trust" {
-  statement {
-    actions = ["sts:AssumeRole"]
-
-    principals {
-      type        = "Service"
-      identifiers = ["ecs-tasks.amazonaws.com"]
-    }
-
-    condition {
-      test     = "StringEquals"
-      variable = "aws:SourceAccount"
-      values   = [data.aws_caller_identity.current.account_id]
-    }
-  }
-}
-
 locals {
   # the second bucket: a directory bucket knows sessions, any other one rights for each request
   directory = [for each in var.bucket.second[*] : each if each.is_directory]
@@ -149,7 +130,7 @@ resource "aws_iam_role" "task" {
   name                 = "${var.name}-agent"
   description          = "Agents of Siltstone ${var.name}"
   permissions_boundary = var.permissions_boundary
-  assume_role_policy   = data.aws_iam_policy_document.trust.json
+  assume_role_policy   = var.task.trust_policy
 
   tags = var.tags
 }

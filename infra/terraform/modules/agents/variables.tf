@@ -9,6 +9,7 @@ variable "task" {
     cluster_arn        = string
     cluster_name       = string
     execution_role_arn = string
+    trust_policy       = string
     capacity_provider  = string
     launch_type        = string
     cpu_architecture   = string

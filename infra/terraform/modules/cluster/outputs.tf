@@ -18,6 +18,11 @@ output "execution_role_arn" {
   value       = aws_iam_role.execution.arn
 }
 
+output "trust_policy" {
+  description = "Policy by which ECS gives a role to tasks of this account."
+  value       = data.aws_iam_policy_document.tasks_trust.json
+}
+
 output "admin_task_arn" {
   description = "Task definition of commands run by hand: its ARN with the revision."
   value       = aws_ecs_task_definition.admin.arn

@@ -1,24 +1,5 @@
 # The only role that may delete records. No role may delete cluster.json.
 
-data "aws_caller_identity" "current" {}
-
-data "aws_iam_policy_document" "trust" {
-  statement {
-    actions = ["sts:AssumeRole"]
-
-    principals {
-      type        = "Service"
-      identifiers = ["ecs-tasks.amazonaws.com"]
-    }
-
-    condition {
-      test     = "StringEquals"
-      variable = "aws:SourceAccount"
-      values   = [data.aws_caller_identity.current.account_id]
-    }
-  }
-}
-
 locals {
   written = [for key in ["l1/*", "l2/*", "jobs/*", "catalog/*", "probe/*"] : "${var.bucket.objects_arn}/${key}"]
   l0      = "${var.bucket.objects_arn}/l0/*"
@@ -193,7 +174,7 @@ resource "aws_iam_role" "task" {
   name                 = "${var.name}-compactor"
   description          = "Compactors of Siltstone ${var.name}"
   permissions_boundary = var.permissions_boundary
-  assume_role_policy   = data.aws_iam_policy_document.trust.json
+  assume_role_policy   = var.task.trust_policy
 
   tags = var.tags
 }

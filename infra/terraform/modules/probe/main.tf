@@ -22,31 +22,12 @@ locals {
   })
 }
 
-data "aws_caller_identity" "current" {}
-
-data "aws_iam_policy_document" "trust" {
-  statement {
-    actions = ["sts:AssumeRole"]
-
-    principals {
-      type        = "Service"
-      identifiers = ["ecs-tasks.amazonaws.com"]
-    }
-
-    condition {
-      test     = "StringEquals"
-      variable = "aws:SourceAccount"
-      values   = [data.aws_caller_identity.current.account_id]
-    }
-  }
-}
-
 # without rights: it is a Kafka client and nothing else
 resource "aws_iam_role" "task" {
   name                 = "${var.name}-probe"
   description          = "Probe of Siltstone ${var.name}"
   permissions_boundary = var.permissions_boundary
-  assume_role_policy   = data.aws_iam_policy_document.trust.json
+  assume_role_policy   = var.task.trust_policy
 
   tags = var.tags
 }

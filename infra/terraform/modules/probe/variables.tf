@@ -8,6 +8,7 @@ variable "task" {
   type = object({
     cluster_arn        = string
     execution_role_arn = string
+    trust_policy       = string
     capacity_provider  = string
     launch_type        = string
     cpu_architecture   = string
