@@ -34,6 +34,36 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 postgresql://{{ index . 0 }}@{{ $address }}?sslmode=verify-full&sslrootcert={{ $ca }}
 {{- end }}
 
+{{/* Where clients inside begin to ask. */}}
+{{- define "siltstone.bootstrap" -}}
+{{ include "siltstone.name" . }}-bootstrap.{{ .Release.Namespace }}.svc:9092
+{{- end }}
+
+{{/* The URL of a store, which is to be one that agents read: list NAME URL */}}
+{{- define "siltstone.storeUrl" -}}
+{{- $other := "(endpoint=https?(://|%3A%2F%2F)[A-Za-z0-9.-]+((:|%3A)[0-9]+)?(/|%2F)?|client=(aioboto3|obstore))" -}}
+{{- $place := "s3://[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9](/[^/.?#\\s][^/?#\\s]*)*/?" -}}
+{{- if not (regexMatch (printf "^%s[?](%s&)*region=[a-z0-9][a-z0-9-]{0,62}(&%s)*$" $place $other $other) (index . 1)) }}
+{{- fail (printf "%s: s3://BUCKET/PREFIX?region=REGION, and for a server that is not AWS's &endpoint=https://HOST:PORT; nothing else is a store of agents on Kubernetes" (index . 0)) }}
+{{- end -}}
+{{ index . 1 }}
+{{- end }}
+
+{{/* Ports of the stores, with a comma between: those of their endpoints, unless networkPolicy.storePort says another. */}}
+{{- define "siltstone.storePorts" -}}
+{{- $ports := list -}}
+{{- range $url := compact (list .Values.objectStoreUrl .Values.produceStore.url) -}}
+{{- $endpoint := regexFind "endpoint=[^&]*" $url | replace "%3A" ":" | replace "%2F" "/" | trimSuffix "/" -}}
+{{- $usual := ternary "80" "443" (hasPrefix "endpoint=http:" $endpoint) -}}
+{{- $ports = append $ports (regexFind ":[0-9]+$" $endpoint | trimPrefix ":" | default $usual) -}}
+{{- end -}}
+{{- if .Values.networkPolicy.storePort -}}
+{{ .Values.networkPolicy.storePort }}
+{{- else -}}
+{{ $ports | uniq | join "," }}
+{{- end -}}
+{{- end }}
+
 {{/* A value of a setting as text. Numbers of YAML are floats to Helm, which would print 1000000 as 1e+06. */}}
 {{- define "siltstone.text" -}}
 {{ ternary . (toJson .) (kindIs "string" .) }}
@@ -80,5 +110,5 @@ securityContext:
 {{- end }}
 
 {{- define "siltstone.metricsScheme" -}}
-{{ if index .Values.settings "metrics.tls.cert.file" }}HTTPS{{ else }}HTTP{{ end }}
+{{ if index (.Values.settings | default dict) "metrics.tls.cert.file" }}HTTPS{{ else }}HTTP{{ end }}
 {{- end -}}

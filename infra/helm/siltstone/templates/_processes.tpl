@@ -26,7 +26,7 @@ its merges back.
 */}}
 {{- define "siltstone.graceSeconds" -}}
 {{- $process := index . 0 -}}
-{{- $settings := (index . 2).Values.settings -}}
+{{- $settings := (index . 2).Values.settings | default dict -}}
 {{- $notice := ternary (index $settings "drain.notice.ms" | default "100000" | int64) 0 (eq $process "agent") -}}
 {{- $timeout := index $settings "drain.timeout.ms" | default "30000" | int64 -}}
 {{- $drain := div (add $notice $timeout 999) 1000 -}}
@@ -66,16 +66,22 @@ topologySpreadConstraints:
 {{ required (printf "secrets.%s: a Secret with PGPASSWORD" $process) (get (index . 2).Values.secrets $process) }}
 {{- end }}
 
+{{/* Keys for the store, if the Secret has some: list SECRET */}}
+{{- define "siltstone.awsEnv" -}}
+{{- $secret := index . 0 -}}
+{{- range $key := list "AWS_ACCESS_KEY_ID" "AWS_SECRET_ACCESS_KEY" }}
+- name: {{ $key }}
+  valueFrom: {secretKeyRef: {name: {{ $secret }}, key: {{ $key }}, optional: true}}
+{{- end }}
+{{- end }}
+
 {{/* Of the Secret, only keys of AWS become variables. The password is a file, which Kubernetes renews. */}}
 {{- define "siltstone.env" -}}
 {{- $process := index . 0 -}}
 {{- $root := index . 2 -}}
 - name: SILTSTONE_METADATA_URL
   value: {{ include "siltstone.metadataUrl" (list (get $root.Values.postgres $process) $root) }}&password_file=/etc/siltstone/password/PGPASSWORD
-{{- range $key := list "AWS_ACCESS_KEY_ID" "AWS_SECRET_ACCESS_KEY" }}
-- name: {{ $key }}
-  valueFrom: {secretKeyRef: {name: {{ include "siltstone.secretName" $ }}, key: {{ $key }}, optional: true}}
-{{- end }}
+{{ include "siltstone.awsEnv" (list (include "siltstone.secretName" .)) }}
 {{- with (index . 1).extraEnv }}
 {{ toYaml . }}
 {{- end }}

@@ -11,8 +11,11 @@ import jsonschema
 import pytest
 import yaml
 
+from infra.helm.__main__ import render
+from runtime.settings.loading import declarations
+from runtime.settings.values import SettingsError, typed_value
 from tests.fixtures.promql import mistakes
-from tests.infra.chart import CHART, ROOT, VALUE_SETS, WRONG, merged
+from tests.infra.chart.rendering import CHART, ROOT, VALUE_SETS, WRONG, merged
 
 SCHEMA: Mapping[str, Any] = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
 VALUES: Mapping[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
@@ -22,8 +25,8 @@ NOT_IN_VALUES = {"global"}
 
 
 def nodes(schema: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """(dotted name, schema) of every value."""
-    for name, each in schema.get("properties", {}).items():
+    """(dotted name, schema) of every value, without those of the table of settings."""
+    for name, each in schema.get("properties", {}).items() if path != "settings." else ():
         yield f"{path}{name}", each
         yield from nodes(each, f"{path}{name}.")
 
@@ -41,12 +44,14 @@ def names(values: Mapping[str, Any], schema: Mapping[str, Any], path: str = "") 
 
 def test_values_and_schema_name_the_same() -> None:
     told = {name for name, _ in nodes(SCHEMA)} - NOT_IN_VALUES
-    whole = {name for name in told if name.startswith(("external.gateway.", "agents.resources.", "compactors.resour"))}
+    some = ("external.gateway.", "agents.resources.", "compactors.resources.", "drill.resources.")
+    whole = {name for name in told if name.startswith(some)}
     assert names(VALUES, SCHEMA) | whole == told
 
 
 def test_every_value_is_described_and_no_other_is_taken() -> None:
     assert len(list(nodes(SCHEMA))) > 100
+    assert SCHEMA["properties"]["settings"]["additionalProperties"] is False
     for name, each in [("", SCHEMA), *nodes(SCHEMA)]:
         assert each["description"], name
         assert "properties" not in each or each["additionalProperties"] is False, name
@@ -64,6 +69,26 @@ def test_the_schema_refuses_and_names_the_value(name: str) -> None:
     with pytest.raises(jsonschema.ValidationError) as refused:
         jsonschema.validate(merged(VALUES, values), SCHEMA)
     assert named in f"{refused.value.json_path} {refused.value.message}"
+
+
+def test_settings_are_those_of_the_table() -> None:
+    assert (CHART / "values.schema.json").read_text(encoding="utf-8") == render(), "run `python -m infra.helm`"
+
+
+@pytest.mark.parametrize("text", ["yes", "10m", "1e6", "", "0.5", "-1", "7", "true", "auto", "on"])
+def test_no_setting_is_refused_that_a_program_would_take(text: str) -> None:
+    schema = jsonschema.Draft7Validator(SCHEMA["properties"]["settings"])
+    taken = refused = 0
+    for name, declared, default in declarations():
+        try:
+            value = typed_value(name, declared, default, text, source="a test")
+        except SettingsError:
+            refused += 1
+            continue
+        taken += 1
+        for given in (text, value):
+            schema.validate({name: given})
+    assert taken and refused
 
 
 def test_a_value_of_each_kind_of_outer_access_and_autoscaling_is_tried() -> None:

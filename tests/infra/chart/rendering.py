@@ -14,17 +14,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
 
 from runtime.settings.loading import load_settings
 from runtime.settings.table import Settings
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 CHART = ROOT / "infra" / "helm" / "siltstone"
 VALUE_SETS = sorted(path.name for path in (CHART / "ci").glob("*-values.yaml"))
 RELEASE, NAMESPACE = "silt", "logs"
 KUBERNETES = "1.32"
+OLDEST, NEWEST = "1.27", kubernetes_validate.latest_version()
 OF_A_POD: Mapping[str, str] = {
     # what the downward API tells, but for the pod's name
     "status.podIP": "10.0.3.7",
@@ -52,6 +54,56 @@ WRONG: Mapping[str, tuple[Mapping[str, Any], str]] = {
     "a job that alerts do not know": ({"monitoring": {"job": "kafka"}}, "job"),
     "a database without a port": ({"postgres": {"address": "postgres/siltstone"}}, "address"),
     "a size without a unit": ({"compactors": {"tmpSizeLimit": "8 GB"}}, "tmpSizeLimit"),
+    "no agents": ({"agents": {"replicas": 0}}, "replicas"),
+    "no least number of agents": ({"agents": {"autoscaling": {"minReplicas": 0}}}, "minReplicas"),
+    "no least number of compactors": ({"compactors": {"autoscaling": {"minReplicas": 0}}}, "minReplicas"),
+    "a store of Google": ({"objectStoreUrl": "gs://records/prod"}, "objectStoreUrl"),
+    "a store in a pod": ({"objectStoreUrl": "file:///records"}, "objectStoreUrl"),
+    "a second store in a pod": ({"produceStore": {"url": "file:///records"}}, "url"),
+    "a misspelt setting": ({"settings": {"gc.grase.ms": 900_000}}, "gc.grase.ms"),
+    "a number with a unit": ({"settings": {"drain.timeout.ms": "10m"}}, "drain.timeout.ms"),
+    "a number that is text": ({"settings": {"drain.notice.ms": "abc"}}, "drain.notice.ms"),
+    "a number with gaps": ({"settings": {"gc.grace.ms": "900 000"}}, "gc.grace.ms"),
+    "a number below its least": ({"settings": {"drain.timeout.ms": 0}}, "drain.timeout.ms"),
+    "a number above its most": ({"settings": {"num.partitions": 1_000_000}}, "num.partitions"),
+    "a fraction": ({"settings": {"num.partitions": 1.5}}, "num.partitions"),
+    "a choice that there is not": ({"settings": {"quota.scope": "zone"}}, "quota.scope"),
+    "a yes": ({"settings": {"auto.create.topics.enable": "yes"}}, "auto.create.topics.enable"),
+    "processors of a word": ({"agents": {"resources": {"limits": {"cpu": "abc"}}}}, "cpu"),
+    "processors in Gi": ({"compactors": {"resources": {"requests": {"cpu": "1Gi"}}}}, "cpu"),
+    "thousandths of a byte": ({"agents": {"resources": {"limits": {"memory": "2000m"}}}}, "memory"),
+    "a resource that there is not": ({"agents": {"resources": {"limits": {"memroy": "2Gi"}}}}, "memroy"),
+    "a label of the chart's own": (
+        {"agents": {"podLabels": {"app.kubernetes.io/component": "compactor"}}},
+        "app.kubernetes.io/component",
+    ),
+    "a label that is none": ({"compactors": {"podLabels": {"team": "logs & more"}}}, "team"),
+    "an annotation of the chart's own": (
+        {"agents": {"podAnnotations": {"siltstone/settings": "x"}}},
+        "siltstone/settings",
+    ),
+    "a label of the chart's own objects": (
+        {"monitoring": {"labels": {"app.kubernetes.io/managed-by": "me"}}},
+        "app.kubernetes.io/managed-by",
+    ),
+    "a key of AWS in the open": ({"agents": {"extraEnv": [{"name": "AWS_SECRET_ACCESS_KEY", "value": "x"}]}}, "name"),
+    "another Postgres by a variable": ({"agents": {"extraEnv": [{"name": "PGHOST", "value": "x"}]}}, "name"),
+    "a volume over the program": (
+        {"agents": {"extraVolumeMounts": [{"name": "a", "mountPath": "/opt/siltstone"}]}},
+        "mountPath",
+    ),
+    "a volume over the chart's own": (
+        {"agents": {"extraVolumeMounts": [{"name": "a", "mountPath": "/etc/siltstone/tls"}]}},
+        "mountPath",
+    ),
+    "a role with a password": ({"postgres": {"agent": "silt:secret"}}, "agent"),
+    "a peer that is nobody": ({"networkPolicy": {"clients": [{}]}}, "clients"),
+    "a peer by an address": ({"networkPolicy": {"postgres": [{"cidr": "10.0.0.0/8"}]}}, "postgres"),
+    "a network without a length": ({"networkPolicy": {"clients": [{"ipBlock": {"cidr": "10.0.0.1"}}]}}, "clients"),
+    "a link that ends a line": ({"monitoring": {"docsUrl": "http://x/# /"}}, "docsUrl"),
+    "a zone with a comma": ({"agents": {"zone": {"name": "a,b"}}}, "name"),
+    "a drill at no time": ({"drill": {"schedule": "weekly"}}, "schedule"),
+    "an image with two digests": ({"image": {"repository": "siltstone@sha256:00"}}, "repository"),
 }
 
 Object = Mapping[str, Any]
@@ -60,6 +112,11 @@ Object = Mapping[str, Any]
 @dataclass(frozen=True)
 class Rendered:
     objects: Sequence[Object]
+
+    @classmethod
+    def of(cls, done: subprocess.CompletedProcess[str]) -> Rendered:
+        assert done.returncode == 0, done.stderr
+        return cls([each for each in yaml.load_all(done.stdout, _EachKeyOnce) if each])
 
     def all(self, kind: str) -> list[Object]:
         return [each for each in self.objects if each["kind"] == kind]
@@ -70,9 +127,9 @@ class Rendered:
 
     def workloads(self) -> Iterator[tuple[Object, Object, Object]]:
         """(object, its pods' specification, their only container)."""
-        for kind in ("StatefulSet", "Deployment", "Job"):
+        for kind in ("StatefulSet", "Deployment", "Job", "CronJob"):
             for each in self.all(kind):
-                pod = each["spec"]["template"]["spec"]
+                pod = each["spec"].get("jobTemplate", each)["spec"]["template"]["spec"]
                 (container,) = pod["containers"]
                 yield each, pod, container
 
@@ -130,9 +187,20 @@ def template(*words: str) -> subprocess.CompletedProcess[str]:
 
 def render(values: str, *words: str) -> Rendered:
     """The objects of the chart with a set of values of `ci/`."""
-    done = template("-f", f"ci/{values}", *words)
-    assert done.returncode == 0, done.stderr
-    return Rendered([each for each in yaml.safe_load_all(done.stdout) if each])
+    return Rendered.of(template("-f", f"ci/{values}", *words))
+
+
+class _EachKeyOnce(yaml.SafeLoader):
+    """YAML of Python, and of Helm, takes the last of two keys; Kubernetes's own tools refuse them."""
+
+
+def _mapping(loader: _EachKeyOnce, node: yaml.MappingNode) -> dict[Any, Any]:
+    keys = [loader.construct_object(key) for key, _ in node.value]
+    assert len(set(keys)) == len(keys), f"a key twice: {keys} at {node.start_mark}"
+    return loader.construct_mapping(node, deep=True)
+
+
+_EachKeyOnce.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

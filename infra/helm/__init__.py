@@ -1,0 +1,1 @@
+"""The chart, and its schema of values: `python -m infra.helm` writes the settings into it."""
