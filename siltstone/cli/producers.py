@@ -25,7 +25,7 @@ from siltstone.embedded.run_file import read_run_file
 from siltstone.kafka.security.tls import context_of, failed
 from siltstone.kafka.security.values import CLIENT_SECURITY
 from siltstone.ops.producers import Producer, advice_for, budget_advice, budget_of, producers_of, read_page, round_text
-from siltstone.processes.http_endpoint import PRODUCERS_PATH
+from siltstone.processes.monitoring.http_endpoint import PRODUCERS_PATH
 from siltstone.terminal.output import json_option, print_json, print_table
 from siltstone.terminal.plain import say
 

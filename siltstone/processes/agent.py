@@ -26,11 +26,11 @@ from runtime.settings.table import Settings
 from siltstone.processes.descriptors import settings_within_descriptors
 from siltstone.processes.ecs_metadata import settings_on_ecs
 from siltstone.processes.garbage import SELDOM
-from siltstone.processes.http_endpoint import HttpEndpoint
-from siltstone.processes.log_and_traces import log_and_traces
-from siltstone.processes.metrics_tls import metrics_tls_of
+from siltstone.processes.monitoring.http_endpoint import HttpEndpoint
+from siltstone.processes.monitoring.log_and_traces import log_and_traces
+from siltstone.processes.monitoring.metrics_tls import metrics_tls_of
+from siltstone.processes.monitoring.process_watch import process_watched
 from siltstone.processes.opening import lifeline_watched, opened_stores
-from siltstone.processes.process_watch import process_watched
 from siltstone.processes.running import RunningAgent
 from siltstone.processes.schema_wait import SchemaWait
 from siltstone.processes.stopping import on_hangup, stop_signals, unless

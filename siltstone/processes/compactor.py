@@ -25,11 +25,11 @@ from runtime.settings.checks import is_memory
 from runtime.settings.table import Settings
 from siltstone.processes.engines import engines
 from siltstone.processes.garbage import USUAL
-from siltstone.processes.http_endpoint import HttpEndpoint
-from siltstone.processes.log_and_traces import log_and_traces
-from siltstone.processes.metrics_tls import metrics_tls_of
+from siltstone.processes.monitoring.http_endpoint import HttpEndpoint
+from siltstone.processes.monitoring.log_and_traces import log_and_traces
+from siltstone.processes.monitoring.metrics_tls import metrics_tls_of
+from siltstone.processes.monitoring.process_watch import process_watched
 from siltstone.processes.opening import lifeline_watched, opened_stores
-from siltstone.processes.process_watch import process_watched
 from siltstone.processes.running import RunningCompactor
 from siltstone.processes.schema_wait import SchemaWait
 from siltstone.processes.stopping import stop_signals, unless

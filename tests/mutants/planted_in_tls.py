@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 _ZONE = "tests/unit/agents/zone/test_zone_tls.py"
-_METRICS = "tests/unit/siltstone/processes/test_metrics_tls.py"
+_METRICS = "tests/unit/siltstone/processes/monitoring/test_metrics_tls.py"
 
 TLS = (
     Mutant(
@@ -37,7 +37,7 @@ TLS = (
     ),
     Mutant(
         name="metrics-are-shown-without-a-certificate",
-        file="siltstone/processes/metrics_tls.py",
+        file="siltstone/processes/monitoring/metrics_tls.py",
         text="request.path not in OPEN_PATHS",
         replacement="request.path in OPEN_PATHS",
         tests=(f"{_METRICS}::test_with_them_only_health_is_for_everybody",),

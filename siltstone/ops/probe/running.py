@@ -15,9 +15,9 @@ from runtime.runtime import Runtime
 from runtime.settings.table import Settings
 from siltstone.ops.probe.probing import Prober, RoundTrip
 from siltstone.ops.probe.records import Outcome
-from siltstone.processes.http_endpoint import HttpEndpoint
-from siltstone.processes.metrics_tls import metrics_tls_of
-from siltstone.processes.process_watch import process_watched
+from siltstone.processes.monitoring.http_endpoint import HttpEndpoint
+from siltstone.processes.monitoring.metrics_tls import metrics_tls_of
+from siltstone.processes.monitoring.process_watch import process_watched
 from siltstone.processes.stopping import stop_signals, unless
 
 _log = get_logger(__name__)

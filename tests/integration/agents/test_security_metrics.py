@@ -23,7 +23,7 @@ from security.scram import Mechanism
 from siltstone.kafka.client import KafkaClient, connected
 from siltstone.kafka.security.authenticating import LoginError
 from siltstone.kafka.security.values import ClientSecurity
-from siltstone.processes.log_and_traces import log_and_traces
+from siltstone.processes.monitoring.log_and_traces import log_and_traces
 from tests.fixtures.acls import allow
 from tests.fixtures.agents import Dial, RawConnection, RunningAgent, StartAgent
 from tests.fixtures.metric_values import metric_value

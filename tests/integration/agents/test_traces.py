@@ -20,7 +20,7 @@ from runtime.settings.table import Settings
 from runtime.tracing import NO_TRACING
 from runtime.tracing_otel import CHILDREN_MAX, OtelTracing
 from siltstone.kafka.client import KafkaClient
-from siltstone.processes.log_and_traces import TracingMissingError, log_and_traces
+from siltstone.processes.monitoring.log_and_traces import TracingMissingError, log_and_traces
 from storage.memory import MemoryStore
 from storage.wrappers.traced import Traced
 from tests.fixtures.agents import StartAgent

@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 from runtime.metrics import Metrics
 from siltstone.cli.producers import PAGE_BYTES_MAX, producers
 from siltstone.processes.agent import producers_page
-from siltstone.processes.http_endpoint import HttpEndpoint
+from siltstone.processes.monitoring.http_endpoint import HttpEndpoint
 from storage.memory import MemoryStore
 from storage.objects import Body
 from tests.fixtures.agents import Dial, RunningAgent, StartAgent

@@ -11,7 +11,7 @@ import pytest
 
 from runtime.metrics import Metrics
 from siltstone.health import VARIABLE, what_is_wrong
-from siltstone.processes.http_endpoint import HttpEndpoint
+from siltstone.processes.monitoring.http_endpoint import HttpEndpoint
 from tests.fixtures.s3 import free_port
 
 

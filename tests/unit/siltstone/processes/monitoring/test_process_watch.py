@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from runtime.metrics import Metrics
 from runtime.runtime import Runtime
-from siltstone.processes.process_watch import LAG_INTERVAL_MS, process_watched
+from siltstone.processes.monitoring.process_watch import LAG_INTERVAL_MS, process_watched
 from tests.fixtures.log_lines import LogLines
 
 DEADLINE_S = 20

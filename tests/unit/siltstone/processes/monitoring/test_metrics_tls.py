@@ -17,8 +17,8 @@ from runtime.runtime import Runtime
 from runtime.settings.table import Settings
 from siltstone.cli import main
 from siltstone.health import TLS_VARIABLE, VARIABLE, what_is_wrong
-from siltstone.processes.http_endpoint import HttpEndpoint
-from siltstone.processes.metrics_tls import metrics_tls_of
+from siltstone.processes.monitoring.http_endpoint import HttpEndpoint
+from siltstone.processes.monitoring.metrics_tls import metrics_tls_of
 from tests.fixtures.certificates import Authority, Certificates, IdentityFiles
 from tests.fixtures.metric_values import metric_value
 from tests.fixtures.waiting import until

@@ -18,7 +18,7 @@ from aiohttp import web
 from runtime.metrics import CONTENT_TYPE, Metrics
 from runtime.settings.addresses import AddressInUseError, format_address, is_loopback, parse_address
 from runtime.settings.values import SettingsError
-from siltstone.processes.metrics_tls import MetricsTls
+from siltstone.processes.monitoring.metrics_tls import MetricsTls
 
 PRODUCERS_PATH = "/producers"
 

@@ -11,7 +11,7 @@ import pytest
 from runtime.metrics import Metrics
 from runtime.settings.addresses import AddressInUseError
 from runtime.settings.values import SettingsError
-from siltstone.processes.http_endpoint import HttpEndpoint
+from siltstone.processes.monitoring.http_endpoint import HttpEndpoint
 
 
 class Running:
