@@ -7,16 +7,12 @@ owner. Functions run with the rights of their caller, triggers too, unless they 
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import hmac
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
-from metadata.contract.errors import MetadataUnavailableError
 from metadata.postgres.connection import CONNECTION_ERRORS, INSUFFICIENT_PRIVILEGE, connect, sqlstate_of, unavailable
 from metadata.postgres.driver import Connection
 from runtime.errors import BadInputError
@@ -36,6 +32,8 @@ class Rights:
     """Postgres's own roles whose rights it needs too."""
     limits_ms: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     """Time-outs of the role's sessions. A process sets its own; a person's queries do not."""
+    variable: str = ""
+    """The variable of the environment by whose password `siltstone migrate` makes the role; "" for people's roles."""
 
     def each(self) -> Iterator[tuple[str, str, str]]:
         """Table, privilege, and column; the column is "" if the privilege is on the whole table."""
@@ -125,6 +123,7 @@ AGENT: Final = Rights(
         "lock_programs_below_v1(integer)",
         "end_programs_below_v1(integer)",
     ),
+    variable="AGENT_PGPASSWORD",
 )
 
 COMPACTOR: Final = Rights(
@@ -176,36 +175,26 @@ COMPACTOR: Final = Rights(
     # The age of transactions of all sessions is among its metrics. It then sees texts of others' statements, in which
     # values of ours never stand: they are parameters.
     memberships=("pg_read_all_stats",),
+    variable="COMPACTOR_PGPASSWORD",
 )
 
 RIGHTS: Final[Mapping[str, Rights]] = MappingProxyType({"agent": AGENT, "compactor": COMPACTOR, "reader": READER})
 """By kind of program, as the options of `siltstone migrate` are called."""
 
 
-async def grant(url: str, role: str, rights: Rights, *, password: str = "", salt: bytes = b"") -> Sequence[str]:
+async def grant(url: str, role: str, rights: Rights) -> Sequence[str]:
     """Let `role` do what `rights` says with the tables of this schema, and nothing else with them.
 
     Also sets the time-outs of `rights` for the role's sessions in this database, so that none of them holds a lock or a
     snapshot for long by mistake, and makes it a member of Postgres's own roles. The owner of the schema may lack the
     right to do that. The function then returns the statements that another role has to run.
 
-    With a `password` the role is made if it is missing, and gets that password; `salt` is 16 random bytes then.
-
     A second call changes nothing. Raises BadInputError if the role does not exist or may do more already, and
     MetadataUnavailableError.
     """
-    verifier = scram_verifier(password, salt) if password else ""
     connection = await connect(url, application="siltstone-migrate")
     try:
-        if verifier:
-            await _set_password(connection, role, verifier)
-        found = await connection.fetchrow(_ROLE, role)
-        if found is None:
-            remedy = f"create it first: CREATE ROLE {role} LOGIN PASSWORD '...'"
-            raise BadInputError(f"Postgres has no role {role!r}", remedy=remedy)
-        if found["is_super"] or found["owns"]:
-            remedy = f"name a role that is only for {rights.purpose}"
-            raise BadInputError(f"role {role!r} may do everything here already", remedy=remedy)
+        found = await check_role(connection, role, rights)
         # Postgres runs several statements of one call as one transaction: no process is without its rights meanwhile.
         await connection.execute("; ".join(grants(rights, found["quoted"], found["schema"])))
         return await _done_or_left(connection, list(_beside(rights, found["quoted"], found["database"])))
@@ -213,6 +202,22 @@ async def grant(url: str, role: str, rights: Rights, *, password: str = "", salt
         raise unavailable(error) from error
     finally:
         await connection.close()
+
+
+async def check_role(connection: Connection, role: str, rights: Rights) -> Mapping[str, Any]:
+    """The quoted names of the role, the schema and the database. Raises BadInputError if the role does not exist or may
+    do more already."""
+    found = await connection.fetchrow(_ROLE, role)
+    if found is None:
+        quoted = await connection.fetchval("SELECT quote_ident($1::text)", role)
+        remedy = f"create it first: CREATE ROLE {quoted} LOGIN PASSWORD '...'"
+        if name := rights.variable:
+            remedy += f"; or put a password into {name}, or the ARN of a secret into {name}_SECRET, and it is made"
+        raise BadInputError(f"Postgres has no role {role!r}", remedy=remedy)
+    if found["is_super"] or found["owns"]:
+        remedy = f"name a role that is only for {rights.purpose}"
+        raise BadInputError(f"role {role!r} may do everything here already", remedy=remedy)
+    return found
 
 
 _ROLE = """SELECT r.rolsuper AS is_super, pg_has_role(r.oid, c.relowner, 'MEMBER') AS owns,
@@ -317,47 +322,3 @@ def _beside(rights: Rights, role: str, database: str) -> Iterator[str]:
         yield f"GRANT {membership} TO {role}"
     for name, limit_ms in rights.limits_ms.items():
         yield f"ALTER ROLE {role} IN DATABASE {database} SET {name} = {limit_ms}"
-
-
-# ---- passwords
-
-ITERATIONS: Final = 4_096
-"""Postgres's own default (`scram_iterations`)."""
-_PLAIN: Final = re.compile(r"[!-~]+")
-
-
-def scram_verifier(password: str, salt: bytes) -> str:
-    """The verifier that Postgres keeps, so that the password itself reaches neither the server nor its log (RFC 5802).
-
-    Raises BadInputError for characters that clients would prepare in different ways.
-    """
-    if not _PLAIN.fullmatch(password):
-        raise BadInputError(
-            "the password for a role of Postgres has a space, or a character beyond ASCII",
-            remedy="take letters, digits and punctuation of ASCII",
-        )
-    salted = hashlib.pbkdf2_hmac("sha256", password.encode(), salt, ITERATIONS)
-    stored_key = hashlib.sha256(hmac.digest(salted, b"Client Key", "sha256")).digest()
-    server_key = hmac.digest(salted, b"Server Key", "sha256")
-    shown = [base64.b64encode(part).decode() for part in (salt, stored_key, server_key)]
-    return f"SCRAM-SHA-256${ITERATIONS}:{shown[0]}${shown[1]}:{shown[2]}"
-
-
-async def _set_password(connection: Connection, role: str, verifier: str) -> None:
-    found = await connection.fetchrow(_NAMED, role)
-    if found is None:
-        raise MetadataUnavailableError("Postgres did not answer: it gave no row to a question without a table")
-    verb = "ALTER" if found["is_there"] else "CREATE"
-    try:
-        # Base64 and the signs between it: nothing in it ends a literal.
-        await connection.execute(f"{verb} ROLE {found['quoted']} LOGIN PASSWORD '{verifier}'")
-    except CONNECTION_ERRORS as error:
-        if sqlstate_of(error) != INSUFFICIENT_PRIVILEGE:
-            raise
-        remedy = (
-            f"let another role do it: {verb} ROLE {found['quoted']} LOGIN PASSWORD '...', or give this one CREATEROLE"
-        )
-        raise BadInputError(f"the role of metadata.url may not set the password of {role!r}", remedy=remedy) from error
-
-
-_NAMED = """SELECT quote_ident($1::text) AS quoted, EXISTS (SELECT FROM pg_roles WHERE rolname = $1) AS is_there"""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, TypeVar
 from urllib.parse import parse_qsl, quote, urlsplit
@@ -40,7 +40,7 @@ class PasswordPlace:
 
 
 KEPT: dict[str, ReadSecret] = {}
-"""By ARN, as this process read it last."""
+"""By ARN, as this process read it last; the password that worked last comes first."""
 
 
 def split(url: str) -> tuple[str, PasswordPlace]:
@@ -77,7 +77,9 @@ async def log_in(url: str, open_with: Callable[[str, str | None], Awaitable[T]])
     async with aclosing(_passwords_at(place)) as passwords:
         async for password in passwords:
             try:
-                return await open_with(address, password)
+                opened = await open_with(address, password)
+                _keep_first(place, password)
+                return opened
             except DRIVER_ERRORS as error:
                 if getattr(error, "sqlstate", None) not in REFUSED:
                     raise
@@ -90,11 +92,11 @@ async def _passwords_at(place: PasswordPlace) -> AsyncGenerator[str | None]:
     if place.file:
         yield await asyncio.to_thread(_read_file, place.file)
     elif place.secret_arn:
-        tried: set[str] = set()
         kept = KEPT.get(place.secret_arn)
-        if kept is not None:
-            tried.add(kept.passwords[0])
-            yield kept.passwords[0]
+        tried = set[str]()
+        for password in () if kept is None else kept.passwords:
+            tried.add(password)
+            yield password
         KEPT[place.secret_arn] = now = await _read(place.secret_arn)
         for password in now.passwords:
             if password not in tried:
@@ -102,6 +104,14 @@ async def _passwords_at(place: PasswordPlace) -> AsyncGenerator[str | None]:
                 yield password
     else:
         yield None
+
+
+def _keep_first(place: PasswordPlace, password: str | None) -> None:
+    """The next connection begins with the password that worked: until Postgres is told of a new one, the one before."""
+    kept = KEPT.get(place.secret_arn)
+    if kept is not None and password in kept.passwords:
+        others = tuple(each for each in kept.passwords if each != password)
+        KEPT[place.secret_arn] = replace(kept, passwords=(password, *others))
 
 
 def changed_ms(url: str) -> int | None:

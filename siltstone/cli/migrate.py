@@ -8,17 +8,21 @@ import secrets
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from runtime.errors import BadInputError
-from runtime.secrets_manager import ARN, EmptySecretError, put_password, read_secret
+from runtime.secrets_manager import ARN
 from runtime.settings.checks import is_memory
 from runtime.text import plural
 from siltstone.cli.options.data_option import data_option, unless_typed
 from siltstone.cli.options.setting_options import read_settings, setting_options
 from siltstone.cli.options.system_options import POSTGRES_NAMES, ways_to_name
 from siltstone.terminal.plain import say
+
+if TYPE_CHECKING:
+    from metadata.migrations.grants import Rights
 
 CAN = {"agent": "has the rights of agents", "compactor": "has the rights of compactors", "reader": "may read and pin"}
 PASSWORD_BYTES = 30
@@ -71,8 +75,9 @@ def migrate(
     secrets of AWS Secrets Manager in place of passwords; a secret without a value gets one. Commands that repair
     something need the schema's owner.
 
-    --new-passwords writes new passwords into these secrets, then tells Postgres. Programs that read them from there
-    (?password_secret=ARN in metadata.url) go on without a restart.
+    --new-passwords writes new passwords into these secrets, and tells Postgres. Programs that read them from there
+    (?password_secret=ARN in metadata.url) go on without a restart. The role of metadata.url needs CREATEROLE; without
+    the right to set a password it changes none.
 
     --reader grants an existing role the rights on the metadata that `siltstone.read_topic` and Spark need. Reading
     objects needs rights on the object store.
@@ -167,28 +172,29 @@ def _act(
 def _grant(url: str, kind: str, role: str, *, secret_arn: str, new_password: bool) -> None:
     from metadata.migrations.grants import RIGHTS, grant
 
-    if secret_arn:
-        password, of = asyncio.run(_password_of(secret_arn, new=new_password))
-    else:
-        password, of = os.environ.get(f"{kind.upper()}_PGPASSWORD", "") if kind in PASSWORDS else "", "the environment"
-    left = asyncio.run(grant(url, role, RIGHTS[kind], password=password, salt=os.urandom(16)))
-    say(f"{kind}: {role} {CAN[kind]}" + (f", with the password of {of}" if password else ""))
+    rights = RIGHTS[kind]
+    of = asyncio.run(_give_password(url, role, rights, secret_arn=secret_arn, new=new_password))
+    left = asyncio.run(grant(url, role, rights))
+    say(f"{kind}: {role} {CAN[kind]}" + (f", with the password of {of}" if of else ""))
     if left:
         say(f"the role of metadata.url may not do this for {role}; run it as a role that may:", err=True)
         say(";\n".join(left) + ";", err=True)
 
 
-async def _password_of(secret_arn: str, *, new: bool) -> tuple[str, str]:
-    """The password in the secret, and how to call it. The secret changes first: if this process is killed before it
-    has told Postgres, programs go on with the password before, and the next migration tells Postgres."""
-    if not new:
-        try:
-            return (await read_secret(secret_arn)).passwords[0], "its secret"
-        except EmptySecretError:
-            pass
-    password = secrets.token_urlsafe(PASSWORD_BYTES)
-    await put_password(secret_arn, password)
-    return password, "its secret, which is new"
+async def _give_password(url: str, role: str, rights: Rights, *, secret_arn: str, new: bool) -> str:
+    """Give the role the password that the environment names. Returns where it is; "": none is named."""
+    from metadata.migrations.role_passwords import set_password, set_password_of_secret
+
+    salt = os.urandom(16)
+    if secret_arn:
+        drawn = secrets.token_urlsafe(PASSWORD_BYTES)
+        is_new = await set_password_of_secret(url, role, rights, secret_arn, new=new, drawn=drawn, salt=salt)
+        return "its secret, which is new" if is_new else "its secret"
+    password = os.environ.get(rights.variable, "") if rights.variable else ""
+    if not password:
+        return ""
+    await set_password(url, role, rights, password, salt=salt)
+    return "the environment"
 
 
 def _say_plan(url: str) -> None:

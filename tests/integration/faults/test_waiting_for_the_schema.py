@@ -217,6 +217,30 @@ async def test_rights_that_do_not_come_are_the_business_of_the_process(postgres_
 
 
 @pytest.mark.usefixtures("quick")
+async def test_a_password_that_postgres_goes_on_refusing_ends_the_start(
+    postgres_url: str, moto_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A moment after the first migration has filled the secret it has made the role; not so after a mistake."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL_SECRETS_MANAGER", moto_server.endpoint)
+    monkeypatch.delenv("PGPASSWORD", raising=False)
+    client = boto3.client("secretsmanager", region_name="eu-central-1")
+    content = json.dumps({"password": "another"})
+    arn = str(client.create_secret(Name=f"wrong-{os.urandom(4).hex()}", SecretString=content)["ARN"])
+    place = f"{AGENT_ROLE}@{postgres_url.rpartition('@')[2]}"
+    service = PostgresMetadata(f"postgresql://{place}?password_secret={arn}")
+    wait = SchemaWait(f"postgresql://{place}?password_secret={arn}", "agent", SystemClock())
+    opening = asyncio.create_task(wait.open(service))
+    await until(lambda: "password authentication failed" in wait.reason)
+    with pytest.raises(MetadataUnavailableError, match="password authentication failed"):
+        await asyncio.wait_for(opening, 20)
+    # and where no migration fills it, nothing is waited for
+    wait = SchemaWait(f"postgresql://{place}", "agent", SystemClock())
+    with pytest.raises(MetadataUnavailableError):
+        await wait.open(PostgresMetadata(f"postgresql://{place}"))
+    assert wait.reason == ""
+
+
+@pytest.mark.usefixtures("quick")
 async def test_a_postgres_that_is_away_ends_the_start_but_not_the_wait(tmp_path: Path) -> None:
     server = EmbeddedPostgres(tmp_path / "postgres", port=free_port(), settings=POSTGRES_SETTINGS)
     url = await asyncio.to_thread(server.start)

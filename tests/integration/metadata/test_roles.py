@@ -17,7 +17,8 @@ from asyncpg.exceptions import InsufficientPrivilegeError, InvalidPasswordError
 from click.testing import CliRunner
 
 from metadata.contract.leases import AgentAddress
-from metadata.migrations.grants import AGENT, COMPACTOR, READER, Rights, grant, scram_verifier
+from metadata.migrations.grants import AGENT, COMPACTOR, READER, Rights, grant
+from metadata.migrations.role_passwords import scram_verifier, set_password
 from metadata.postgres.driver import Connection, open_connection
 from metadata.postgres.store import PostgresMetadata
 from metadata.postgres.tables import METADATA
@@ -193,12 +194,13 @@ async def test_a_role_is_made_with_a_password_that_the_server_never_sees(
     owner = await connect(postgres_url)
     place = postgres_url.rpartition("@")[2]
     try:
-        await grant(postgres_url, role, COMPACTOR, password="first/one", salt=SALT)
+        await set_password(postgres_url, role, COMPACTOR, "first/one", salt=SALT)
+        await grant(postgres_url, role, COMPACTOR)
         await (await connect(f"postgresql://{role}:first%2Fone@{place}")).execute("SELECT FROM files")
         kept = await owner.fetchval("SELECT rolpassword FROM pg_authid WHERE rolname = $1", role)
         assert kept == scram_verifier("first/one", SALT)
         # a new password takes the old one's place; without one, the old one stays
-        await grant(postgres_url, role, COMPACTOR, password="second", salt=SALT)
+        await set_password(postgres_url, role, COMPACTOR, "second", salt=SALT)
         await grant(postgres_url, role, COMPACTOR)
         await (await connect(f"postgresql://{role}:second@{place}")).execute("SELECT FROM files")
         with pytest.raises(InvalidPasswordError):
@@ -217,7 +219,9 @@ def test_a_password_that_clients_may_prepare_in_other_ways_is_refused(password: 
 async def test_a_missing_role_and_the_owner_are_refused(postgres_url: str, connect: Connect, rights: Rights) -> None:
     with pytest.raises(BadInputError, match="Postgres has no role 'nobody'") as missing:
         await grant(postgres_url, "nobody", rights)
-    assert missing.value.remedy == "create it first: CREATE ROLE nobody LOGIN PASSWORD '...'"
+    assert missing.value.remedy.startswith("create it first: CREATE ROLE nobody LOGIN PASSWORD '...'")
+    assert ("_PGPASSWORD" in missing.value.remedy) == (rights is not READER)
+    assert rights.variable in missing.value.remedy
     owner = await (await connect(postgres_url)).fetchval("SELECT current_user")
     with pytest.raises(BadInputError, match="may do everything here already") as too_much:
         await grant(postgres_url, owner, rights)

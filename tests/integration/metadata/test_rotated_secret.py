@@ -5,20 +5,24 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import aioboto3
 import pytest
+from asyncpg.exceptions import InvalidPasswordError
 from click.testing import CliRunner
 
 from metadata.contract.errors import MetadataUnavailableError
+from metadata.migrations.grants import AGENT
+from metadata.migrations.role_passwords import set_password, set_password_of_secret
 from metadata.postgres import passwords
+from metadata.postgres.driver import Connection, open_connection
 from metadata.postgres.store import PostgresMetadata
 from runtime.runtime import Runtime
-from runtime.secrets_manager import read_secret
+from runtime.secrets_manager import EmptySecretError, put_password, read_secret
 from siltstone.cli import main
 from tests.fixtures.postgres import AGENT_ROLE, give_roles, run_sql
 from tests.fixtures.s3 import S3Server
@@ -222,6 +226,138 @@ def test_migrate_gives_the_roles_passwords_and_new_ones_under_a_running_agent(
         assert asyncio.run(read_secret(secrets.arn)).passwords[0] != first
     finally:
         asyncio.run(give_roles(postgres_url))  # the password that other tests know
+
+
+@pytest.mark.parametrize("is_first", [False, True], ids=["a new one", "the first one"])
+def test_without_the_right_to_set_a_password_the_secret_stays_as_it_is_and_the_remedy_helps(
+    bare_postgres_url: str, secrets: Secrets, monkeypatch: pytest.MonkeyPatch, is_first: bool
+) -> None:
+    role, owner = (f"{kind}_{os.urandom(4).hex()}" for kind in ("agent", "owner"))
+    asyncio.run(secrets.make() if is_first else secrets.put(password="first"))
+    monkeypatch.setenv("AGENT_PGPASSWORD_SECRET", secrets.arn)
+    made = [f"CREATE ROLE {role} LOGIN PASSWORD 'first'", f"CREATE ROLE {owner} LOGIN PASSWORD 'x'"]
+    asyncio.run(run_sql(bare_postgres_url, *made, f"GRANT CREATE, USAGE ON SCHEMA public TO {owner}"))
+    place = bare_postgres_url.rpartition("@")[2]
+    words = ["migrate", "--metadata", f"postgresql://{owner}:x@{place}", "--agent", role]
+    words += [] if is_first else ["--new-passwords"]
+    try:
+        said = [CliRunner().invoke(main, words).output for _ in range(2)]
+        assert all(f"may not set the password of '{role}'; no password was changed" in each for each in said), said
+        if is_first:
+            with pytest.raises(EmptySecretError):
+                asyncio.run(read_secret(secrets.arn))
+        else:
+            assert asyncio.run(read_secret(secrets.arn)).passwords == ("first",)
+        # when a superuser follows the remedy
+        remedy = f"ALTER ROLE {owner} CREATEROLE", f"GRANT {role} TO {owner} WITH ADMIN OPTION"
+        assert all(each in said[0] for each in remedy)
+        asyncio.run(run_sql(bare_postgres_url, *remedy))
+        assert "of its secret, which is new" in CliRunner().invoke(main, words).output
+        now = asyncio.run(read_secret(secrets.arn)).passwords[0]
+        asyncio.run(run_sql(f"postgresql://{role}:{now}@{place}", "SELECT 1"))
+    finally:
+        asyncio.run(run_sql(bare_postgres_url, f"DROP OWNED BY {owner}, {role}", f"DROP ROLE {owner}, {role}"))
+
+
+def test_a_role_that_may_do_everything_gets_no_password(
+    postgres_url: str, named: Callable[[str], str], secrets: Secrets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asyncio.run(secrets.put(password="first"))
+    monkeypatch.setenv("AGENT_PGPASSWORD_SECRET", secrets.arn)
+    words = ["migrate", "--metadata", postgres_url, "--agent", ROLE, "--new-passwords"]
+    outcome = CliRunner().invoke(main, words)
+    assert outcome.exit_code == 1 and "may do everything here already" in outcome.output
+    assert asyncio.run(read_secret(secrets.arn)).passwords == ("first",)
+    asyncio.run(run_sql(named("password=first"), "SELECT 1"))
+
+
+async def test_two_runs_at_once_and_a_run_after_a_killed_one_leave_a_password_that_works(
+    postgres_url: str, secrets: Secrets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PGPASSWORD", raising=False)
+    role = f"agent_{os.urandom(4).hex()}"
+    place = postgres_url.rpartition("@")[2]
+
+    async def new() -> None:
+        drawn = os.urandom(9).hex()
+        assert await set_password_of_secret(
+            postgres_url, role, AGENT, secrets.arn, new=True, drawn=drawn, salt=bytes(16)
+        )
+
+    async def works(password: str) -> bool:
+        try:
+            await run_sql(f"postgresql://{role}:{password}@{place}", "SELECT 1")
+        except InvalidPasswordError:
+            return False
+        return True
+
+    await secrets.put(password="p0")
+    await set_password(postgres_url, role, AGENT, "p0", salt=bytes(16))
+    try:
+        # given a run that was killed after it had changed the secret: Postgres has the password before
+        await secrets.put(password="p1")
+        put = put_password
+
+        async def put_and_look(arn: str, password: str) -> None:
+            # when the secret changes, then Postgres takes one of the two that it has from now on
+            await put(arn, password)
+            kept = await read_secret(arn)
+            assert any([await works(each) for each in kept.passwords])
+
+        monkeypatch.setattr("metadata.migrations.role_passwords.put_password", put_and_look)
+        await asyncio.gather(*(new() for _ in range(4)))
+        kept = await read_secret(secrets.arn)
+        assert await works(kept.passwords[0])
+        assert not {"p0", "p1"} & set(kept.passwords)
+    finally:
+        await run_sql(postgres_url, f"DROP ROLE {role}")
+
+
+async def test_an_older_password_that_still_works_is_tried_first_the_next_time(
+    postgres_url: str, named: Callable[[str], str], secrets: Secrets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await secrets.put(password="first")
+    await secrets.put(password="second")
+    url = named(f"password_secret={secrets.arn}")
+    tried: list[str | None] = []
+
+    async def opened() -> list[str | None]:
+        tried.clear()
+        await (await passwords.log_in(url, noted(tried))).close()
+        return list(tried)
+
+    assert await opened() == ["second", "first"]
+    assert await opened() == ["first"]
+    # and both are kept: not even the change in Postgres needs Secrets Manager
+    monkeypatch.setenv("AWS_ENDPOINT_URL_SECRETS_MANAGER", "http://127.0.0.1:9")
+    await run_sql(postgres_url, f"ALTER ROLE {ROLE} PASSWORD 'second'")
+    assert await opened() == ["first", "second"]
+    assert await opened() == ["second"]
+
+
+def noted(tried: list[str | None]) -> Callable[[str, str | None], Awaitable[Connection]]:
+    """Opens a connection, and notes the password."""
+
+    def open_with(address: str, password: str | None) -> Awaitable[Connection]:
+        tried.append(password)
+        return open_connection(address, password=password, connect_timeout_s=10, command_timeout_s=10, settings={})
+
+    return open_with
+
+
+async def test_a_login_that_is_refused_for_another_reason_than_the_password_reads_the_secret_again(
+    postgres_url: str, named: Callable[[str], str], secrets: Secrets
+) -> None:
+    await secrets.put(password="first")
+    url = named(f"password_secret={secrets.arn}")
+    tried: list[str | None] = []
+    await (await passwords.log_in(url, noted(tried))).close()
+    await secrets.put(password="second")
+    # given a role that may not log in, which Postgres says only to those who know its password (28000)
+    await run_sql(postgres_url, f"ALTER ROLE {ROLE} NOLOGIN")
+    with pytest.raises(InvalidPasswordError):
+        await passwords.log_in(url, noted(tried))
+    assert tried == ["first", "first", "second"]
 
 
 def test_new_passwords_need_a_secret_to_be_written_to(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
