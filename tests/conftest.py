@@ -22,6 +22,7 @@ pytest_plugins = [
     "tests.conformance.security.table",
     "tests.simulation.summary",
     # after those they import: pytest rewrites the asserts of what it loads first itself
+    "tests.fixtures.bound_clusters",
     "tests.fixtures.faults",
     "tests.fixtures.compactors",
     "tests.fixtures.compacted_systems",

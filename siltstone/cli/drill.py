@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import click
 
+from metadata.postgres.backup.scratch import ScratchUnavailableError
 from runtime.runtime import Runtime
 from runtime.text import age_text, plural, size_text
+from siltstone.cli.options.setting_options import is_shown_password, warn_of_password
 from siltstone.cli.options.system_options import (
     SystemOptions,
     Urls,
@@ -20,6 +23,7 @@ from siltstone.cli.options.system_options import (
     same_cluster,
     system_options,
 )
+from siltstone.cli.postgres_remedies import remedy_of
 from siltstone.ops.drill.compare import Comparison
 from siltstone.ops.drill.run import Drill, Drilled
 from siltstone.ops.rebuild.run import Rebuilt
@@ -57,7 +61,7 @@ def drill(lost_seconds_max: int, scratch_url: str, given: SystemOptions, as_json
     lost now, checks them, compares them with the live ones, and drops the database. It writes nothing to the bucket
     and disturbs no client. The scratch database takes as much disk as the live metadata; the command takes twice the
     memory of `rebuild`. It connects as the owner of the schema, who needs CREATEDB. What a killed drill leaves, the
-    next one drops.
+    next one drops. A password in the URL of --scratch can be read in the list of processes: write ?password_file=PATH.
 
     Exit code 0: fit. All that came before the recovery point came back, with the same offsets, and the recovery point
     is within --lost-seconds-max. 1: not fit, for the reasons that it names, or the drill could not be done.
@@ -69,7 +73,11 @@ def drill(lost_seconds_max: int, scratch_url: str, given: SystemOptions, as_json
       siltstone drill --config owner.toml --json \\
           --scratch postgresql://siltstone@otherdb/postgres
     """
-    with resolved(given) as urls:
+    if is_shown_password(scratch_url):
+        warn_of_password(
+            "--scratch", "put it into a file that PGPASSFILE names, or ?password_file=PATH at the end of the URL"
+        )
+    with resolved(given) as urls, _naming_scratch(scratch_url):
         check_named(urls)
         drilled = asyncio.run(_drill(urls, scratch_url, lost_seconds_max * 1000))
     if drilled is None:
@@ -80,6 +88,18 @@ def drill(lost_seconds_max: int, scratch_url: str, given: SystemOptions, as_json
     else:
         _print(drilled)
     sys.exit(1 if drilled.reasons else 0)
+
+
+@contextmanager
+def _naming_scratch(scratch_url: str) -> Generator[None]:
+    """Errors about the Postgres of --scratch name that option."""
+    try:
+        yield
+    except ScratchUnavailableError as error:
+        if scratch_url:
+            said = error.message, error.remedy or remedy_of(error)
+            error.message, error.remedy = (text.replace("metadata.url", "--scratch") for text in said)
+        raise
 
 
 async def _drill(urls: Urls, scratch_url: str, lost_ms_max: int) -> Drilled | None:
@@ -136,9 +156,11 @@ def _figures(drilled: Drilled, compared: Comparison, rebuilt: Rebuilt) -> Iterat
         yield f"skipped: {line}"
     snapshot_ms = max(0, compared.taken_ms - rebuilt.found.catalogued.instant.taken_ms)
     known_ms = max(0, compared.taken_ms - rebuilt.plan.known_ms)
+    # Where nothing changes nothing is written, so their age alone says nothing.
+    since = "" if compared.lost or compared.lost_topics else ", and no record was committed after it"
     yield (
         f"recovery point: {compared.lost_ms / 1000:,.1f} s, {plural(compared.lost_records, 'record')}; the newest"
-        f" snapshot is {age_text(snapshot_ms)} old, the newest increment {age_text(known_ms)}"
+        f" snapshot is {age_text(snapshot_ms)} old, the newest increment {age_text(known_ms)}{since}"
     )
     yield (
         f"took {drilled.seconds:,.1f} s, the rebuild {drilled.rebuild_seconds:,.1f} s of them, and"

@@ -70,13 +70,24 @@ def read_settings(
 
 
 def _warn_of_passwords(overrides: Mapping[str, str]) -> None:
-    """Every user of the machine can read the command line while the command runs."""
-    shown = "\0".join(sys.orig_argv)  # the environment gives options too, and nobody else can read that
-    names = [name for name, value in overrides.items() if holds_password(value) and value in shown]
+    names = [name for name, value in overrides.items() if is_shown_password(value)]
     if names:
         variables = " and ".join(map(environment_name, names))
-        say(
-            f"warning: the command line holds a password ({', '.join(names)}), and every user of this machine can read"
-            f" it; put it into {variables}, into the file of --config, or into a file that PGPASSFILE names",
-            err=True,
+        warn_of_password(
+            ", ".join(names),
+            f"put it into {variables}, into the file of --config, or into a file that PGPASSFILE names",
         )
+
+
+def is_shown_password(url: str) -> bool:
+    """Whether the command line has a password in this URL. The environment gives options too, and nobody else can read
+    that."""
+    return holds_password(url) and url in "\0".join(sys.orig_argv)
+
+
+def warn_of_password(where: str, remedy: str) -> None:
+    """Every user of the machine can read the command line while the command runs."""
+    say(
+        f"warning: the command line holds a password ({where}), and every user of this machine can read it; {remedy}",
+        err=True,
+    )

@@ -25,8 +25,9 @@ from runtime.text import size_text
 from siltstone.ops.drill.bucket import ListedSizes, UnchangedBucket
 from siltstone.ops.drill.compare import Comparison, Seen, SeenLater, compare
 from siltstone.ops.fsck import StoreAndRows, all_files, check_objects, check_system
-from siltstone.ops.rebuild.reading import NoCatalogError
+from siltstone.ops.rebuild.reading import Found, NoCatalogError
 from siltstone.ops.rebuild.run import Rebuild, Rebuilt
+from siltstone.processes.stopping import unless
 from storage.objects import ObjectNotFoundError, ObjectStore
 
 PIN_MS = 600_000
@@ -36,6 +37,10 @@ HEADS_MAX = 1_000
 READ_FILES_MAX = 20
 READ_BYTES_MAX = 256 << 20
 """Objects that are read whole, and their bytes in all."""
+
+
+class ScratchLostError(MetadataUnavailableError):
+    """Another drill may drop the scratch database of this one. Nothing was found out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +72,8 @@ class Drill:
     lost_ms_max: int
 
     async def run(self) -> Drilled:
-        """Raises NoScratchError, MetadataUnavailableError, ClusterMismatchError, and the errors of the store."""
+        """Raises NoScratchError, ScratchLostError, MetadataUnavailableError, ClusterMismatchError, and the store's
+        errors."""
         drilled = await self._once()
         if drilled.reasons:
             # The live cluster may have written and deleted parts of the catalogue while they were listed.
@@ -85,12 +91,18 @@ class Drill:
             live = await _with_commit_times(await _look(self.metadata, self.metadata_url), self.metadata_url)
             self.say(
                 f"the live metadata take {size_text(live.kept.size_bytes)}; their copy takes no more, in"
-                f" {scratch.rpartition('/')[2].partition('?')[0]}"
+                f" {scratch.url.rpartition('/')[2].partition('?')[0]}"
             )
             try:
-                return await self._drill(live, scratch, began_ms)
+                drilled = await unless(scratch.lost, self._drill(live, scratch.url, began_ms))
             except (NoCatalogError, BackupRefusedError, ObjectNotFoundError) as error:
                 return Drilled(reasons=[error.message], seconds=self._seconds(began_ms))
+            if drilled is None:
+                raise ScratchLostError(
+                    "Postgres ended the session that keeps other drills off the scratch database; this drill ends",
+                    remedy="run it again; if this goes on, look in the log of that Postgres for who ends idle sessions",
+                )
+            return drilled
 
     async def _drill(self, live: Seen, scratch: str, began_ms: float) -> Drilled:
         bucket = UnchangedBucket(self.store)
@@ -114,7 +126,7 @@ class Drill:
         return Drilled(
             reasons=[
                 *(f"missing in the bucket, though its records are live: {key}" for key in missing),
-                *judge(rebuilt, comparison, violations, lost_ms_max=self.lost_ms_max, gone=gone),
+                *judge(rebuilt.found, comparison, violations, lost_ms_max=self.lost_ms_max, gone=gone),
             ],
             seconds=self._seconds(began_ms),
             rebuild_seconds=rebuild_seconds,
@@ -165,7 +177,7 @@ class Drill:
 
 
 def judge(
-    rebuilt: Rebuilt,
+    found: Found,
     comparison: Comparison,
     violations: Sequence[Violation],
     *,
@@ -183,8 +195,8 @@ def judge(
     if differing and comparison.taken_ms - comparison.changed_ms > lost_ms_max:
         reasons.append(f"differing from the live ones, though not changed of late: {', '.join(differing)}")
     reasons += [f"wrong: {each}" for each in comparison.wrong]
-    reasons += [f"damaged in the catalogue: {each}" for each in rebuilt.found.damaged]
-    reasons += [f"cannot be read: {each}" for each in rebuilt.found.unreadable if each not in gone]
+    reasons += [f"damaged in the catalogue: {each}" for each in found.damaged]
+    reasons += [f"cannot be read: {each}" for each in found.unreadable if each not in gone]
     reasons += [f"{each.id} of the rebuilt metadata: {each.message}" for each in violations]
     return reasons
 

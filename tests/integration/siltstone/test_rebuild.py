@@ -22,7 +22,6 @@ from metadata.contract.store import MetadataStore
 from metadata.postgres.backup.restore import NotEmptyError, target_state
 from metadata.postgres.connection import connect
 from metadata.urls import open_metadata
-from runtime.clock import SystemClock
 from runtime.ids import SystemIds
 from runtime.runtime import Runtime
 from siltstone.cli import main
@@ -32,13 +31,12 @@ from siltstone.ops.rebuild.run import Rebuild, Rebuilt, StillAliveError
 from storage.cluster import check_cluster
 from storage.objects import Body, ObjectStore
 from storage.urls import open_store
-from storage.wrappers.retrying import Retrying
 from storage.wrappers.wrapper import WrappedStore
 from tests.fixtures.agents import Dial, RunningAgent, StartAgent, read_all
+from tests.fixtures.bound_clusters import bound_cluster
 from tests.fixtures.compactors import StartCompactor
 from tests.fixtures.metadata_parts import Wrapped
 from tests.fixtures.postgres import run_sql
-from tests.fixtures.s3 import BucketUrl
 from tests.fixtures.waiting import until
 from wire.batch import ProducerStamp
 from wire.crc import crc32c
@@ -99,29 +97,12 @@ class Lost:
             await connection.close()
 
 
-@pytest.fixture(params=["s3", "directory"])
-def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "s3":
-        s3_url: BucketUrl = request.getfixturevalue("s3_url")
-        return s3_url()
-    (tmp_path / "objects").mkdir()
-    return (tmp_path / "objects").as_uri()
-
-
 @pytest.fixture
 async def lost(store_url: str, postgres_url: str, bare_postgres_url: str) -> AsyncIterator[Lost]:
-    store = Retrying(open_store(store_url), SystemClock(), SystemIds())
-    await store.open()
-    metadata = open_metadata(postgres_url)
-    await metadata.open()
-    identity = await metadata.cluster_identity()
-    await check_cluster(store, cluster_id=identity.cluster_id, store_bound=False)
-    await metadata.bind_store()
-    lost = Lost(store, store_url, metadata, (postgres_url, bare_postgres_url))
-    async with lost.stack:
-        yield lost
-    await metadata.close()
-    await store.close()
+    async with bound_cluster(store_url, postgres_url) as (store, metadata):
+        lost = Lost(store, store_url, metadata, (postgres_url, bare_postgres_url))
+        async with lost.stack:
+            yield lost
 
 
 async def send(client: Any, topic: str, *pairs: tuple[bytes, bytes | None], partition: int = 0) -> None:

@@ -4,33 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from compactor.deletion.backup_format import SNAPSHOTS_PREFIX
 from compactor.deletion.metadata_backup import MetadataBackup
 from metadata.contract.files import FileState
 from metadata.contract.store import MetadataStore
-from metadata.postgres.backup.scratch import NoScratchError, scratch_database
+from metadata.postgres.backup.scratch import LOCK_CLASS
 from metadata.postgres.connection import connect
 from metadata.rules.packed_index import iter_index
-from metadata.urls import open_metadata
-from runtime.clock import SystemClock
-from runtime.ids import SystemIds
 from runtime.runtime import Runtime
-from siltstone.ops.drill.run import Drill, Drilled
-from storage.cluster import check_cluster
-from storage.objects import Body, Deleted, MultipartUpload, ObjectStore
-from storage.urls import open_store
-from storage.wrappers.retrying import Retrying
+from siltstone.ops.drill.run import Drill, Drilled, ScratchLostError
+from storage.objects import Body, Deleted, MultipartUpload, ObjectStat, ObjectStore
 from storage.wrappers.wrapper import WrappedStore
 from tests.fixtures.agents import Dial, StartAgent
+from tests.fixtures.bound_clusters import bound_cluster
 from tests.fixtures.compactors import StartCompactor
-from tests.fixtures.postgres import AGENT_ROLE, as_role
-from tests.fixtures.s3 import BucketUrl
+from tests.fixtures.postgres import run_sql
 from tests.fixtures.waiting import until
 from wire.records import NewRecord, build_batch
 
@@ -73,10 +68,10 @@ class Live:
             store=store, metadata=metadata, runtime=Runtime(), interval_ms=3_600_000, part_bytes=5 << 20
         )
 
-    async def drill(self, *, lost_ms_max: int = LOST_MS_MAX) -> Drilled:
+    async def drill(self, *, lost_ms_max: int = LOST_MS_MAX, store: ObjectStore | None = None) -> Drilled:
         return await Drill(
             metadata=self.metadata,
-            store=self.recording,
+            store=store or self.recording,
             metadata_url=self.url,
             scratch_url="",
             runtime=Runtime(),
@@ -103,27 +98,9 @@ class Live:
         await client.produce(topic, partition, build_batch(records))
 
 
-@pytest.fixture(params=["s3", "directory"])
-def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "s3":
-        s3_url: BucketUrl = request.getfixturevalue("s3_url")
-        return s3_url()
-    (tmp_path / "objects").mkdir()
-    return (tmp_path / "objects").as_uri()
-
-
 @pytest.fixture
 async def live(store_url: str, postgres_url: str) -> AsyncIterator[Live]:
-    async with AsyncExitStack() as stack:
-        store = Retrying(open_store(store_url), SystemClock(), SystemIds())
-        stack.push_async_callback(store.close)
-        await store.open()
-        metadata = open_metadata(postgres_url)
-        stack.push_async_callback(metadata.close)
-        await metadata.open()
-        identity = await metadata.cluster_identity()
-        await check_cluster(store, cluster_id=identity.cluster_id, store_bound=False)
-        await metadata.bind_store()
+    async with bound_cluster(store_url, postgres_url) as (store, metadata):
         yield Live(store, metadata, postgres_url)
 
 
@@ -323,11 +300,60 @@ async def test_a_catalogue_that_is_missing_or_damaged_is_named(
     assert [each for each in drilled.reasons if increment.name in each], drilled.reasons
 
 
-async def test_a_role_without_createdb_hears_what_to_do(postgres_url: str) -> None:
-    with pytest.raises(NoScratchError) as refused:
-        async with scratch_database(as_role(postgres_url, AGENT_ROLE), ids=SystemIds(), say=print):
-            pass
-    assert "CREATEDB" in refused.value.remedy and "--scratch" in refused.value.remedy
+class FirstListing(WrappedStore):
+    """Runs `then` before the first listing of the catalogue, and leaves everything out of that one if `is_empty`."""
+
+    def __init__(self, inner: ObjectStore, then: Callable[[], Awaitable[None]], *, is_empty: bool = False) -> None:
+        super().__init__(inner)
+        self._then, self._is_empty = then, is_empty
+        self.listings = 0
+
+    async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectStat]:
+        self.listings += prefix == SNAPSHOTS_PREFIX
+        is_first = prefix == SNAPSHOTS_PREFIX and self.listings == 1
+        if is_first:
+            await self._then()
+        async for each in self._inner.list(prefix, start_after=start_after):
+            if not (is_first and self._is_empty):
+                yield each
+
+
+@DIRECTORY
+async def test_a_finding_that_a_second_try_does_not_confirm_is_none(
+    live: Live, start_agent: StartAgent, dial: Dial
+) -> None:
+    agent = await start_agent(store=live.store, metadata=live.metadata)
+    client = await dial.kafka(agent.address)
+    await client.create_topic("t", partitions=1)
+    await live.catalog.round()
+
+    async def nothing() -> None:
+        """As if the snapshots were replaced while they were listed."""
+
+    store = FirstListing(live.recording, nothing, is_empty=True)
+    drilled = await live.drill(store=store)
+    assert not drilled.reasons
+    assert any("trying again, because of this: there is no whole catalogue" in line for line in live.said), live.said
+    assert await live.left_behind() == []
+
+
+@DIRECTORY
+async def test_a_drill_whose_lock_is_lost_is_given_up(live: Live, start_agent: StartAgent) -> None:
+    """Another drill could drop its database: what it said would be about nothing."""
+    await start_agent(store=live.store, metadata=live.metadata)
+    await live.catalog.round()
+
+    async def end_the_session() -> None:
+        await run_sql(
+            live.url,
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_locks"
+            f" WHERE locktype = 'advisory' AND classid = {LOCK_CLASS}",
+        )
+
+    with pytest.raises(ScratchLostError) as given_up:
+        await live.drill(store=FirstListing(live.recording, end_the_session))
+    assert given_up.value.remedy
+    assert await live.left_behind() == []
 
 
 @DIRECTORY

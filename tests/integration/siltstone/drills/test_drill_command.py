@@ -4,6 +4,7 @@ killed."""
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -82,6 +83,10 @@ def test_a_drill_beside_a_load_that_is_stopped_killed_and_run_again(
 
     wait_until(nothing)
     assert drilled(processes, "--lost-seconds-max", "0")["fit"]
+    # and an idle cluster has no young increment, which is said
+    said = CliRunner().invoke(main, ["drill", *options(processes)]).stdout
+    idle = r"recovery point: 0\.0 s, 0 records; .* increment .*, and no record was committed after it\n"
+    assert re.search(idle, said), said
     # and without a catalogue it says so
     compactor.stop()
     for name in ("snapshots", "increments"):
@@ -107,4 +112,5 @@ def test_an_unreachable_scratch_is_an_error(processes: Processes, words: tuple[s
     agent.stop()
     result = CliRunner().invoke(main, ["drill", *options(processes), *words])
     assert result.exit_code == 1
-    assert "cannot connect to Postgres at 127.0.0.1:1" in result.output
+    assert "cannot connect to Postgres at 127.0.0.1:1" in result.stderr and not result.stdout
+    assert "correct host and port in --scratch" in result.stderr and "metadata.url" not in result.stderr

@@ -107,6 +107,8 @@ def test_a_password_on_the_command_line_is_warned_of_once_and_one_from_elsewhere
         (warning,) = warnings(*words)
         assert "every user of this machine can read it" in warning
         assert "SILTSTONE_METADATA_URL" in warning and "PGPASSFILE" in warning
+    (warning,) = warnings("drill", "--scratch", url, "--metadata", "postgresql://user@127.0.0.1:1/db")
+    assert "holds a password (--scratch)" in warning and "?password_file=" in warning
     assert warnings("fsck", "--metadata", "postgresql://user@127.0.0.1:1/db") == []
     assert warnings("fsck", SILTSTONE_METADATA_URL=url) == []
     assert warnings("fsck", "--config", str(config)) == []

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
 from compactor.deletion.backup_format import Increment
 from metadata.contract.backup import BackupInstant, DoneJob
 from metadata.contract.files import L0File
+from metadata.contract.leveled import LeveledExtent
 from metadata.contract.operators import SystemView
 from metadata.contract.tail import Cursor
 from metadata.contract.topics import Topic, Watermarks
@@ -17,6 +19,7 @@ from metadata.postgres.backup.kept import GroupPlace, Kept
 from metadata.postgres.backup.scratch import at_database
 from metadata.rules.packed_index import IndexRow, encode_index
 from siltstone.ops.drill.compare import Comparison, Seen, SeenLater, compare
+from siltstone.ops.drill.run import judge
 from siltstone.ops.rebuild.plan import Hole
 from siltstone.ops.rebuild.reading import Found, has_no_half
 from siltstone.ops.rebuild.state import Catalogued
@@ -25,6 +28,16 @@ from siltstone.ops.rebuild.tiling import Footer
 NOW_MS = 1_000_000
 T, OTHER = uuid.UUID(int=1), uuid.UUID(int=2)
 COUNTS = {"groups": 0, "transactional ids": 0, "ACLs": 0, "quotas": 0, "users": 2, "erasures": 0}
+
+NOTHING_FOUND = Found(
+    catalogued=Catalogued(
+        instant=BackupInstant(taken_ms=0, cluster_id="c", cursor=Cursor(writers={}, change_id=0), sequences={}),
+        tables={},
+        increments=[],
+    ),
+    snapshot="s",
+)
+"""A bucket without damage."""
 
 
 def topic(id_: uuid.UUID = T, *partition_ids: int, created_ms: int = 0, **configs: str) -> Topic:
@@ -131,6 +144,46 @@ def test_a_file_with_other_offsets_or_places_is_wrong() -> None:
         rebuilt = seen([topic(T, 10)], {10: (0, 20)}, file(1, 0, (10, 0, 9)), other)
         comparison = compare(live, later([topic(T, 10)], {10: 0}), rebuilt, [], known_ms=0)
         assert len(comparison.wrong) == wrong, comparison.wrong
+
+
+def extent(*, last: int = 9, position: int = 0, length: int = 100, crc32c: int = 1) -> LeveledExtent:
+    return LeveledExtent(
+        extent_id=1, partition_id=10, base_offset=0, last_offset=last, file_id=1, key="l1/1", level=1,
+        file_size_bytes=1000, position=position, length=length, block_index_position=0, block_index_length=0,
+        record_count=10, crc32c=crc32c, min_timestamp_ms=0, max_timestamp_ms=0, has_tombstones=False,
+        flagged_reason=None,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("other", [{"last": 8}, {"position": 7}, {"length": 99}, {"crc32c": 2}])
+def test_an_extent_of_a_merge_with_other_offsets_or_bytes_is_wrong(other: dict[str, int]) -> None:
+    def of(each: LeveledExtent) -> Seen:
+        found = seen([topic(T, 10)], {10: (0, 10)})
+        return replace(found, view=replace(found.view, extents=[each]))
+
+    again = later([topic(T, 10)], {10: 0})
+    assert compare(of(extent()), again, of(extent()), [], known_ms=0).wrong == []
+    comparison = compare(of(extent()), again, of(extent(**other)), [], known_ms=0)
+    assert comparison.wrong == ["l1/1: its extent at offset 0 differs"]
+    assert judge(NOTHING_FOUND, comparison, [], lost_ms_max=0)[0] == f"wrong: {comparison.wrong[0]}"
+
+
+@pytest.mark.parametrize("what", ["ACLs", "quotas"])
+def test_what_clients_set_and_did_not_come_back_is_told_unless_it_changed_of_late(what: str) -> None:
+    def with_one(seen_: Seen, changed_ms: int = 0) -> Seen:
+        return replace(seen_, kept=replace(kept(**{what: 1}), changed_ms=changed_ms))
+
+    bare = seen([topic(T, 10, a="1")], {})
+    other = seen([topic(T, 10, a="2")], {})
+    again = replace(later([topic(T, 10, a="1")], {}), kept=kept(**{what: 1}))
+    for changed_ms, told in ((NOW_MS - 501, [f"differing from the live ones, though not changed of late: {what}"]),
+                             (NOW_MS - 500, [])):  # fmt: skip
+        comparison = compare(with_one(bare, changed_ms), again, bare, [], known_ms=NOW_MS)
+        assert judge(NOTHING_FOUND, comparison, [], lost_ms_max=500) == told
+    both = compare(with_one(bare), again, other, [], known_ms=NOW_MS)
+    assert judge(NOTHING_FOUND, both, [], lost_ms_max=500) == [
+        f"differing from the live ones, though not changed of late: topic configs, {what}"
+    ]
 
 
 @pytest.mark.parametrize(
