@@ -116,7 +116,7 @@ LATENCY = Row(
         panel(
             "Probe, by outcome",
             "cps",
-            "Round trips of `siltstone probe`: `ok`, `failed`, `late`, or `lost` (acknowledged, and not there).",
+            "Round trips of `siltstone probe`: `ok`, `failed`, `late`, `lost` (not there any more) or `replaced`.",
             f"{RUNBOOK}#siltstoneprobefailing",
             ("{{outcome}}", f"sum by (outcome) (rate(siltstone_probe_round_trips_total{RATE}))"),
             empty_unless="a probe runs",

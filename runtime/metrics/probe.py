@@ -10,8 +10,8 @@ class ProbeMetrics:
         self.round_trips_total = declarations.counter(
             "probe_round_trips_total",
             "Round trips of `siltstone probe`, a record to each partition of its topic and back: `ok`; `failed`"
-            " (refused, or no connection); `late` (not over within its time-out); or `lost` (a record was acknowledged,"
-            " and is not there, another one or out of order).",
+            " (refused, or no connection); `late` (not over within its time-out); `lost` (a record was acknowledged,"
+            " and is not there, another one or out of order); or `replaced` (somebody deleted the topic meanwhile).",
             "outcome",
         )
         self.round_trip_seconds = declarations.histogram(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from runtime.errors import SiltstoneError
+from runtime.errors import BadInputError, SiltstoneError
 from siltstone.cli.options.agent_options import agent_options
 from siltstone.cli.options.completion import TOPIC
 from siltstone.cli.options.setting_options import read_settings, setting_options
@@ -27,8 +27,10 @@ class ProbeFailedError(SiltstoneError):
 
 
 def _read_time(ctx: click.Context, param: click.Parameter, value: str) -> int:
-    with as_usage():
+    try:
         found_ms = parse_duration(value)
+    except BadInputError as error:
+        raise WrongUsageError(f"{param.opts[0]}: {error.message}", remedy=error.remedy) from error
     if not 0 < found_ms <= EVERY_MS_MAX:
         raise WrongUsageError(f"{param.opts[0]} {value!r} is out of range", remedy="give more than 0s, at most 10m")
     return found_ms
@@ -69,8 +71,11 @@ def probe(
     Each round trip writes a record to each partition of a topic of its own, which is created with one partition and a
     retention of an hour if it is not there; a topic with other records is refused. Then it reads the record back, and
     that of the round before. Nothing is tried twice. Every round is a line in the log (the event `probe`) and in the
-    metrics: ok, failed, late, or lost, which is an acknowledged record that is not there. SIGTERM and Ctrl-C end it. Of
-    the settings (--config, --set) log.* and metrics.* count.
+    metrics: ok, failed, late, lost, which is an acknowledged record that is not there, or replaced, which says that
+    somebody deleted the topic. SIGTERM and Ctrl-C end it. Of the settings (--config, --set) log.* and metrics.* count.
+
+    All partitions are tested through one agent, the first bootstrap address that answers. To test each agent, run one
+    probe for each address; they may share the topic.
 
     \b
     Examples:

@@ -24,7 +24,7 @@ from siltstone.kafka.records import (
     produce_batches,
 )
 from siltstone.kafka.retrying import RetryingClient
-from siltstone.ops.probe.records import Expected, LostRecordError, Outcome, Sent, decoded
+from siltstone.ops.probe.records import SEE_LOST, Expected, LostRecordError, Outcome, Sent, decoded
 from wire.error_codes import ErrorCode
 from wire.records import build_batch
 
@@ -35,6 +35,8 @@ PARTITIONS_MAX = 100
 SAMPLE_RECORDS = 100
 """Looked at, at the beginning and at the end of a partition, before the probe writes to a topic that it finds."""
 MAX_WAIT_MS = 500
+SEE_FAILING = "docs/operations/runbook.md, SiltstoneProbeFailing"
+LEAVE_IT = "let nobody else delete it; the next round trip begins with the topic of now"
 RETRY_MS = 50
 """Before an agent is asked again that does not know of the record yet."""
 _OUT_OF_RANGE = int(ErrorCode.OFFSET_OUT_OF_RANGE)
@@ -43,6 +45,10 @@ _TIMED_OUT = int(ErrorCode.REQUEST_TIMED_OUT)
 
 class ForeignTopicError(BadInputError):
     """The topic is not of the probe."""
+
+
+class ReplacedTopicError(SiltstoneError):
+    """Records were acknowledged in a topic that is not there any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,20 +86,42 @@ class Prober:
         except ForeignTopicError:
             raise
         except TimeoutError:
-            error = SiltstoneError(f"not over within {self._timeout_ms / 1000:g} s")
+            error = SiltstoneError(f"not over within {self._timeout_ms / 1000:g} s", remedy=SEE_FAILING)
             outcome = Outcome.LATE
-        except (LostRecordError, DamagedBatchError) as lost:
-            error, outcome = lost, Outcome.LOST
-            self._before = {}  # it is told once
+        except DamagedBatchError as damaged:
+            damaged.remedy = damaged.remedy or SEE_LOST
+            error, outcome = damaged, Outcome.LOST
+        except LostRecordError as lost:
+            replaced = await self._replaced()
+            error, outcome = (lost, Outcome.LOST) if replaced is None else (replaced, Outcome.REPLACED)
         except SiltstoneError as failure:
             is_late = isinstance(failure, HungAgentError) or getattr(failure, "code", None) == _TIMED_OUT
+            failure.remedy = failure.remedy or SEE_FAILING
             error, outcome = failure, Outcome.LATE if is_late else Outcome.FAILED
         else:
             outcome = Outcome.OK
+        if outcome in (Outcome.LOST, Outcome.REPLACED):
+            self._before = {}  # it is told once
         if error is not None:
             await self.close()
         took_ms = self._clock.monotonic_ms() - began_ms
         return RoundTrip(outcome=outcome, sequence=self._sequence, took_ms=took_ms, error=error)
+
+    async def _replaced(self) -> ReplacedTopicError | None:
+        """None if the topic is the one that the probe began with, or if no agent tells."""
+        said = f"the topic {self._topic} was deleted while the probe wrote to it"
+        try:
+            async with asyncio.timeout(self._timeout_ms / 1000):
+                client = self._client or await RetryingClient(self._bootstrap, self._clock).__aenter__()
+                self._client = client
+                topic = await client.run_once(lambda inner: inner.topic(self._topic))
+        except KafkaError as error:
+            return ReplacedTopicError(said, remedy=LEAVE_IT) if error.name == "UNKNOWN_TOPIC_OR_PARTITION" else None
+        except (SiltstoneError, TimeoutError):
+            return None
+        if topic.topic_id == self._topic_id:
+            return None
+        return ReplacedTopicError(f"{said}, and made again", remedy=LEAVE_IT)
 
     async def close(self) -> None:
         client, self._client = self._client, None

@@ -15,6 +15,7 @@ from runtime.errors import SiltstoneError
 from siltstone.kafka.record_format import OutputRecord
 from wire.records import NewRecord
 
+SEE_LOST = "docs/operations/runbook.md, SiltstoneProbeLost"
 _MARK = "siltstone-probe"
 
 
@@ -28,6 +29,8 @@ class Outcome(StrEnum):
     """Not over within the time-out."""
     LOST = "lost"
     """A record was acknowledged, and is not there, is another one or is out of order."""
+    REPLACED = "replaced"
+    """Somebody deleted the topic meanwhile, and it may have been made again. So nothing is known of the record."""
 
 
 class LostRecordError(SiltstoneError):
@@ -70,7 +73,7 @@ class Expected:
             raise LostRecordError(
                 f"{place}: record {sent.sequence} was acknowledged at offset {offset}, after record"
                 f" {before[1].sequence} at offset {before[0]}: the log went back",
-                remedy="docs/operations/runbook.md, SiltstoneProbeLost",
+                remedy=SEE_LOST,
             )
         self._place = place
         self._offset, self._sent, self._before = offset, sent, before
@@ -100,6 +103,6 @@ class Expected:
                 what = "nothing" if record is None else "another record" if found is None else f"{found}"
                 raise LostRecordError(
                     f"{self._place}: at offset {offset}, where record {sent.sequence} was acknowledged, is {what}",
-                    remedy="docs/operations/runbook.md, SiltstoneProbeLost",
+                    remedy=SEE_LOST,
                 )
         self.position = max(self.position, next_offset)

@@ -165,6 +165,45 @@ async def test_what_somebody_deleted_is_not_lost_and_a_topic_that_is_gone_is_cre
         assert ok(await prober.round_trip()), "offsets begin at 0 again in the new topic"
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+async def test_a_topic_that_somebody_replaced_has_lost_no_record(
+    dial: Dial, start_agent: StartAgent, monkeypatch: pytest.MonkeyPatch, is_there: bool
+) -> None:
+    running = await start_agent()
+    client = await dial.kafka(running.address)
+    async with probing(running.address) as prober:
+        for _ in range(2):
+            assert ok(await prober.round_trip())
+        await client.delete_topic(TOPIC)
+        await client.create_topic(TOPIC, partitions=1)
+        if not is_there:
+            # given that it is deleted again before the probe asks why the log seems to have gone back
+            ask = prober._replaced
+
+            async def delete_and_ask() -> Any:
+                await client.delete_topic(TOPIC)
+                return await ask()
+
+            monkeypatch.setattr(prober, "_replaced", delete_and_ask)
+        replaced = await prober.round_trip()
+        assert replaced.outcome is Outcome.REPLACED, replaced
+        assert f"the topic {TOPIC} was deleted while the probe wrote to it" in str(replaced.error)
+        assert ok(await prober.round_trip()) and ok(await prober.round_trip())
+
+
+async def test_all_partitions_are_tested_through_one_agent(dial: Dial, start_agent: StartAgent) -> None:
+    first = await start_agent()
+    second = await start_agent(store=first.store, metadata=first.metadata)
+    client = await dial.kafka(first.address)
+    await client.create_topic("wide", partitions=8)
+    leaders = {each.leader_id for each in (await client.topic("wide")).partitions}
+    assert len(leaders) == 2, "clients that follow the leaders would meet both"
+    async with probing(f"{first.address},{second.address}", "wide") as prober:
+        assert ok(await prober.round_trip())
+    stored = [each.metric("produce_batches_total", outcome="stored") for each in (first, second)]
+    assert stored == [8, 0]
+
+
 async def test_an_agent_that_stops_sends_it_to_another(start_agent: StartAgent) -> None:
     first = await start_agent()
     second = await start_agent(store=first.store, metadata=first.metadata)
@@ -300,7 +339,8 @@ def test_a_probe_on_a_topic_of_others_ends_with_an_error(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--every", "soon"], "'soon' is not a duration"),
+        (["--every", "soon"], "--every: 'soon' is not a duration"),
+        (["--timeout", "5"], "--timeout: '5' is not a duration"),
         (["--every", "0s"], "--every '0s' is out of range"),
         (["--timeout", "1h"], "--timeout '1h' is out of range"),
         (["--bootstrap", "http://somewhere"], "a bootstrap address is HOST:PORT"),
