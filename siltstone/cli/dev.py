@@ -82,7 +82,8 @@ def dev(
     Upgrades the schema of the metadata first. Prints `bootstrap: HOST:PORT[,HOST:PORT...]` once clients can connect,
     then `metrics: URL[,URL...]` of the agents and later `compactor metrics: URL[,URL...]`. An agent on port 9092 serves
     its metrics on 10092, the first compactor on 11092, if these ports are free. Ctrl-C (or SIGTERM) stops everything in
-    order; a second Ctrl-C stops at once.
+    order; a second Ctrl-C stops at once. If one process ends by itself, one of several agents too, all others are
+    stopped, and the exit code is 1.
 
     memory:// keeps its data only until the process ends, so it applies to both: if the object store or the metadata is
     memory://, the other one is too. The single agent then also serves the metrics of the compactor.

@@ -42,7 +42,8 @@ def status(given: SystemOptions, as_json: bool) -> None:
     """Show the schema, which programs run, whether the release before may come back, and what is left to do.
 
     Run it with the release that you upgrade to. Exit code 0 if nothing is left to do, otherwise 1. Changes nothing.
-    Agents and compactors that wait for the schema have no lease, and are not listed: their /readyz says so.
+    Agents and compactors that wait for the schema have no lease, and are not listed: their /readyz says so. So where
+    no program runs it says that it sees none; the exit code tells of the schema and the roles alone then.
 
     \b
     Examples:
@@ -71,11 +72,14 @@ def _print(found: UpgradeStatus) -> None:
             "schema in Postgres": plan.present.revision or "none",
             "schema of this release": plan.target,
             **_accepted(found),
-            "left to do": left or "nothing",
+            "left to do": left or ("nothing" if plan.running else "nothing that can be seen here"),
         }
     )
     if not plan.running:
-        say("no program runs")
+        say(
+            "no program is seen: agents and compactors that wait, that end at their start, or that use another Postgres"
+            " are not, so this does not show that all are of this release"
+        )
         return
     rows = [(each.kind, each.place, revision_of(each.program), found.standing(each)) for each in plan.running]
     print_table(["kind", "place", "schema", "release"], rows)

@@ -18,6 +18,10 @@ from tests.fixtures.postgres import AGENT_ROLE, COMPACTOR_ROLE, as_role, give_ro
 from tests.fixtures.releases import make_schema, next_release, ours
 
 PREVIOUS = revision_of(ours() - 1)
+UNSEEN = (
+    "no program is seen: agents and compactors that wait, that end at their start, or that use another Postgres are"
+    " not, so this does not show that all are of this release"
+)
 ROLES = f" --agent {AGENT_ROLE} --compactor {COMPACTOR_ROLE}"
 
 
@@ -52,7 +56,7 @@ def test_an_upgrade_is_told_step_by_step(bare_postgres_url: str) -> None:
         "schema in Postgres none",
         f"schema of this release {SCHEMA_REVISION}",
         "left to do 1. run `siltstone migrate`",
-        "no program runs",
+        UNSEEN,
     ]
     # with that of the release before, and one of its agents
     in_thread(make_schema(url, ours() - 1))
@@ -79,6 +83,11 @@ def test_an_upgrade_is_told_step_by_step(bare_postgres_url: str) -> None:
     in_thread(run_sql(url, "UPDATE agents SET lease_until_ms = 0 WHERE program_schema < " + str(ours())))
     code, said = asked(url)
     assert (code, said[4]) == (0, "left to do nothing")
+    # and where no program runs at all, it says that it has seen none
+    in_thread(run_sql(url, "UPDATE agents SET lease_until_ms = 0"))
+    code, said = asked(url)
+    assert (code, said[4:]) == (0, ["left to do nothing that can be seen here", UNSEEN])
+    assert asked_json(url)["programs"] == []
 
 
 @pytest.mark.parametrize("role", ["", AGENT_ROLE, COMPACTOR_ROLE])
