@@ -16,7 +16,8 @@ from infra.check import files, sources
 from infra.check.providers import plugged
 from infra.check.real.mirror import Mirror
 from infra.check.report import Finding, Outcome, once
-from infra.check.rules import access, data, identities, network, operations, rights
+from infra.check.rules import access, data, identities, network, rights
+from infra.check.rules.operations import alarms, events, hearing, lasting, lines
 from infra.check.sources import Places
 from infra.check.stack import NotKnownYet, Rule, Stack
 from infra.check.terraform import Resource, Terraform, copied, is_root
@@ -75,17 +76,28 @@ RULES: Final[dict[str, tuple[Rule, ...]]] = {
         data.logs_end_some_day,
     ),
     "operations": (
-        operations.alarms_are_heard,
-        operations.trouble_is_told,
-        operations.alarms_have_their_figures,
-        operations.prometheus_has_the_rules,
-        operations.topics_are_written_by_this_account,
-        operations.passwords_change_under_running_tasks,
-        operations.database_is_left_in_peace,
-        operations.hosts_are_replaced_and_go,
-        operations.everything_is_tagged_and_bounded,
-        operations.rollouts_migrate,
-        operations.restores_are_drilled,
+        alarms.alarms_are_heard,
+        alarms.trouble_is_told,
+        alarms.alarms_ring_when_they_should,
+        alarms.alarms_watch_what_tells,
+        alarms.alarms_are_of_what_is_here,
+        alarms.probes_run,
+        lines.filters_read_what_is_written,
+        lines.alarms_have_their_figures,
+        lines.figures_come_in_time,
+        hearing.topics_are_written_by_this_account,
+        hearing.topics_reach_somebody,
+        hearing.prometheus_has_the_rules,
+        hearing.alerts_are_heard,
+        events.rules_of_events_act,
+        events.rollouts_migrate,
+        events.restores_are_drilled,
+        events.failures_are_told,
+        events.tasks_are_started_in_this_cluster,
+        lasting.passwords_change_under_running_tasks,
+        lasting.database_is_left_in_peace,
+        lasting.hosts_are_replaced_and_go,
+        lasting.everything_is_tagged_and_bounded,
     ),
 }
 

@@ -85,6 +85,13 @@ def figures(role: Role, now: Samples, before: Samples) -> dict[str, float]:
     return {name: int(value) if value.is_integer() else round(value, 3) for name, value in found.items()}
 
 
+def figure_names(role: Role) -> frozenset[str]:
+    """The names of all figures that a process of this role may ever write."""
+    labels = [{"duty": duty, "outcome": "done", "le": "1"} for duty, _ in _DUTIES.values()]
+    names = (*_OF_AGENTS, *_OF_COMPACTORS, *_OF_BOTH)
+    return frozenset(figures(role, tuple(Sample(name, each, 1.0) for name in names for each in labels), ()))
+
+
 def _values(samples: Samples, name: str) -> Iterable[float]:
     return (float(each.value) for each in samples if each.name == name)
 

@@ -30,6 +30,7 @@ listener = {
 }
 
 monitoring = {
+  alarm_emails     = ["on-call@example.com"]
   collector_image  = "123456789012.dkr.ecr.eu-central-1.amazonaws.com/aws-otel-collector:v0.43.3"
   probe_secret_arn = "arn:aws:secretsmanager:eu-central-1:123456789012:secret:probe-AbCdEf"
 }

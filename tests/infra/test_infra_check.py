@@ -24,7 +24,12 @@ from infra.check.terraform import Plugin, Terraform, copied
 from tests.infra import operations_seeds, policy_seeds, seeds
 from tests.infra.seeds import Seed
 
-SHOWN_BY_TERRAFORM = seeds.IN_THE_CONFIGURATION + policy_seeds.IN_WHAT_IT_MAKES + operations_seeds.OF_THE_SECOND_DAY
+OF_OPERATIONS = {"second day": operations_seeds.OF_THE_SECOND_DAY, "silence": operations_seeds.OF_SILENCE}
+SHOWN_BY_TERRAFORM = [
+    *seeds.IN_THE_CONFIGURATION,
+    *policy_seeds.IN_WHAT_IT_MAKES,
+    *(seed for several in OF_OPERATIONS.values() for seed in several),
+]
 
 
 class Attached:
@@ -137,18 +142,15 @@ def test_mistakes_in_what_would_be_made_are_found_each(attached: Attached, tmp_p
 
 
 @pytest.mark.parametrize("root", [seeds.MINIMAL, seeds.THREE_ZONES])
-def test_mistakes_of_the_second_day_are_found_each(root: str, attached: Attached, tmp_path: Path) -> None:
-    planted = [seed for seed in operations_seeds.OF_THE_SECOND_DAY if seed.root == root]
+@pytest.mark.parametrize("of", OF_OPERATIONS)
+def test_mistakes_of_operations_are_found_each(of: str, root: str, attached: Attached, tmp_path: Path) -> None:
+    planted = [seed for seed in OF_OPERATIONS[of] if seed.root == root]
     found = planned(attached, root, sown(tmp_path, *planted))
     assert [seed.name for seed in planted if not matching(seed, found)] == [], found
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(
-    "seed",
-    seeds.IN_THE_CONFIGURATION + policy_seeds.IN_WHAT_IT_MAKES + operations_seeds.OF_THE_SECOND_DAY,
-    ids=lambda seed: seed.name,
-)
+@pytest.mark.parametrize("seed", SHOWN_BY_TERRAFORM, ids=lambda seed: seed.name)
 def test_a_mistake_that_terraform_shows_is_found_alone(seed: Seed, attached: Attached, tmp_path: Path) -> None:
     assert_found(seed, planned(attached, seed.root, sown(tmp_path, seed)))
 

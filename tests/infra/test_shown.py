@@ -20,14 +20,18 @@ from infra.check.stack import NotKnownYet
 from infra.check.stand_in import provider, schema
 from infra.check.stand_in.plausible import ACCOUNT
 from infra.check.terraform import Plugin, Terraform, copied
-from tests.infra import policy_seeds, seeds
+from tests.infra import operations_seeds, policy_seeds, seeds
 
 MISTAKES = (
     "a public load balancer",
     "logs for ever",
     "a bucket policy for another account",
     "a right to write everything",
+    "no compactor, which says nothing, and the alarm takes that for good",
+    "a threshold of a thousand years",
+    "a field of another process",
 )
+SEEDS = policy_seeds.IN_WHAT_IT_MAKES + operations_seeds.OF_SILENCE
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Shown, Show
     binary = shutil.which("terraform")
     if binary is None:
         pytest.skip("terraform is not on the PATH")
-    several = [seed for seed in policy_seeds.IN_WHAT_IT_MAKES if seed.name in MISTAKES]
+    several = [seed for seed in SEEDS if seed.name in MISTAKES]
     with provider.serving(schema.load()) as plugin:
         yield (
             shown(binary, plugin, tmp_path_factory.mktemp("clean")),
@@ -89,7 +93,7 @@ def test_a_state_is_judged_by_the_account_that_it_is_of(
     assert "OK. All rules were judged." in capsys.readouterr().out
     status, said = judged(wrong, monkeypatch, capsys)
     assert status == 1 and "NOT JUDGED" not in said
-    for message in (seed.message for seed in policy_seeds.IN_WHAT_IT_MAKES if seed.name in MISTAKES):
+    for message in (seed.message for seed in SEEDS if seed.name in MISTAKES):
         assert message in said
 
 
@@ -116,6 +120,7 @@ def test_a_plan_is_judged_as_far_as_it_is_known(
     status, said = judged(made[1].plan, monkeypatch, capsys)
     assert status == 1
     assert "the load balancer faces the internet" in said and "the log group keeps everything for ever" in said
+    assert "silence counts as well-being" in said and "its threshold 31536000000 is out of all reason" in said
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,10 @@ existing_postgres = {
   security_group_id = "sg-0123456789abcdef0"
 }
 
+monitoring = {
+  alarm_emails = ["on-call@example.com"]
+}
+
 listener = {
   tls_secret_arn = "arn:aws:secretsmanager:eu-central-1:123456789012:secret:listener-AbCdEf"
   authentication = "SCRAM"

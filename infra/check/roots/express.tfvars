@@ -12,6 +12,10 @@ object_store = {
   second_bucket = "quick--euc1-az1--x-s3"
 }
 
+monitoring = {
+  alarm_emails = ["on-call@example.com"]
+}
+
 listener = {
   tls_secret_arn = "arn:aws:secretsmanager:eu-central-1:123456789012:secret:listener-AbCdEf"
   authentication = "SCRAM"

@@ -23,6 +23,10 @@ object_store = {
   second_writes = false
 }
 
+monitoring = {
+  alarm_topic_arns = ["arn:aws:sns:eu-central-1:123456789012:on-call"]
+}
+
 listener = {
   tls_secret_arn = "arn:aws:secretsmanager:eu-central-1:123456789012:secret:listener-AbCdEf"
   authentication = "CERTIFICATE"

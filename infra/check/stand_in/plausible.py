@@ -120,6 +120,8 @@ def arn(type_name: str, config: dict[str, Value]) -> str:
         return f"arn:aws:ecs:{REGION}:{ACCOUNT}:task-definition/{name}:1"
     if type_name == "aws_secretsmanager_secret":
         return f"arn:aws:secretsmanager:{REGION}:{ACCOUNT}:secret:{name}-AbCdEf"
+    if type_name == "aws_sns_topic":
+        return f"arn:aws:sns:{REGION}:{ACCOUNT}:{name}"
     service = next((service for prefix, service in ARN_SERVICES.items() if type_name.startswith(prefix)), "ec2")
     return f"arn:aws:{service}:{'' if service == 'iam' else REGION}:{ACCOUNT}:{kind}/{name}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runtime.metrics import Metrics
-from runtime.metrics.figures import figures, read_samples
+from runtime.metrics.figures import figure_names, figures, read_samples
 
 
 def test_an_agent_tells_what_it_produced_since_its_last_line() -> None:
@@ -89,3 +89,14 @@ def test_the_age_of_a_password_and_the_first_certificate_that_expires_are_told_w
     metrics.tls_certificate_expires_seconds.labels(listener="inside").set(-3)
     line = figures(role, read_samples(metrics.registry), ())  # type: ignore[arg-type]
     assert (line["postgres_password_age_s"], line["certificate_expires_s"]) == (86_400, -3)
+
+
+def test_the_names_of_figures_are_told_beforehand() -> None:
+    of_both = {"ready", "postgres_password_age_s", "certificate_expires_s"}
+    of_agents = {"produce_batches", "produce_failed", "produce_p99_ms", "lease_errors", "live_l0_files"}
+    of_agents |= {"write_stall_delay_s", "store_full"}
+    of_compactors = {"merges_done", "merges_failed", "l0_oldest_s", "catalog_age_s", "janitor_halted"}
+    of_compactors |= {"erasures_overdue", "group_lag_s_max"}
+    assert figure_names("agent") == of_both | of_agents
+    assert figure_names("compactor") == of_both | of_compactors
+    assert figure_names("probe") == of_both

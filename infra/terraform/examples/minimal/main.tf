@@ -39,5 +39,7 @@ module "siltstone" {
   agents   = { count_min = 2, count_max = 4 }
   postgres = { instance_class = "db.t4g.medium", storage_gib = 20 }
 
+  monitoring = { alarm_emails = var.alarm_emails }
+
   deletion_protection = false
 }

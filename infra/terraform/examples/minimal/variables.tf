@@ -38,3 +38,13 @@ variable "admin_secret_arn" {
     error_message = "admin_secret_arn must be the ARN of a secret in Secrets Manager."
   }
 }
+
+variable "alarm_emails" {
+  description = "Who receives alarms, once the address has confirmed the mail that AWS sends it."
+  type        = list(string)
+
+  validation {
+    condition     = length(var.alarm_emails) > 0
+    error_message = "alarm_emails must name an address: without one, nobody is notified of alarms."
+  }
+}

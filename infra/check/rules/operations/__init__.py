@@ -1,0 +1,1 @@
+"""Rules for the second day: what is heard of trouble, what AWS starts by itself, and what gets old."""
