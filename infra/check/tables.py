@@ -1,4 +1,5 @@
-"""`python -m infra.check.tables`: writes the tables of inputs and outputs into infra/terraform/README.md.
+"""`python -m infra.check.tables`: writes the tables of inputs and outputs into infra/terraform/README.md, and the names
+of Siltstone's settings into settings.txt beside it, by which a plan refuses others.
 
 The tables have the form of terraform-docs (`markdown table --anchor=false --escape=false`), between its two markers, so
 that a person who has that program may run it instead.
@@ -17,8 +18,10 @@ from typing import Final
 
 from infra.check.checks import TREE
 from infra.check.sources import Declaration, declarations
+from runtime.settings.loading import declarations as settings
 
 README: Final = "README.md"
+SETTINGS: Final = "settings.txt"
 BEGIN: Final = "<!-- BEGIN_TF_DOCS -->"
 END: Final = "<!-- END_TF_DOCS -->"
 ARGUMENT: Final = re.compile(
@@ -76,6 +79,11 @@ def tables(tree: Path) -> str:
     return "\n".join(lines)
 
 
+def setting_names() -> str:
+    """The names of all settings but those of listeners, one a line."""
+    return "".join(f"{name}\n" for name in sorted(name for name, _, _ in settings()))
+
+
 def written(page: str, made: str) -> str:
     """The page with the tables between its markers. Raises NoPlace."""
     begin, end = page.find(BEGIN), page.find(END)
@@ -91,6 +99,7 @@ def main(words: list[str] | None = None) -> int:
     page = tree / README
     try:
         page.write_text(written(page.read_text(encoding="utf-8"), tables(tree)), encoding="utf-8")
+        (tree / SETTINGS).write_text(setting_names(), encoding="utf-8")
     except (NoPlace, OSError) as error:
         print(f"nothing was written: {error}", file=sys.stderr)  # noqa: T201
         return 1

@@ -17,6 +17,15 @@ locals {
     for image in compact([var.image, var.monitoring.collector_image]) : try(regex("^[0-9]{12}\\.dkr[.-]ecr(?:-fips)?\\.([a-z0-9-]+)\\.", image), [])
   ])
 
+  # What is asked for in the region of the cluster alone: secrets and the key by ECS, S3 and RDS, topics by CloudWatch
+  regional_arns = compact(concat(
+    [var.listener.tls_secret_arn, try(var.existing_postgres.secret_arn, null), var.kms_key_arn],
+    values(local.client_secret_arns),
+    var.monitoring.alarm_topic_arns,
+  ))
+
+  setting_names = split("\n", trimspace(file("${path.module}/settings.txt"))) # written by infra/check
+
   environment = merge(
     { for name, value in var.settings : "SILTSTONE_${upper(replace(name, ".", "_"))}" => value },
     {
@@ -90,6 +99,10 @@ data "aws_region" "current" {
     postcondition {
       condition     = var.network == null || alltrue([for region in local.registry_regions : region == self.id])
       error_message = "image and collector_image must lie in ECR of the provider's region (${self.id}): the VPC made here can reach no other registry."
+    }
+    postcondition {
+      condition     = alltrue([for arn in local.regional_arns : split(":", arn)[3] == self.id])
+      error_message = "Secrets, key and topics must lie in the provider's region (${self.id}), where the cluster looks for them. These do not: ${join(", ", [for arn in local.regional_arns : arn if split(":", arn)[3] != self.id])}."
     }
   }
 }

@@ -113,6 +113,11 @@ variable "settings" {
     ])) == 0
     error_message = "settings must not contain a setting that follows from other variables (listen, advertised.host, advertised.bootstrap, insecure, acl.mode, super.users, allow.everyone.if.no.acl.found, object.store.url, metadata.url, agent.zone, drain.notice.ms, drain.timeout.ms, metrics.listen, metrics.insecure, log.format, log.level, log.figures.interval.ms, spark.submitter, spark.emr.*, spark.archive.url)."
   }
+  validation {
+    # a task with a name that Siltstone does not know would not start
+    condition     = alltrue([for name in keys(var.settings) : contains(local.setting_names, name)])
+    error_message = "settings must have names of docs/settings.md. There is no ${join(", ", [for name in keys(var.settings) : name if !contains(local.setting_names, name)])}."
+  }
 }
 
 variable "spark" {

@@ -143,6 +143,23 @@ IN_THE_CONFIGURATION = [
         place="main.tf",
     ),
     Seed(
+        "a certificate in another region",
+        "examples/minimal/terraform.tfvars",
+        'listener_secret_arn = "arn:aws:secretsmanager:eu-central-1:',
+        'listener_secret_arn = "arn:aws:secretsmanager:us-east-1:',
+        "plan",
+        "These do not: arn:aws:secretsmanager:us-east-1:",
+        place="main.tf",
+    ),
+    Seed(
+        "a setting that there is not",
+        "examples/minimal/main.tf",
+        "  deletion_protection = false\n",
+        '  deletion_protection = false\n\n  settings = { "produce.lingers.ms" = "100" }\n',
+        "validate",
+        "There is no produce.lingers.ms",
+    ),
+    Seed(
         "an image that is named by a tag",
         "examples/minimal/terraform.tfvars",
         "siltstone@sha256:" + "0123456789abcdef" * 4,

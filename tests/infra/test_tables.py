@@ -1,7 +1,8 @@
-"""The tables in infra/terraform/README.md, which are generated."""
+"""The tables in infra/terraform/README.md and the names of settings beside it, which are generated."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from infra.check import tables
 from infra.check.checks import TREE
 
+VARIABLES_OF_THE_TREE = (TREE / "variables.tf").read_text(encoding="utf-8")
 VARIABLES = r"""variable "size" {
   description = "How many: \"one\" | two, or $${N}."
   type = object({
@@ -54,6 +56,15 @@ TABLES = r"""## Inputs
 def test_the_page_has_the_tables_of_the_tree() -> None:
     page = (TREE / tables.README).read_text(encoding="utf-8")
     assert tables.written(page, tables.tables(TREE)) == page, "run python -m infra.check.tables"
+
+
+def test_the_tree_knows_the_settings_of_siltstone_and_no_others() -> None:
+    assert (TREE / tables.SETTINGS).read_text(encoding="utf-8") == tables.setting_names(), "run infra.check.tables"
+    names = tables.setting_names().split()
+    assert names == sorted({*names}) and {"produce.linger.ms", "zone.listen"} <= {*names}
+    # those that the configuration sets itself are refused by their names, which must be real ones
+    [refused] = re.findall(r"setintersection\(keys\(var\.settings\), \[(.*?)\]\)", VARIABLES_OF_THE_TREE, re.S)
+    assert {*re.findall(r'"([a-z.]+)"', refused)} < {*names}
 
 
 def test_tables_are_written_between_their_markers_and_nowhere_else(tmp_path: Path) -> None:

@@ -80,6 +80,7 @@ run "third" {
 
   variables {
     agents       = { memory_mib = 3000 }
+    settings     = { "produce.linger.ms" = "100", "produce.lingers.ms" = "100" }
     network      = { availability_zones = ["eu-central-1a", "eu-central-1b"], vpc_cidr = "52.0.0.0/16" }
     object_store = { second_prefix = "log/" }
     postgres     = { backup_window = "at night" }
@@ -87,7 +88,7 @@ run "third" {
     listener     = { tls_secret_arn = "arn:aws:secretsmanager:eu-central-1:123456789012:secret:listener-AbCdEf", authentication = "SCRAM", super_users = ["User:ANONYMOUS"] }
   }
 
-  expect_failures = [var.agents, var.network, var.object_store, var.postgres, var.monitoring, var.listener]
+  expect_failures = [var.agents, var.settings, var.network, var.object_store, var.postgres, var.monitoring, var.listener]
 }
 
 run "fourth" {
@@ -159,6 +160,81 @@ run "an_image_of_another_region" {
 
   variables {
     image = "123456789012.dkr.ecr.us-east-1.amazonaws.com/siltstone@sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+  }
+
+  expect_failures = [data.aws_region.current]
+}
+
+run "a_certificate_of_another_region" {
+  command = plan
+
+  variables {
+    listener = {
+      tls_secret_arn = "arn:aws:secretsmanager:us-east-1:123456789012:secret:listener-AbCdEf"
+      authentication = "SCRAM"
+      super_users    = ["User:admin"]
+    }
+  }
+
+  expect_failures = [data.aws_region.current]
+}
+
+run "an_administrator_of_another_region" {
+  command = plan
+
+  variables {
+    listener = {
+      tls_secret_arn   = "arn:aws:secretsmanager:eu-central-1:123456789012:secret:listener-AbCdEf"
+      admin_secret_arn = "arn:aws:secretsmanager:us-east-1:123456789012:secret:admin-AbCdEf"
+      authentication   = "SCRAM"
+      super_users      = ["User:admin"]
+    }
+  }
+
+  expect_failures = [data.aws_region.current]
+}
+
+run "a_probe_of_another_region" {
+  command = plan
+
+  variables {
+    monitoring = { probe_secret_arn = "arn:aws:secretsmanager:us-east-1:123456789012:secret:probe-AbCdEf" }
+  }
+
+  expect_failures = [data.aws_region.current]
+}
+
+run "a_topic_of_another_region" {
+  command = plan
+
+  variables {
+    monitoring = { alarm_topic_arns = ["arn:aws:sns:us-east-1:123456789012:on-call"] }
+  }
+
+  expect_failures = [data.aws_region.current]
+}
+
+run "a_key_of_another_region" {
+  command = plan
+
+  variables {
+    kms_key_arn = "arn:aws:kms:us-east-1:123456789012:key/6f1f3c1e-8a41-4a0c-9d3b-2f6f0c7f4f10"
+  }
+
+  expect_failures = [data.aws_region.current]
+}
+
+run "a_password_of_another_region" {
+  command = plan
+
+  variables {
+    existing_postgres = {
+      host              = "postgres.example.internal"
+      database          = "siltstone"
+      user              = "siltstone"
+      secret_arn        = "arn:aws:secretsmanager:us-east-1:123456789012:secret:postgres-AbCdEf"
+      security_group_id = "sg-0123456789abcdef0"
+    }
   }
 
   expect_failures = [data.aws_region.current]
