@@ -186,6 +186,7 @@ module "agents" {
   permissions_boundary   = var.permissions_boundary
   bucket                 = local.bucket
   vpc_id                 = module.network.vpc_id
+  subnet_ids             = module.network.subnet_ids
   client_cidrs           = var.client_cidrs
   listener               = var.listener
   metrics_cidrs          = var.metrics_cidrs

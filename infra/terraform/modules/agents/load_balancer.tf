@@ -4,7 +4,7 @@ resource "aws_lb" "bootstrap" {
   name                             = "${var.name}-bootstrap"
   load_balancer_type               = "network"
   internal                         = true # agents have private addresses alone
-  subnets                          = var.task.subnet_ids
+  subnets                          = var.subnet_ids
   security_groups                  = [aws_security_group.load_balancer.id]
   enable_deletion_protection       = var.deletion_protection
   enable_cross_zone_load_balancing = true # so that the address of a zone without an agent still answers

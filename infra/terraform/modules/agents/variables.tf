@@ -21,6 +21,11 @@ variable "task" {
   })
 }
 
+variable "subnet_ids" {
+  description = "Private subnets of the load balancer. Not those of `task`, which waits for Postgres: both take minutes."
+  type        = list(string)
+}
+
 variable "bucket" {
   description = "ARNs of where the records are: the bucket, all objects below the prefix, the KMS key (or null), and the second bucket, for L0 files (or null)."
   type = object({
