@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -93,6 +94,16 @@ def summary(outcomes: list[Outcome], closing: str) -> int:
     return 0
 
 
+def told(outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
+    """The outcomes. Says of each folder that it is done, because the real provider takes minutes."""
+    folder = None
+    for outcome in outcomes:
+        if outcome.about != folder:
+            folder = outcome.about
+            print(f"{folder}: checked", file=sys.stderr, flush=True)  # noqa: T201
+        yield outcome
+
+
 def judge(shown: str) -> int:
     """The rules on a state or plan that somebody else made."""
     name = "standard input" if shown == "-" else shown
@@ -124,7 +135,7 @@ def main(arguments: list[str] | None = None) -> int:
         wanted = checks.Wanted(tree=options.tree, roots=roots, text=not roots, checkov=not roots, mirror=mirror)
         with checks.at_work(wanted, binary) as (provider, outcomes):
             say(f"with {provider}\n")
-            return summary(list(outcomes), CLOSING)
+            return summary(list(told(outcomes)), CLOSING)
     except (NoProvider, NoServer, TerraformFailed, DamagedSchema, DamagedRights, OSError) as error:
         say(f"the check failed, which says nothing about the configuration: {error}")
         return FAILED
