@@ -28,6 +28,10 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "one role for two": ("scram", {"postgres": {"agent": "siltstone"}}, "three roles"),
     "no certificate": ("scram", {"listener": {"tlsSecret": ""}}, "listener.tlsSecret"),
     "no authentication": ("scram", {"listener": {"authentication": ""}}, "listener.authentication"),
+    "nobody who makes the first ACL": ("scram", {"listener": {"superUsers": []}}, "listener.superUsers"),
+    "the same with certificates": ("certificate", {"listener": {"superUsers": None}}, "listener.superUsers"),
+    "a port of Postgres that there is not": ("scram", {"postgres": {"address": "h:99999/x"}}, "no port 99999"),
+    "port 0 of Postgres": ("scram", {"postgres": {"address": "h:0/x"}}, "postgres.address: there is no port 0"),
     "nobody may connect": ("scram", {"networkPolicy": {"clients": []}}, "networkPolicy.clients"),
     "Postgres is nowhere": ("scram", {"networkPolicy": {"postgres": []}}, "networkPolicy.postgres"),
     "a long name": ("scram", {"nameOverride": "n" * 42}, "fullnameOverride"),
@@ -82,39 +86,71 @@ def test_what_is_missing_or_unsafe_is_refused_by_its_name(name: str, tmp_path: P
     assert done.returncode != 0 and says in done.stderr, done.stderr
 
 
+SCHEDULES = {
+    # schedule: what the refusal says, "" where Kubernetes takes it
+    "23 4 * * 0": "",
+    "*/15 0-6,22 1 jan-MAR,12 SUN": "",
+    "5/20 23 31 12 6": "",
+    "@weekly": "",
+    "99 99 * * 0": "drill.schedule: 99 is no minute; 0 to 59",
+    "0 24 * * *": "drill.schedule: 24 is no hour; 0 to 23",
+    "0 4 0 * *": "drill.schedule: 0 is no day of the month; 1 to 31",
+    "0 4 1 1,13 *": "drill.schedule: 1,13 is no month; 1 to 12",
+    "0 4 * * 7": "drill.schedule: 7 is no day of the week; 0 to 6",
+    "0 4 * * fri-mon": "drill.schedule: fri-mon is no day of the week",
+    "0 sun * * *": "drill.schedule: sun is no hour",
+    "*/0 4 * * *": "drill.schedule: */0 is no minute",
+    "1- 4 * * *": "drill.schedule: 1- is no minute",
+    "1, 4 * * *": "drill.schedule: 1, is no minute",
+}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_schedule_is_taken_if_kubernetes_can_read_it(schedule: str, tmp_path: Path) -> None:
+    done = with_more("watched", {"drill": {"schedule": schedule}}, tmp_path)
+    says = SCHEDULES[schedule]
+    assert (done.returncode == 0) == (not says) and says in done.stderr, done.stderr
+
+
+PLACE = "s3://BUCKET/PREFIX?region=REGION"
 STORES = {
-    # URL: whether agents of the chart could use it
-    "s3://records?region=eu-central-1": True,
-    "s3://records/prod/?region=eu-central-1": True,
-    "s3://records/prod/a%20b?region=eu-central-1&client=obstore": True,
-    "s3://records/prod?endpoint=https://minio.data.svc:9000&region=us-east-1": True,
-    "s3://records/prod?region=us-east-1&endpoint=http%3A%2F%2Fminio%3A9000": True,
-    "s3://records/prod": False,
-    "s3://records/prod?region=": False,
-    "s3://records/prod?region=EU": False,
-    "s3://?region=eu-central-1": False,
-    "s3://a/prod?region=eu-central-1": False,
-    "s3://key:secret@records/prod?region=eu-central-1": False,
-    "s3://records/../prod?region=eu-central-1": False,
-    "s3://records/prod?regoin=eu-central-1": False,
-    "s3://records/prod?region=us-east-1&endpoint=minio:9000": False,
-    "s3://records/prod?region=us-east-1&endpoint=https://minio/path": False,
-    "s3://records/prod?region=us-east-1&client=boto": False,
-    "s3://records/prod?region=us-east-1&l0=s3%3A%2F%2Fother": False,
-    "s3://records/prod?region=us-east-1#part": False,
+    # URL: what the refusal says, "" if agents of the chart could use it
+    "s3://records?region=eu-central-1": "",
+    "s3://records/prod/?region=eu-central-1": "",
+    "s3://records/prod/a%20b?region=eu-central-1&client=obstore": "",
+    "s3://records/prod?endpoint=https://minio.data.svc:9000&region=us-east-1": "",
+    "s3://records/prod?region=us-east-1&endpoint=http%3A%2F%2Fminio%3A9000": "",
+    "s3://records/prod": "no region; append ?region=REGION",
+    "s3://records/prod?endpoint=http://minio:9000": "no region; append &region=REGION",
+    "s3://records/prod?region=": "write one such as region=eu-central-1",
+    "s3://records/prod?region=EU": "write one such as region=eu-central-1",
+    "s3://?region=eu-central-1": PLACE,
+    "s3://a/prod?region=eu-central-1": PLACE,
+    "s3://key:secret@records/prod?region=eu-central-1": PLACE,
+    "s3://records/../prod?region=eu-central-1": PLACE,
+    "s3://records/prod?regoin=eu-central-1": "regoin= is no parameter; there are region=, endpoint= and client=",
+    "s3://records/prod?region=eu-central-1&secret": "something in it is no parameter",
+    "s3://records/prod?region=eu-central-1&region=us-east-1": "region is there twice",
+    "s3://records/prod?region=us-east-1&endpoint=minio:9000": "write endpoint=https://HOST:PORT",
+    "s3://records/prod?region=us-east-1&endpoint=https://minio/path": "write endpoint=https://HOST:PORT",
+    "s3://records/prod?region=us-east-1&endpoint=https://key:secret@minio": "write endpoint=https://HOST:PORT",
+    "s3://records/prod?region=us-east-1&endpoint=https://minio:90000": "there is no port 90000",
+    "s3://records/prod?region=us-east-1&client=boto": "write client=obstore, or leave it out",
+    "s3://records/prod?region=us-east-1&l0=s3%3A%2F%2Fother": "l0= is no parameter",
+    "s3://records/prod?region=us-east-1#part": "write one such as region=eu-central-1",
 }
 
 
 @pytest.mark.parametrize("url", STORES)
 def test_a_store_is_taken_if_agents_can_use_it(url: str, tmp_path: Path) -> None:
-    done = with_more("scram", {"objectStoreUrl": url}, tmp_path)
+    done, says = with_more("scram", {"objectStoreUrl": url}, tmp_path), STORES[url]
     try:
         place = parse_store_url(url)
         reads = bool(place.region) and place.l0 is None
     except StoreMisconfiguredError:
         reads = False
-    assert (reads, done.returncode == 0) == (STORES[url], STORES[url]), done.stderr
-    assert reads or "objectStoreUrl: s3://BUCKET/PREFIX?region=REGION" in done.stderr
+    assert (reads, done.returncode == 0) == (not says, not says), done.stderr
+    assert reads or ("objectStoreUrl: " in done.stderr and says in done.stderr)
     assert "secret" not in done.stderr
 
 

@@ -18,6 +18,7 @@ from metadata.postgres.passwords import split
 from runtime.settings.addresses import parse_address
 from runtime.settings.listeners import ListenerSettings, endpoint_of, listeners_of
 from runtime.settings.table import Settings
+from siltstone.cli.drill import LOST_SECONDS_MAX, drill
 from tests.infra.chart.rendering import (
     CHART,
     NAMESPACE,
@@ -354,6 +355,20 @@ def test_a_drill_is_the_owners_and_reads_the_places_of_the_cluster(tmp_path: Pat
     assert (cron["spec"]["schedule"], job["backoffLimit"], pod["restartPolicy"]) == ("23 4 * * 0", 0, "Never")
     labels = job["template"]["metadata"]["labels"]
     assert rendered.one("NetworkPolicy", f"{RELEASE}-drill")["spec"]["podSelector"]["matchLabels"] == labels
+
+
+def test_a_drill_takes_the_losses_that_values_allow_and_has_the_ways_of_compactors() -> None:
+    more = ["--set", "drill.schedule=@weekly", "--set", "drill.lostSecondsMax=1000000"]
+    for words, lost_seconds_max in ((more[:2], LOST_SECONDS_MAX), (more, 1_000_000)):
+        rendered = render("certificate-values.yaml", *words)
+        _, pod, container = rendered.the("drill")
+        name, *arguments = container["args"]
+        assert drill.make_context(name, arguments).params["lost_seconds_max"] == lost_seconds_max
+        given = yaml.safe_load((CHART / "ci" / "certificate-values.yaml").read_text())["compactors"]
+        assert given["extraVolumes"][0] in pod["volumes"]
+        assert given["extraVolumeMounts"][0] in container["volumeMounts"]
+    _, _, container = render("placement-values.yaml", *more).the("drill")
+    assert {"name": "HTTPS_PROXY", "value": "http://proxy.example.internal:3128"} in container["env"]
 
 
 def test_nothing_of_it_is_there_unless_it_is_asked_for() -> None:

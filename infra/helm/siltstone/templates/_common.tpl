@@ -26,10 +26,18 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{ .Values.image.repository }}@{{ .Values.image.digest }}
 {{- end }}
 
+{{/* Refuses what is no port: list NAME DIGITS */}}
+{{- define "siltstone.checkPort" -}}
+{{- if not (regexMatch "^0*([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])$" (index . 1)) }}
+{{- fail (printf "%s: there is no port %s; ports are 1 to 65535" (index . 0) (index . 1)) }}
+{{- end -}}
+{{- end }}
+
 {{/* metadata.url for a role of Postgres: list ROLE $ */}}
 {{- define "siltstone.metadataUrl" -}}
 {{- $values := (index . 1).Values -}}
 {{- $address := required "postgres.address: HOST:PORT/DB" $values.postgres.address -}}
+{{- include "siltstone.checkPort" (list "postgres.address" (regexFind ":[0-9]+/" $address | trimAll ":/")) -}}
 {{- $ca := ternary "/etc/siltstone/postgres/ca.pem" "/opt/siltstone/rds-ca.pem" (ne $values.postgres.caConfigMap "") -}}
 postgresql://{{ index . 0 }}@{{ $address }}?sslmode=verify-full&sslrootcert={{ $ca }}
 {{- end }}
@@ -39,14 +47,48 @@ postgresql://{{ index . 0 }}@{{ $address }}?sslmode=verify-full&sslrootcert={{ $
 {{ include "siltstone.name" . }}-bootstrap.{{ .Release.Namespace }}.svc:9092
 {{- end }}
 
-{{/* The URL of a store, which is to be one that agents read: list NAME URL */}}
+{{/* The URL of a store, which is to be one that agents read: list NAME URL. No message has a value that may be a key. */}}
 {{- define "siltstone.storeUrl" -}}
-{{- $other := "(endpoint=https?(://|%3A%2F%2F)[A-Za-z0-9.-]+((:|%3A)[0-9]+)?(/|%2F)?|client=(aioboto3|obstore))" -}}
-{{- $place := "s3://[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9](/[^/.?#\\s][^/?#\\s]*)*/?" -}}
-{{- if not (regexMatch (printf "^%s[?](%s&)*region=[a-z0-9][a-z0-9-]{0,62}(&%s)*$" $place $other $other) (index . 1)) }}
-{{- fail (printf "%s: s3://BUCKET/PREFIX?region=REGION, and for a server that is not AWS's &endpoint=https://HOST:PORT; nothing else is a store of agents on Kubernetes" (index . 0)) }}
+{{- $name := index . 0 -}}
+{{- $parts := splitList "?" (index . 1) -}}
+{{- if not (regexMatch "^s3://[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9](/[^/.?#\\s][^/?#\\s]*)*/?$" (first $parts)) }}
+{{- fail (printf "%s: s3://BUCKET/PREFIX?region=REGION, without keys; nothing else is a store of agents on Kubernetes" $name) }}
+{{- end -}}
+{{- $seen := dict -}}
+{{- range $each := splitList "&" (rest $parts | join "?") -}}
+{{- $key := splitList "=" $each | first -}}
+{{- if hasKey $seen $key }}
+{{- fail (printf "%s: %s is there twice; leave one" $name $key) }}
+{{- else if eq $key "region" }}
+{{- if not (regexMatch "^region=[a-z0-9][a-z0-9-]{0,62}$" $each) }}
+{{- fail (printf "%s: the region has no name that there can be; write one such as region=eu-central-1" $name) }}
+{{- end }}
+{{- else if eq $key "endpoint" }}
+{{- include "siltstone.checkEndpoint" (list $name (trimPrefix "endpoint=" $each | replace "%3A" ":" | replace "%2F" "/")) }}
+{{- else if eq $key "client" }}
+{{- if not (has $each (list "client=aioboto3" "client=obstore")) }}
+{{- fail (printf "%s: there is no such client; write client=obstore, or leave it out" $name) }}
+{{- end }}
+{{- else if $each }}
+{{- $shown := ternary (print $key "=") "something in it" (and (contains "=" $each) (regexMatch "^[A-Za-z0-9_.-]{1,30}$" $key)) }}
+{{- fail (printf "%s: %s is no parameter; there are region=, endpoint= and client=" $name $shown) }}
+{{- end -}}
+{{- $_ := set $seen $key true -}}
+{{- end -}}
+{{- if not (hasKey $seen "region") }}
+{{- fail (printf "%s: no region; append %sregion=REGION, such as eu-central-1, or what a server that is not AWS's calls its own (mostly us-east-1)" $name (ternary "&" "?" (gt (len $parts) 1))) }}
 {{- end -}}
 {{ index . 1 }}
+{{- end }}
+
+{{/* Refuses what is no server's address: list NAME ENDPOINT */}}
+{{- define "siltstone.checkEndpoint" -}}
+{{- if not (regexMatch "^https?://[A-Za-z0-9.-]+(:[0-9]+)?/?$" (index . 1)) }}
+{{- fail (printf "%s: the endpoint is no server's address; write endpoint=https://HOST:PORT, without a path and without keys" (index . 0)) }}
+{{- end -}}
+{{- with regexFind ":[0-9]+/?$" (index . 1) -}}
+{{- include "siltstone.checkPort" (list (index $ 0) (trimAll ":/" .)) -}}
+{{- end -}}
 {{- end }}
 
 {{/* Ports of the stores, with a comma between: those of their endpoints, unless networkPolicy.storePort says another. */}}
