@@ -388,6 +388,12 @@ def test_a_setting_is_given_on_the_command_line_as_the_readme_says(tmp_path: Pat
     assert rendered.settings("compactor", f"{RELEASE}-compactor-0", tmp_path).drain_notice_ms == 60_000
 
 
+def test_the_readme_migrates_by_hand_as_the_hook_does() -> None:
+    readme = (CHART.parent / "README.md").read_text(encoding="utf-8")
+    _, _, container = render("scram-values.yaml").the("migrate")
+    assert f"`{' '.join(container['args'])}`" in readme
+
+
 def test_the_operators_rules_are_the_alert_rules_with_links_that_lead_somewhere() -> None:
     (rule,) = render("hpa-values.yaml").all("PrometheusRule")
     assert rule["metadata"]["labels"]["release"] == "prometheus"
