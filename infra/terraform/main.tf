@@ -19,8 +19,8 @@ locals {
 
   # What is asked for in the region of the cluster alone: secrets and the key by ECS, S3 and RDS, topics by CloudWatch
   regional_arns = compact(concat(
-    [var.listener.tls_secret_arn, try(var.existing_postgres.secret_arn, null), var.kms_key_arn],
-    values(local.client_secret_arns),
+    [var.listener.tls_secret_arn, var.listener.admin_secret_arn, var.monitoring.probe_secret_arn],
+    [try(var.existing_postgres.secret_arn, null), var.kms_key_arn],
     var.monitoring.alarm_topic_arns,
   ))
 
@@ -61,8 +61,6 @@ locals {
     objects_arn  = "${local.second_arn}/${var.object_store.second_prefix}"
     is_directory = local.is_directory
   }
-
-  client_secret_arns = { for client, arn in { admin = var.listener.admin_secret_arn, probe = var.monitoring.probe_secret_arn } : client => arn if arn != null }
 
   bucket = {
     arn         = module.storage.bucket_arn
@@ -165,13 +163,13 @@ module "cluster" {
     COMPACTOR_PGPASSWORD_SECRET = module.metadata.secret_arns["compactor"]
   })
   secrets              = { PGPASSWORD = "${module.metadata.secret_arns["owner"]}:password::" }
-  client_secret_arns   = local.client_secret_arns
+  client_secret_arn    = var.listener.admin_secret_arn
   role_secret_arns     = [for process in ["agent", "compactor"] : module.metadata.secret_arns[process]]
   deletion_protection  = var.deletion_protection
   tags                 = var.tags
   permissions_boundary = var.permissions_boundary
   migrate              = ["migrate", "--agent", module.metadata.roles["agent"], "--compactor", module.metadata.roles["compactor"]]
-  secret_arns          = concat(compact([module.metadata.secret_arns["owner"], var.listener.tls_secret_arn]), values(local.client_secret_arns))
+  secret_arns          = compact([module.metadata.secret_arns["owner"], var.listener.tls_secret_arn, var.listener.admin_secret_arn, var.monitoring.probe_secret_arn])
   log_group_arns       = module.observability.log_group_arns
   log_configuration    = module.observability.log_configurations["admin"]
   bucket               = local.bucket

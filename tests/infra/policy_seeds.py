@@ -279,10 +279,10 @@ IN_WHAT_IT_MAKES = [
     Seed(
         "a secret that is the password itself",
         "modules/client_files/main.tf",
-        "valueFrom = var.secret_arns[client] }]",
+        "valueFrom = var.secret_arn }]",
         'valueFrom = "hunter2" }]',
         "tasks",
-        "container clients has a secret in plain text",
+        "container client-files has a secret in plain text",
         place="modules/cluster/admin.tf",
     ),
     Seed(

@@ -32,7 +32,8 @@ for word in "$@"; do printf '%s\\n' "$word"; done > "$0.words.$2"
 case "$2 $*" in
   run-task*) echo "${STARTED}" ;;
   *lastStatus*) echo STOPPED ;;
-  *exitCode*) echo "${CODE}" ;;
+  *'tasks[0].containers[?name==`"admin"`].exitCode | [0]'*) echo "${CODE}" ;;
+  *exitCode*) echo 0 ;;
   *stoppedReason*) echo "CannotPullContainerError" ;;
   filter-log-events*) printf 'clean\\nadopted\\n' ;;
   list-job-runs*) echo "job-1 job-2" ;;

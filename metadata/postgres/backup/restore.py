@@ -21,7 +21,7 @@ from metadata.postgres.backup.producers import restored
 from metadata.postgres.backup.tables import PRODUCERS, TABLES
 from metadata.postgres.connection import CONNECTION_ERRORS, connect, unavailable
 from metadata.postgres.security.older import note_excluded
-from metadata.postgres.tables import ACLS, CLIENT_QUOTAS, CLUSTER, EXTENTS, FILES, PRODUCER_STATES, TOPICS, WRITERS
+from metadata.postgres.tables import ACLS, CLIENT_QUOTAS, CLUSTER, FILES, PRODUCER_STATES, TOPICS, WRITERS
 from metadata.postgres.transactions.tables import ABORTED_TRANSACTIONS, TRANSACTIONS
 from metadata.postgres.transactions.using import use_transactions
 from runtime.errors import BadInputError, BugError
@@ -148,6 +148,9 @@ async def restore_backup(url: str, tables: Mapping[str, Sequence[Row]], sequence
                 raise NotEmptyError("the database already holds a rebuild", remedy=_EMPTY_REMEDY)
             # The row that the migration made: the backup brings its own, with the old cluster id.
             await connection.execute(sa.delete(CLUSTER))
+            # Row by row, the sums would take most of the time; and they forget when the first extent of a file died, if
+            # its dead extents come first.
+            await connection.execute(sa.text("ALTER TABLE extents DISABLE TRIGGER extents_inserted"))
             for name, rows in tables.items():
                 table = TABLES[name].table
                 if table is PRODUCERS:
@@ -155,9 +158,8 @@ async def restore_backup(url: str, tables: Mapping[str, Sequence[Row]], sequence
                 for alike in _alike(table, rows):
                     for start in range(0, len(alike), ROWS_AT_A_TIME):
                         await connection.execute(sa.insert(table), alike[start : start + ROWS_AT_A_TIME])
-            if tables.get(EXTENTS.name):
-                # Row by row, the sums forget when the first extent of a file died, if its dead extents come first.
-                await connection.execute(sa.text("SELECT make_sums_v1()"))
+            await connection.execute(sa.text("ALTER TABLE extents ENABLE TRIGGER extents_inserted"))
+            await connection.execute(sa.text("SELECT make_sums_v1()"))
             for name, last in sequences.items():
                 # `setval` takes no 0; a number that is skipped does no harm.
                 place = _JOB_IDS if name == "job_ids" else f"'{name}'"

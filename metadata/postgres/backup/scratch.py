@@ -41,6 +41,7 @@ class ScratchUnavailableError(MetadataUnavailableError):
 class Scratch:
     """A new, empty database."""
 
+    name: str
     url: str = field(repr=False)
     lost: asyncio.Event
     """Set when the session that holds the lock ends: from then on the next drill may drop the database."""
@@ -74,7 +75,7 @@ async def scratch_database(url: str, *, ids: IdSource, say: Callable[[str], None
         name = f"{PREFIX}_{own}_{number}"
         try:
             await _create(connection, name, number)
-            yield Scratch(at_database(url, name), lost)
+            yield Scratch(name, at_database(url, name), lost)
         finally:
             await _drop_at_last(connection, url, name, say)
     finally:

@@ -90,8 +90,7 @@ class Drill:
         ):
             live = await _with_commit_times(await _look(self.metadata, self.metadata_url), self.metadata_url)
             self.say(
-                f"the live metadata take {size_text(live.kept.size_bytes)}; their copy takes no more, in"
-                f" {scratch.url.rpartition('/')[2].partition('?')[0]}"
+                f"the live metadata take {size_text(live.kept.size_bytes)}; their copy takes no more, in {scratch.name}"
             )
             try:
                 drilled = await unless(scratch.lost, self._drill(live, scratch.url, began_ms))

@@ -24,7 +24,7 @@ from storage.cluster import ClusterMismatchError
 from storage.keys import file_key
 from storage.objects import Body, ObjectStore, ObjectStoreError
 from storage.wrappers.wrapper import WrappedStore
-from tests.integration.siltstone.test_rebuild import Lost, lost, store_url  # noqa: F401
+from tests.integration.siltstone.test_rebuild import Lost, lost  # noqa: F401
 
 IDS = SystemIds()
 pytestmark = pytest.mark.parametrize("store_url", ["directory"], indirect=True)

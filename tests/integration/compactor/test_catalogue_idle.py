@@ -11,7 +11,7 @@ from metadata.contract.leases import AgentAddress
 from runtime.clock import ManualClock
 from runtime.runtime import Runtime
 from tests.integration.compactor.test_catalogue_faults import IDS, World, world  # noqa: F401
-from tests.integration.siltstone.test_rebuild import lost, store_url  # noqa: F401
+from tests.integration.siltstone.test_rebuild import lost  # noqa: F401
 
 HOUR_S = 3_600
 pytestmark = pytest.mark.parametrize("store_url", ["directory"], indirect=True)

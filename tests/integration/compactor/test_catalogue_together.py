@@ -21,7 +21,7 @@ from tests.fixtures.agents import Dial, RunningAgent, StartAgent
 from tests.fixtures.metadata_parts import Wrapped
 from tests.fixtures.waiting import until
 from tests.integration.compactor.test_catalogue_faults import World
-from tests.integration.siltstone.test_rebuild import KilledAtManifest, Lost, lost, send, store_url  # noqa: F401
+from tests.integration.siltstone.test_rebuild import KilledAtManifest, Lost, lost, send  # noqa: F401
 
 pytestmark = pytest.mark.parametrize("store_url", ["directory"], indirect=True)
 

@@ -20,7 +20,7 @@ from click.testing import CliRunner
 
 from runtime.runtime import Runtime
 from siltstone.cli import main
-from siltstone.kafka.client import KafkaClient
+from siltstone.kafka.client import KafkaClient, KafkaError
 from siltstone.ops.probe.probing import TOPIC, ForeignTopicError, Prober, RoundTrip
 from siltstone.ops.probe.records import Outcome, Sent
 from storage.memory import MemoryStore
@@ -29,6 +29,7 @@ from tests.fixtures.agents import Dial, StartAgent, read_all
 from tests.fixtures.faults import Processes, create_topic
 from tests.fixtures.s3 import free_port
 from tests.fixtures.waiting import wait_until
+from wire.error_codes import ErrorCode
 from wire.records import NewRecord, build_batch
 
 TIMEOUT_MS = 20_000
@@ -189,6 +190,34 @@ async def test_a_topic_that_somebody_replaced_has_lost_no_record(
         assert replaced.outcome is Outcome.REPLACED, replaced
         assert f"the topic {TOPIC} was deleted while the probe wrote to it" in str(replaced.error)
         assert ok(await prober.round_trip()) and ok(await prober.round_trip())
+
+
+@pytest.mark.parametrize("answers", [True, False])
+async def test_a_lost_record_is_lost_where_no_agent_tells_of_the_topic(
+    dial: Dial, start_agent: StartAgent, monkeypatch: pytest.MonkeyPatch, answers: bool
+) -> None:
+    running = await start_agent()
+    client = await dial.kafka(running.address)
+    async with probing(running.address) as prober:
+        for _ in range(2):
+            assert ok(await prober.round_trip())
+        await client.delete_topic(TOPIC)
+        await client.create_topic(TOPIC, partitions=1)
+        ask = prober._replaced
+
+        async def refuse_or_stop_and_ask() -> Any:
+            if answers:
+                monkeypatch.setattr(KafkaClient, "topic", refuse)
+            else:
+                await running.agent.stop()
+            return await ask()
+
+        async def refuse(*_: object) -> None:
+            raise KafkaError(int(ErrorCode.TOPIC_AUTHORIZATION_FAILED), "Metadata")
+
+        monkeypatch.setattr(prober, "_replaced", refuse_or_stop_and_ask)
+        lost = await prober.round_trip()
+        assert lost.outcome is Outcome.LOST, lost
 
 
 async def test_all_partitions_are_tested_through_one_agent(dial: Dial, start_agent: StartAgent) -> None:

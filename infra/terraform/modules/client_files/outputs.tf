@@ -16,7 +16,7 @@ output "volume" {
   value       = local.volume
 }
 
-output "client_configs" {
-  description = "Paths of client.properties in the container that reads them, by folder."
-  value       = { for client in keys(var.secret_arns) : client => "${local.folder}/${client}/client.properties" }
+output "client_config" {
+  description = "Path of client.properties in the container that reads it."
+  value       = "${local.folder}/client.properties"
 }

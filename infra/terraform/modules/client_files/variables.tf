@@ -1,6 +1,6 @@
-variable "secret_arns" {
-  description = "Secrets of Kafka clients, by the names of the folders that their files get."
-  type        = map(string)
+variable "secret_arn" {
+  description = "Secret whose JSON has `client.properties`, and the files that it names."
+  type        = string
 }
 
 variable "image" {

@@ -5,9 +5,9 @@
 
 module "client_files" {
   source = "../client_files"
-  count  = length(var.client_secret_arns) == 0 ? 0 : 1
+  count  = var.client_secret_arn == null ? 0 : 1
 
-  secret_arns       = var.client_secret_arns
+  secret_arn        = var.client_secret_arn
   image             = var.image
   log_configuration = var.log_configuration
 }
@@ -16,10 +16,7 @@ locals {
   admin_family = "${var.name}-admin"
   client_files = one(module.client_files[*])
 
-  # by default, commands connect as the administrator
-  admin_environment = merge(var.environment, {
-    for path in [try(local.client_files.client_configs["admin"], null)] : "SILTSTONE_CLIENT_CONFIG" => path if path != null
-  })
+  admin_environment = merge(var.environment, { for files in local.client_files[*] : "SILTSTONE_CLIENT_CONFIG" => files.client_config })
 
   admin_container = merge(try(local.client_files.of_reader, {}), {
     name                   = "admin"

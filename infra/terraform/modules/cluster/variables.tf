@@ -53,9 +53,9 @@ variable "secrets" {
   type        = map(string)
 }
 
-variable "client_secret_arns" {
-  description = "Secrets of the Kafka clients `admin` and `probe`, as far as there are any, for commands run by hand."
-  type        = map(string)
+variable "client_secret_arn" {
+  description = "Secret of the Kafka client as which commands run by hand connect to agents. Null: they cannot."
+  type        = string
 }
 
 variable "migrate" {

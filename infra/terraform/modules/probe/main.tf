@@ -4,7 +4,7 @@
 module "client_files" {
   source = "../client_files"
 
-  secret_arns       = { probe = var.secret_arn }
+  secret_arn        = var.secret_arn
   image             = var.task.image
   log_configuration = var.log_configuration
 }
@@ -13,7 +13,7 @@ locals {
   container = merge(module.client_files.of_reader, {
     name                   = "probe"
     image                  = var.task.image
-    command                = ["probe", "--bootstrap", var.bootstrap_servers, "--client-config", module.client_files.client_configs["probe"]]
+    command                = ["probe", "--bootstrap", var.bootstrap_servers, "--client-config", module.client_files.client_config]
     essential              = true
     readonlyRootFilesystem = true
     stopTimeout            = 30
