@@ -1,6 +1,7 @@
 """The steps of an upgrade that are left, for `siltstone upgrade status`, as the release that asks sees them.
 
-A program that waits for the schema holds no lease, so Postgres does not know of it, and it is not counted here.
+A program that waits for the schema holds no lease, so Postgres does not know of it, and it is not counted here. Of one
+at work it knows the schema that it was made for, not its release.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from runtime.text import plural
 
 
 class Standing(StrEnum):
-    """A running program beside the release that asks."""
+    """The schema of a running program beside that of the release that asks."""
 
     SAME = "this release"
     OLDER = "older"
@@ -40,6 +41,8 @@ class Role:
 class UpgradeStatus:
     plan: MigrationPlan
     roles: Sequence[Role]
+    is_owner_run: bool = False
+    """Whether the programs are known to run as the schema's owner, so that they need no roles."""
 
     @property
     def is_refused(self) -> bool:
@@ -71,6 +74,20 @@ class UpgradeStatus:
         elif behind := [role for role in self.roles if role.lacks and plan.present.revision == plan.target]:
             why = "; ".join(f"{role.name} lacks rights on {', '.join(role.lacks)}" for role in behind)
             yield f"run `siltstone migrate{_options(behind)}`: {why}"
+        if missing := self._kinds_without_role():
+            options = "".join(f" --{kind} ROLE" for kind in missing)
+            whose = " and none of ".join(RIGHTS[kind].purpose for kind in missing)
+            yield (
+                f"run `siltstone migrate{options}`: no role of {whose} has rights here (programs that run as the"
+                " schema's owner need none: start them)"
+            )
+
+    def _kinds_without_role(self) -> Sequence[str]:
+        """Empty where a program runs: it shows that it has its rights. And where the schema is not that of this
+        release: `siltstone migrate` comes first, or the rights are those of a newer one."""
+        if self.is_owner_run or self.plan.running or self.plan.present.revision != self.plan.target:
+            return []
+        return [kind for kind in _PROGRAMS if all(role.kind != kind for role in self.roles)]
 
     def _left_of_programs(self) -> Iterator[str]:
         if older := self._of(Standing.OLDER):
@@ -83,6 +100,10 @@ class UpgradeStatus:
 
     def _of(self, standing: Standing) -> Sequence[Running]:
         return [each for each in self.plan.running if self.standing(each) is standing]
+
+
+_PROGRAMS = ("agent", "compactor")
+"""The kinds of roles that programs need; readers are people's."""
 
 
 def going_back(state: SchemaState) -> tuple[str, bool] | None:
@@ -101,7 +122,7 @@ def _options(roles: Sequence[Role]) -> str:
     return "".join(f" --{kind} {first[kind]}" for kind in RIGHTS if kind in first)
 
 
-async def upgrade_status(url: str, *, versions: Path | None = None) -> UpgradeStatus:
+async def upgrade_status(url: str, *, versions: Path | None = None, is_owner_run: bool = False) -> UpgradeStatus:
     """The status of the database at `url`; `versions` as for `plan_migration`. Raises MetadataUnavailableError."""
     plan = await plan_migration(url, versions=versions)
     connection = await connect(url, application="siltstone-upgrade")
@@ -114,4 +135,4 @@ async def upgrade_status(url: str, *, versions: Path | None = None) -> UpgradeSt
         raise unavailable(error) from error
     finally:
         await connection.close()
-    return UpgradeStatus(plan, roles)
+    return UpgradeStatus(plan, roles, is_owner_run=is_owner_run)

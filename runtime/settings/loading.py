@@ -151,7 +151,10 @@ def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise SettingsError(f"cannot read the settings file {path}: {error.strerror}") from error
+        raise SettingsError(
+            f"cannot read the settings file {path}: {error.strerror}",
+            remedy="correct the path of --config, or give this user the right to read the file",
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"the settings file {path} is not TOML: {error}") from error
 

@@ -239,5 +239,5 @@ async def _migrate(url: str) -> tuple[str, str]:
     if now != SCHEMA_REVISION:
         return now, f"{now} (nothing to do: newer than {SCHEMA_REVISION} of this release, and accepts this release)"
     if before == now:
-        return now, f"{now} (nothing to do)"
+        return now, f"{now}, as this release wants it"
     return now, f"{now} ({'created' if before is None else f'upgraded from {before}'})"

@@ -16,7 +16,8 @@ _BY_SQLSTATE: Mapping[str, str] = {
     "28000": "correct the user in metadata.url, or allow that user in pg_hba.conf",
     "28P01": "correct user or password: in metadata.url or the place it names, PGPASSWORD, or the file of PGPASSFILE",
     "3D000": "create the database (`createdb NAME`), or correct its name in metadata.url",
-    "42501": "GRANT the missing rights to the role in metadata.url, or name the role that ran `siltstone migrate`",
+    "42501": "run it as the owner of the schema, the role that ran `siltstone migrate` (metadata.url); before the first"
+    " migration: GRANT CREATE ON SCHEMA public TO the role",
     "53100": "disk full: free space on the disk of that Postgres; acknowledged records are safe",
     "53300": "raise max_connections of that Postgres, or stop other clients of it",
     "57P03": "Postgres is starting or stopping: try again in a moment",

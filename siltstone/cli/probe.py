@@ -40,7 +40,13 @@ def _read_time(ctx: click.Context, param: click.Parameter, value: str) -> int:
 @agent_options
 @click.option("--topic", type=TOPIC, default=PROBE_TOPIC, show_default=True, help="Topic of the probe's records.")
 @click.option(
-    "--every", "every_ms", callback=_read_time, default="10s", show_default=True, metavar="TIME", help="The interval."
+    "--every",
+    "every_ms",
+    callback=_read_time,
+    default="10s",
+    show_default=True,
+    metavar="TIME",
+    help="The interval, at most 10m.",
 )
 @click.option(
     "--timeout",
@@ -49,7 +55,7 @@ def _read_time(ctx: click.Context, param: click.Parameter, value: str) -> int:
     default="30s",
     show_default=True,
     metavar="TIME",
-    help="A round trip that is not over by then is late.",
+    help="A round trip that is not over by then is late; at most 10m.",
 )
 @click.option("--once", is_flag=True, help="Make one round trip; exit code 1 unless it succeeds.")
 @click.option(

@@ -48,9 +48,9 @@ def rebuild(dry_run: bool, force: bool, append_newer_l0: bool, given: SystemOpti
     deletes nothing before `siltstone fsck --adopt`.
 
     Exit code 0 if all acknowledged records were restored; 3 if the rebuild is done but something is lost, which a table
-    lists; 1 if nothing was done. Offsets that groups committed after the snapshot are lost in any case. Transactions
-    that had not ended are aborted, with the offsets that they held; so are those that ended after the last increment.
-    If the command is killed, run it again with the same options.
+    lists; 1 if nothing was done. Offsets that groups committed after the snapshot are lost in any case, and users, for
+    whom `siltstone users import` is. Transactions that had not ended are aborted, with the offsets that they held; so
+    are those that ended after the last increment. If the command is killed, run it again with the same options.
 
     \b
     Examples:
@@ -123,7 +123,8 @@ def _print(rebuilt: Rebuilt) -> None:
         print_table(columns, cells, right=["partition", "records"])
     for line in _other_lines(rebuilt):
         say(line)
-    say("complete: every acknowledged record" if rebuilt.is_complete else "with losses")
+    came_back = "complete: every acknowledged record" if rebuilt.is_complete else "with losses"
+    say(f"{came_back}; no users, because the bucket holds none")
 
 
 def _other_lines(rebuilt: Rebuilt) -> Iterator[str]:
@@ -167,7 +168,11 @@ def _other_lines(rebuilt: Rebuilt) -> Iterator[str]:
         " auto.offset.reset; to prevent that, set its offsets first (`siltstone groups reset`)."
     )
     if not rebuilt.is_dry:
-        yield "next: run `siltstone fsck`, start compactors and agents, then run `siltstone fsck --adopt`."
+        yield (
+            "next: run `siltstone migrate --agent ROLE --compactor ROLE` (roles have no rights in this database), and"
+            " `siltstone users import FILE` if there were users (FILE is of `siltstone users export`); then run"
+            " `siltstone fsck`, start compactors and agents, and run `siltstone fsck --adopt`."
+        )
 
 
 def _time(at_ms: int) -> str:

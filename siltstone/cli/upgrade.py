@@ -22,7 +22,7 @@ from siltstone.terminal.output import json_option, print_json, print_pairs, prin
 from siltstone.terminal.plain import say
 
 if TYPE_CHECKING:
-    from metadata.migrations.upgrade_status import UpgradeStatus
+    from metadata.migrations.upgrade_status import Standing, UpgradeStatus
 
 
 @click.group()
@@ -43,7 +43,10 @@ def status(given: SystemOptions, as_json: bool) -> None:
 
     Run it with the release that you upgrade to. Exit code 0 if nothing is left to do, otherwise 1. Changes nothing.
     Agents and compactors that wait for the schema have no lease, and are not listed: their /readyz says so. So where
-    no program runs it says that it sees none; the exit code tells of the schema and the roles alone then.
+    no program runs it says that it sees none; the exit code tells of the schema and the roles alone then: it is 1 if no
+    role of agents or none of compactors has rights here. Where a program runs, or with --data, no role is missed.
+
+    Of a program that runs it knows the schema, not the release: releases of one schema look alike here.
 
     \b
     Examples:
@@ -56,7 +59,8 @@ def status(given: SystemOptions, as_json: bool) -> None:
     with resolved(given) as urls:
         if not urls.metadata or is_memory(urls.metadata):
             raise BadInputError("no Postgres is named", remedy=ways_to_name(*POSTGRES_NAMES))
-        found = asyncio.run(upgrade_status(urls.metadata))
+        # The programs of `siltstone dev` run as the owner.
+        found = asyncio.run(upgrade_status(urls.metadata, is_owner_run=given.data is not None))
     if as_json:
         print_json(_json(found))
     else:
@@ -81,8 +85,16 @@ def _print(found: UpgradeStatus) -> None:
             " are not, so this does not show that all are of this release"
         )
         return
-    rows = [(each.kind, each.place, revision_of(each.program), found.standing(each)) for each in plan.running]
-    print_table(["kind", "place", "schema", "release"], rows)
+    rows = [
+        (each.kind, each.place, revision_of(each.program), _which_is(found.standing(each))) for each in plan.running
+    ]
+    print_table(["kind", "place", "schema", "which is"], rows)
+
+
+def _which_is(standing: Standing) -> str:
+    from metadata.migrations.upgrade_status import Standing
+
+    return "that of this release" if standing is Standing.SAME else standing
 
 
 def _accepted(found: UpgradeStatus) -> dict[str, str]:

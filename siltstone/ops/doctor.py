@@ -222,6 +222,8 @@ def _rights(facts: PostgresFacts) -> Check:
             f"`siltstone migrate --agent {shlex.quote(facts.role)}`, or --compactor, gives a role what its process"
             " needs; a role that only reads needs none of this: run doctor with the agents' role",
         )
+    if facts.schema.revision is not None and not facts.owns_schema:
+        return passed(name, f"those of a program; {facts.role} does not own the schema")
     if not facts.may_create:
         remedy = "agents do not need it; `siltstone migrate` does: GRANT CREATE ON SCHEMA public TO the role"
         # Without a schema nothing can start before `siltstone migrate` has run, and that needs the right to create.

@@ -89,6 +89,7 @@ async def serve_agent(
         runtime = replace(runtime, tracing=tracing)
         agent: Agent | None = None
         wait = SchemaWait(settings.metadata_url, "agent", runtime.clock)
+        stack.enter_context(wait.naming_the_rights())
 
         def not_ready() -> Sequence[str]:
             """The reasons why clients should not be sent to this agent; empty if it is ready."""

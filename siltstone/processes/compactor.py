@@ -90,6 +90,7 @@ async def _serve(settings: Settings, *, on_ready: Callable[[RunningCompactor], N
         runtime = replace(runtime, tracing=tracing)
         compactor: Compactor | None = None
         wait = SchemaWait(settings.metadata_url, "compactor", runtime.clock)
+        stack.enter_context(wait.naming_the_rights())
 
         def not_ready() -> Sequence[str]:
             if compactor is None and not stopping.is_set():

@@ -14,6 +14,8 @@ error. Commands do not wait.
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Literal
 
 from metadata.contract.errors import MetadataUnavailableError, RightsMissingError, SchemaBehindError
@@ -50,6 +52,15 @@ class SchemaWait:
         if self.reason:
             self.reason = ""
             _log.info("schema is there", waited_s=self._waited_s())
+
+    @contextmanager
+    def naming_the_rights(self) -> Generator[None]:
+        """Around the life of the process: where a missing right ends it, the error says who gives it."""
+        try:
+            yield
+        except RightsMissingError as error:
+            error.remedy = error.remedy or self._remedy()
+            raise
 
     async def _opens(self, metadata: MetadataStore) -> bool:
         try:

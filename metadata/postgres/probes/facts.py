@@ -35,6 +35,8 @@ SELECT current_setting('server_version_num')::int AS version_number,
        (SELECT max(age(datfrozenxid)) FROM pg_database) AS transactions_unfrozen,
        pg_is_in_recovery() AS is_standby,
        has_schema_privilege(current_schema(), 'CREATE') AS may_create,
+       coalesce((SELECT pg_has_role(relowner, 'USAGE') FROM pg_class WHERE oid = to_regclass('files')), false)
+           AS owns_schema,
        current_user::text AS role
 """
 # A session that wrote and idles has no snapshot, but its transaction id holds vacuum back all the same. Vacuum itself,
@@ -103,6 +105,8 @@ class PostgresFacts:
     """The role that the probe logged in as."""
     may_create: bool
     """The role may create tables in its schema, which `siltstone migrate` needs."""
+    owns_schema: bool
+    """The role may alter the tables of Siltstone. False where there are none."""
     lacking_rights_on: tuple[str, ...]
     """Where the role lacks rights that agents need, unless it has all those of compactors."""
     oldest_snapshot_ms: int
@@ -157,6 +161,7 @@ async def probe_postgres(url: str) -> PostgresFacts:
             pooler=pooler,
             role=str(server["role"]),
             may_create=bool(server["may_create"]),
+            owns_schema=bool(server["owns_schema"]),
             lacking_rights_on=tuple(missing),
             oldest_snapshot_ms=oldest_snapshot_ms,
             sessions_hidden=sessions_hidden,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -18,6 +19,8 @@ from runtime.errors import BadInputError, SiltstoneError
 from security.scram import BY_SASL_NAME, Mechanism, ScramCredential, check_credential, check_name
 
 Users = Mapping[str, Mapping[Mechanism, ScramCredential]]
+STREAM = Path("-")
+"""stdout of the export, stdin of the import."""
 _FIELDS = {"user", "mechanism", "iterations", "salt", "stored_key", "server_key"}
 
 
@@ -38,15 +41,20 @@ def write_new(file: Path, text: str) -> None:
 def read_text(file: Path) -> str:
     """Raises BadInputError, OSError."""
     try:
-        return file.read_text(encoding="utf-8")
+        return (sys.stdin.buffer.read() if file == STREAM else file.read_bytes()).decode("utf-8")
     except UnicodeDecodeError:
         raise BadInputError(
-            f"{file} is not UTF-8; nothing was done", remedy="name a file that `siltstone users export` wrote"
+            f"{source_name(file)} is not UTF-8; nothing was done",
+            remedy="name a file that `siltstone users export` wrote",
         ) from None
 
 
+def source_name(file: Path) -> str:
+    return "stdin" if file == STREAM else str(file)
+
+
 def lines_of(users: Users) -> str:
-    """The same users give the same file."""
+    """The same users give the same file. Names may hold what steers a terminal, so all is printable ASCII."""
     return "".join(
         json.dumps(
             {
@@ -56,9 +64,8 @@ def lines_of(users: Users) -> str:
                 "salt": _text(users[name][mechanism].salt),
                 "stored_key": _text(users[name][mechanism].stored_key),
                 "server_key": _text(users[name][mechanism].server_key),
-            },
-            ensure_ascii=False,
-        )
+            }
+        ).replace("\x7f", "\\u007f")
         + "\n"
         for name in sorted(users)
         for mechanism in sorted(users[name])

@@ -23,7 +23,7 @@ from security.scram import (
     is_same,
 )
 from siltstone.cli.access.passwords import password_option, read_password
-from siltstone.cli.access.user_file import Users, changes_of, lines_of, read_text, write_new
+from siltstone.cli.access.user_file import STREAM, Users, changes_of, lines_of, read_text, source_name, write_new
 from siltstone.cli.access.user_store import NewPassword, UserStore, Way, opened_security, opened_users, way_options
 from siltstone.cli.access.user_words import check_is_no_principal
 from siltstone.cli.groups.asking import confirm
@@ -232,10 +232,10 @@ async def _check_exists(store: UserStore, name: str, doing: str) -> list[Mechani
 
 
 @users.command()
-@click.argument("file", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("file", metavar="FILE", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path))
 @_place_options
 def export(file: Path, data: Path | None, config: Path | None) -> None:
-    """Write all users from Postgres to FILE, which must be new. It is for its owner alone (mode 0600).
+    """Write all users from Postgres to FILE, which must be new. It is for its owner alone (mode 0600). -: to stdout.
 
     A line of JSON for each user and mechanism: salt, iterations and keys, no password. Whoever reads the file can try
     passwords on it. `siltstone rebuild` brings no users back, because the bucket holds none; this file does.
@@ -244,6 +244,7 @@ def export(file: Path, data: Path | None, config: Path | None) -> None:
     Examples:
       siltstone users export users.jsonl
       siltstone users export users.jsonl --config agent.toml
+      siltstone users export - | gpg -e -r ops > users.jsonl.gpg
     """
 
     async def work() -> Users:
@@ -251,15 +252,18 @@ def export(file: Path, data: Path | None, config: Path | None) -> None:
             return (await metadata.security()).users
 
     found = asyncio.run(work())
+    if file == STREAM:
+        say(lines_of(found), nl=False)
+        return
     write_new(file, lines_of(found))
     say(f"wrote {plural(len(found), 'user')} to {file}")
 
 
 @users.command("import")
-@click.argument("file", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("file", metavar="FILE", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path))
 @_place_options
 def import_users(file: Path, data: Path | None, config: Path | None) -> None:
-    """Write the users of a file of `siltstone users export` to Postgres: all of them, or none.
+    """Write the users of a file of `siltstone users export` to Postgres: all of them, or none. -: from stdin.
 
     A user who is there with the same password stays as it is; one with another password is an error.
 
@@ -267,8 +271,10 @@ def import_users(file: Path, data: Path | None, config: Path | None) -> None:
     Examples:
       siltstone users import users.jsonl
       siltstone users import users.jsonl --config agent.toml
+      gpg -d users.jsonl.gpg | siltstone users import -
     """
-    changes = changes_of(read_text(file), str(file))
+    source = source_name(file)
+    changes = changes_of(read_text(file), source)
 
     async def work() -> None:
         async with opened_security(data, config) as metadata:
@@ -277,11 +283,11 @@ def import_users(file: Path, data: Path | None, config: Path | None) -> None:
                 found = there.get(each.name, {}).get(each.mechanism)
                 if found is not None and each.credential is not None and not is_same(each.credential, found):
                     raise UserExistsError(
-                        f"user {each.name!r} has another password than in {file}; nothing was changed",
+                        f"user {each.name!r} has another password than in {source}; nothing was changed",
                         remedy="remove its lines from the file, or delete the user first:"
                         f" `siltstone users delete {each.name} --direct`",
                     )
             await metadata.alter_users(changes)
 
     asyncio.run(work())
-    say(f"imported {plural(len({each.name for each in changes}), 'user')} from {file}")
+    say(f"imported {plural(len({each.name for each in changes}), 'user')} from {source}")

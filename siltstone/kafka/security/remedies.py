@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from typing import Final
 
@@ -28,6 +29,12 @@ HUNG: Final = (
     "the process accepts connections and does not answer: look at its log and `siltstone doctor`, restart it, or name"
     " another agent with --bootstrap"
 )
+
+
+def of_probe(topic: str) -> str:
+    """The remedy where the topic of `siltstone probe` is denied."""
+    operations = " ".join(f"--operation {each}" for each in ("Create", "Write", "Read", "Describe"))
+    return f"{_ALLOW}{operations} --topic {shlex.quote(topic)}` gives what a probe needs; {_WHICH}"
 
 
 def closed(security: ClientSecurity, *, is_first: bool) -> str:

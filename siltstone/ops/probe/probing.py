@@ -24,6 +24,7 @@ from siltstone.kafka.records import (
     produce_batches,
 )
 from siltstone.kafka.retrying import RetryingClient
+from siltstone.kafka.security.remedies import of_probe
 from siltstone.ops.probe.records import SEE_LOST, Expected, LostRecordError, Outcome, Sent, decoded
 from wire.error_codes import ErrorCode
 from wire.records import build_batch
@@ -40,6 +41,7 @@ LEAVE_IT = "let nobody else delete it; the next round trip begins with the topic
 RETRY_MS = 50
 """Before an agent is asked again that does not know of the record yet."""
 _OUT_OF_RANGE = int(ErrorCode.OFFSET_OUT_OF_RANGE)
+_DENIED = int(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
 _TIMED_OUT = int(ErrorCode.REQUEST_TIMED_OUT)
 
 
@@ -96,7 +98,8 @@ class Prober:
             error, outcome = (lost, Outcome.LOST) if replaced is None else (replaced, Outcome.REPLACED)
         except SiltstoneError as failure:
             is_late = isinstance(failure, HungAgentError) or getattr(failure, "code", None) == _TIMED_OUT
-            failure.remedy = failure.remedy or SEE_FAILING
+            is_denied = getattr(failure, "code", None) == _DENIED
+            failure.remedy = of_probe(self._topic) if is_denied else failure.remedy or SEE_FAILING
             error, outcome = failure, Outcome.LATE if is_late else Outcome.FAILED
         else:
             outcome = Outcome.OK

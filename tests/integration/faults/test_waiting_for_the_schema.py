@@ -20,7 +20,10 @@ from metadata.migrations.migrate import migrate_async, plan_migration
 from metadata.postgres.store import PostgresMetadata
 from metadata.postgres.tables import SCHEMA_REVISION
 from runtime.clock import SystemClock
+from runtime.settings.loading import load_settings
 from siltstone.embedded.postgres import EmbeddedPostgres
+from siltstone.processes.agent import run_agent
+from siltstone.processes.compactor import run_compactor
 from siltstone.processes.schema_wait import SchemaWait
 from tests.fixtures.commands import runner
 from tests.fixtures.compactors import CompactorProcess
@@ -214,6 +217,22 @@ async def test_rights_that_do_not_come_are_the_business_of_the_process(postgres_
     with pytest.raises(RightsMissingError, match="permission denied for table alembic_version"):
         await SchemaWait(url, "agent", SystemClock()).open(service)
     await service.close()
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_process_that_ends_for_want_of_rights_says_who_gives_them(
+    postgres_url: str, tmp_path: Path, kind: str
+) -> None:
+    """It ends by a right that it cannot do without, and then where it opens Postgres."""
+    run = run_agent if kind == "agent" else run_compactor
+    place = {"metadata.url": as_role(postgres_url, KINDS[kind]), "object.store.url": tmp_path.as_uri()}
+    settings = load_settings(None, {}, {"listen": f"127.0.0.1:{free_port()}", **place})
+    for lost in (f"{kind}s", "alembic_version"):
+        await run_sql(postgres_url, f"REVOKE ALL ON {lost} FROM {KINDS[kind]}")
+        with pytest.raises(RightsMissingError, match=f"permission denied for table {lost}") as ended:
+            await asyncio.wait_for(run(settings, on_ready=lambda _: None), 60)
+        assert ended.value.remedy == f"run `siltstone migrate --{kind} ROLE` of this release"
 
 
 @pytest.mark.usefixtures("quick")

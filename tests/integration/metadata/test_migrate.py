@@ -45,7 +45,7 @@ async def test_migrating_again_changes_nothing_and_keeps_the_cluster_id(bare_pos
 def test_the_command_says_whether_it_did_anything(bare_postgres_url: str) -> None:
     said = [CliRunner().invoke(main, ["migrate", "--metadata", bare_postgres_url]).stdout for _ in range(2)]
 
-    assert said == [f"schema: {SCHEMA_REVISION} (created)\n", f"schema: {SCHEMA_REVISION} (nothing to do)\n"]
+    assert said == [f"schema: {SCHEMA_REVISION} (created)\n", f"schema: {SCHEMA_REVISION}, as this release wants it\n"]
 
 
 def test_the_page_on_upgrades_shows_what_the_command_prints(bare_postgres_url: str) -> None:
@@ -71,6 +71,9 @@ def test_the_postgres_of_a_data_directory_runs_for_as_long_as_the_command(tmp_pa
 
     assert said[0] == f"schema: {SCHEMA_REVISION} (created)"
     assert said[1:] == [f"schema: {SCHEMA_REVISION}", f"target: {SCHEMA_REVISION}", "nothing to do", "no program runs"]
+    # and no role is missed there: the programs of `siltstone dev` run as the owner
+    status = CliRunner().invoke(main, ["upgrade", "status", "--data", str(tmp_path)])
+    assert status.exit_code == 0 and "ROLE" not in status.stdout, status.output
     assert postgres_processes(tmp_path / "postgres" / "data") == []
     twice = CliRunner().invoke(main, ["migrate", "--data", str(tmp_path), "--metadata", "postgresql://db/x"])
     assert twice.exit_code == 2 and "give either --data or --metadata" in twice.stderr

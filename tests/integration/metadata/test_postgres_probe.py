@@ -33,7 +33,7 @@ async def test_a_migrated_database_is_fit_but_for_what_the_test_server_lacks(pos
     # the test server has no standby and runs without fsync
     assert faults <= {"postgres durability", "postgres failover"}
     assert facts.schema.revision == facts.revision_needed
-    assert facts.pooler is Pooler.NONE and facts.may_create
+    assert facts.pooler is Pooler.NONE and facts.may_create and facts.owns_schema
     assert facts.lacking_rights_on == ()
 
 
@@ -71,7 +71,12 @@ async def test_the_roles_of_processes_lack_nothing(postgres_url: str, rights: Ri
     url = f"postgresql://{role}:x@{postgres_url.rpartition('@')[2]}"
     try:
         await grant(postgres_url, role, rights)
-        assert (await probe_postgres(url)).lacking_rights_on == ()
+        facts = await probe_postgres(url)
+        assert facts.lacking_rights_on == ()
+        # and doctor finds nothing amiss in that it owns nothing
+        assert (facts.owns_schema, facts.may_create) == (False, False)
+        checks = judge_postgres(facts, SystemClock().wall_ms())
+        assert [check.verdict for check in checks if check.name == "postgres rights"] == [Verdict.OK]
         # and one right less, on a column alone, is noticed
         await run_sql(postgres_url, f"REVOKE UPDATE (state) ON files FROM {role}")
         assert (await probe_postgres(url)).lacking_rights_on

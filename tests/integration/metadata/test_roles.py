@@ -25,6 +25,7 @@ from metadata.postgres.tables import METADATA
 from runtime.errors import BadInputError
 from siltstone.cli import main
 from tests.contract.test_security import acl
+from tests.fixtures.faults import in_thread
 from tests.fixtures.postgres import AGENT_ROLE, COMPACTOR_ROLE, as_role, run_sql
 
 Connect = Callable[[str], Awaitable[Connection]]
@@ -207,6 +208,14 @@ async def test_a_role_is_made_with_a_password_that_the_server_never_sees(
             await connect(f"postgresql://{role}:first%2Fone@{place}")
     finally:
         await owner.execute(f"DROP OWNED BY {role}")
+
+
+def test_who_may_not_adopt_a_history_is_told_who_may(postgres_url: str, tmp_path: Path) -> None:
+    in_thread(run_sql(postgres_url, "UPDATE cluster SET adopted_timeline = 0"))
+    places = "--metadata", as_role(postgres_url, COMPACTOR_ROLE), "--object-store", tmp_path.as_uri()
+    refused = CliRunner().invoke(main, ["fsck", "--adopt", *places])
+    assert refused.exit_code == 1 and "permission denied for table cluster" in refused.stderr, refused.output
+    assert "remedy: run it as the owner of the schema, the role that ran `siltstone migrate`" in refused.stderr
 
 
 @pytest.mark.parametrize("password", ["two words", "schlüssel", "line\n"])

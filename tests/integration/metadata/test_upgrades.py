@@ -465,5 +465,5 @@ def test_a_role_that_may_not_alter_is_told_so(bare_postgres_url: str) -> None:
 
     assert done.exit_code == 1
     assert "must be owner of table agents" in done.stderr
-    assert "remedy: GRANT the missing rights to the role in metadata.url" in done.stderr
+    assert "remedy: run it as the owner of the schema" in done.stderr
     assert in_thread(schema_revision(bare_postgres_url)) == "0001"

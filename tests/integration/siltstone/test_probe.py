@@ -18,13 +18,16 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from agents.request_context import ANONYMOUS
 from runtime.runtime import Runtime
+from security.acls.values import Operation
 from siltstone.cli import main
 from siltstone.kafka.client import KafkaClient, KafkaError
 from siltstone.ops.probe.probing import TOPIC, ForeignTopicError, Prober, RoundTrip
 from siltstone.ops.probe.records import Outcome, Sent
 from storage.memory import MemoryStore
 from storage.objects import Body
+from tests.fixtures.acls import allow
 from tests.fixtures.agents import Dial, StartAgent, read_all
 from tests.fixtures.faults import Processes, create_topic
 from tests.fixtures.s3 import free_port
@@ -363,6 +366,24 @@ def test_a_probe_on_a_topic_of_others_ends_with_an_error(
     assert done.exit_code == 0 and done.output.startswith(f"ok: a record was written to {TOPIC} and read back in ")
     down = CliRunner().invoke(main, ["probe", "--once", "--bootstrap", f"127.0.0.1:{free_port()}"])
     assert down.exit_code == 1 and "error: failed: " in down.output and "remedy: " in down.output
+
+
+async def test_who_may_not_probe_is_told_the_rights_that_it_needs(start_agent: StartAgent) -> None:
+    running = await start_agent(acl_mode="on", super_users="User:admin")
+    says = (
+        "`siltstone acls create --allow-principal User:NAME --operation Create --operation Write --operation Read"
+        " --operation Describe --topic probes` gives what a probe needs"
+    )
+    for operation in (Operation.CREATE, Operation.WRITE, Operation.READ):
+        async with probing(running.address, "probes") as prober:
+            trip = await prober.round_trip()
+        assert trip.outcome is Outcome.FAILED and trip.error is not None
+        assert "TOPIC_AUTHORIZATION_FAILED" in trip.error.message and trip.error.remedy.startswith(says), trip.error
+        await running.metadata.security.create_acls([allow(operation, "probes", to=ANONYMOUS)])
+    # with all of them, of which Read implies Describe
+    async with asyncio.timeout(30), probing(running.address, "probes") as prober:
+        while (await prober.round_trip()).outcome is not Outcome.OK:
+            await asyncio.sleep(0.05)
 
 
 @pytest.mark.parametrize(

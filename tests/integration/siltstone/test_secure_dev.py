@@ -184,6 +184,10 @@ def test_users_go_to_a_file_and_come_back(secure: Dev, tmp_path: Path) -> None:
     done("users", "export", str(path), *data)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     done("users", "import", str(path), *data)  # nothing to do
+    # and through a pipe, which has the users alone
+    assert done("users", "export", "-", *data) == path.read_text()
+    done("users", "delete", "bob", "--direct", "--yes", *data)
+    assert "from stdin" in done("users", "import", "-", *data, stdin=path.read_text())
     done("users", "delete", "bob", "--direct", "--yes", *data)
     done("users", "import", str(path), *data)
     as_bob = client_file(secure, "bob", PASSWORD)

@@ -21,14 +21,34 @@ def status(
     steps: Sequence[Step] = (),
     missing: Sequence[str] = (),
     roles: Sequence[Role] = (),
+    is_owner_run: bool = False,
 ) -> UpgradeStatus:
     """As the release of schema 0010 sees it."""
-    return UpgradeStatus(MigrationPlan(present, "0010", steps, running, missing), roles)
+    return UpgradeStatus(MigrationPlan(present, "0010", steps, running, missing), roles, is_owner_run=is_owner_run)
 
 
 def test_nothing_is_left_when_all_programs_are_of_this_release() -> None:
     assert status(SchemaState("0010", 9), [AGENT_10], roles=[Role("agent", "a", [])]).left() == []
-    assert status(SchemaState("0010", 9)).left() == []
+
+
+def test_roles_are_missed_where_there_are_none_and_no_program_shows_that_it_needs_none() -> None:
+    needless = "(programs that run as the schema's owner need none: start them)"
+    agents, compactors, readers = Role("agent", "a", []), Role("compactor", "c", []), Role("reader", "r", [])
+    for roles, options, whose in (
+        ([], "--agent ROLE --compactor ROLE", "agents and none of compactors"),
+        ([readers], "--agent ROLE --compactor ROLE", "agents and none of compactors"),
+        ([agents], "--compactor ROLE", "compactors"),
+        ([compactors], "--agent ROLE", "agents"),
+    ):
+        assert status(SchemaState("0010", 9), roles=roles).left() == [
+            f"run `siltstone migrate {options}`: no role of {whose} has rights here {needless}"
+        ]
+    assert status(SchemaState("0010", 9), roles=[agents, compactors]).left() == []
+    # a program without a role of its own runs as the owner; so do those of `siltstone dev`
+    assert status(SchemaState("0010", 9), [AGENT_10]).left() == []
+    assert status(SchemaState("0010", 9), is_owner_run=True).left() == []
+    # and rights for a newer schema are those of its release
+    assert status(SchemaState("0011", 10)).left() == []
 
 
 def test_the_migration_comes_first_with_the_roles_that_there_are_then_the_programs() -> None:

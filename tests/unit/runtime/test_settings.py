@@ -185,8 +185,9 @@ def test_a_toml_value_of_another_type_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_absent_or_no_toml_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"cannot read the settings file .*absent\.toml"):
+    with pytest.raises(SettingsError, match=r"cannot read the settings file .*absent\.toml") as absent:
         load_settings(tmp_path / "absent.toml", {}, {})
+    assert absent.value.remedy == "correct the path of --config, or give this user the right to read the file"
     with pytest.raises(SettingsError, match=r"is not TOML"):
         load_settings(toml(tmp_path, "gc.grace.ms = "), {}, {})
 

@@ -30,6 +30,7 @@ HEALTHY = PostgresFacts(
     pooler=Pooler.NONE,
     role="agents",
     may_create=True,
+    owns_schema=True,
     lacking_rights_on=(),
     oldest_snapshot_ms=0,
     sessions_hidden=0,
@@ -78,6 +79,12 @@ def test_without_a_schema_the_right_to_create_tables_is_needed() -> None:
         check.name: check for check in judge_postgres(replace(HEALTHY, schema=NO_SCHEMA, may_create=False), NOW_MS)
     }
     assert checks["postgres rights"].verdict is Verdict.FAIL
+
+
+def test_a_role_that_does_not_own_the_schema_needs_no_right_to_create_tables() -> None:
+    checks = judge_postgres(replace(HEALTHY, role="silt_a", owns_schema=False, may_create=False), NOW_MS)
+    [told] = [check for check in checks if check.name == "postgres rights"]
+    assert (told.verdict, told.detail) == (Verdict.OK, "those of a program; silt_a does not own the schema")
 
 
 def test_a_role_without_rights_is_named_and_not_told_to_take_all_of_them() -> None:
