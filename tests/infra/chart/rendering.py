@@ -91,6 +91,10 @@ WRONG: Mapping[str, tuple[Mapping[str, Any], str]] = {
         "app.kubernetes.io/managed-by",
     ),
     "a key of AWS in the open": ({"agents": {"extraEnv": [{"name": "AWS_SECRET_ACCESS_KEY", "value": "x"}]}}, "name"),
+    "a session of AWS in the open": (
+        {"compactors": {"extraEnv": [{"name": "AWS_SESSION_TOKEN", "value": "x"}]}},
+        "extraEnv",
+    ),
     "another Postgres by a variable": ({"agents": {"extraEnv": [{"name": "PGHOST", "value": "x"}]}}, "name"),
     "a volume over the program": (
         {"agents": {"extraVolumeMounts": [{"name": "a", "mountPath": "/opt/siltstone"}]}},
@@ -107,6 +111,17 @@ WRONG: Mapping[str, tuple[Mapping[str, Any], str]] = {
     "a link that ends a line": ({"monitoring": {"docsUrl": "http://x/# /"}}, "docsUrl"),
     "a zone with a comma": ({"agents": {"zone": {"name": "a,b"}}}, "name"),
     "a drill at no time": ({"drill": {"schedule": "weekly"}}, "schedule"),
+    "a drill in a zone of its own": ({"drill": {"schedule": "TZ=Europe/Berlin 23 4 * * 0"}}, "schedule"),
+    "the same of another cron": ({"drill": {"schedule": "CRON_TZ=UTC 23 4 * * 0"}}, "schedule"),
+    "everybody a super user": ({"listener": {"superUsers": ["User:admin", "User:*"]}}, "superUsers"),
+    "anybody a super user": ({"listener": {"superUsers": ["User:ANONYMOUS "]}}, "superUsers"),
+    "two super users as one": ({"listener": {"superUsers": ["User:admin;User:ops"]}}, "superUsers"),
+    "root": ({"podSecurityContext": {"runAsUser": 0}}, "runAsUser"),
+    "more rights": ({"podSecurityContext": {"runAsNonRoot": False}}, "runAsNonRoot"),
+    "a label of the selectors": (
+        {"others": {"podLabels": {"app.kubernetes.io/component": "agent"}}},
+        "app.kubernetes.io/component",
+    ),
     "an image with two digests": ({"image": {"repository": "siltstone@sha256:00"}}, "repository"),
 }
 
@@ -208,9 +223,9 @@ _EachKeyOnce.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _ma
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """As Helm merges values: maps by their keys, everything else as a whole."""
-    both = {
+    """As Helm merges values: maps by their keys, everything else as a whole; null takes a default away."""
+    both: dict[str, Any] = {
         name: merged(base[name], value) if isinstance(value, dict) and isinstance(base.get(name), dict) else value
         for name, value in over.items()
     }
-    return {**base, **both}
+    return {name: value for name, value in {**base, **both}.items() if value is not None}

@@ -11,6 +11,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from agents.security.authorizer import super_users_of
 from runtime.settings.loading import declarations, environment_name
 from storage.objects import StoreMisconfiguredError
 from storage.urls import parse_store_url
@@ -25,6 +26,22 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "no Secret of agents": ("scram", {"secrets": {"agent": ""}}, "secrets.agent"),
     "no Secret of compactors": ("scram", {"secrets": {"compactor": ""}}, "secrets.compactor"),
     "one Secret for two": ("scram", {"secrets": {"agent": "silt-migrate"}}, "three Secrets"),
+    "a super user's pod with the owner's password": (
+        "watched",
+        {"adminClient": {"secret": "silt-migrate"}},
+        "adminClient.secret: a Secret of its own",
+    ),
+    "a probe with that of agents": (
+        "watched",
+        {"probe": {"secret": "silt-agent"}},
+        "probe.secret: a Secret of its own",
+    ),
+    "a probe with that of compactors": (
+        "watched",
+        {"probe": {"secret": "silt-compactor"}},
+        "probe.secret: a Secret of its own",
+    ),
+    "a probe that is a super user": ("watched", {"probe": {"secret": "silt-client"}}, "probe.secret: another Secret"),
     "one role for two": ("scram", {"postgres": {"agent": "siltstone"}}, "three roles"),
     "no certificate": ("scram", {"listener": {"tlsSecret": ""}}, "listener.tlsSecret"),
     "no authentication": ("scram", {"listener": {"authentication": ""}}, "listener.authentication"),
@@ -110,6 +127,31 @@ def test_a_schedule_is_taken_if_kubernetes_can_read_it(schedule: str, tmp_path: 
     done = with_more("watched", {"drill": {"schedule": schedule}}, tmp_path)
     says = SCHEDULES[schedule]
     assert (done.returncode == 0) == (not says) and says in done.stderr, done.stderr
+
+
+def test_names_that_only_look_like_those_refused_are_taken(tmp_path: Path) -> None:
+    users = ["User:CN=admin,OU=*,O=Example", "User:ANONYMOUS-2", "User:*admin"]
+    of_a_secret = {"secretKeyRef": {"name": "silt-session", "key": "token"}}
+    variables = [{"name": "AWS_SESSION_TOKEN", "valueFrom": of_a_secret}, {"name": "TZ", "value": "UTC"}]
+    more = {"listener": {"superUsers": users}, "agents": {"extraEnv": variables}}
+    rendered = Rendered.of(with_more("scram", more, tmp_path))
+    _, _, container = rendered.the("agent")
+    assert super_users_of(rendered.environment(container, f"{RELEASE}-agent-0")["SILTSTONE_SUPER_USERS"]) == {*users}
+    assert all(each in container["env"] for each in variables)
+
+
+@pytest.mark.parametrize("notice_ms", [0, "0", 40_000, "40000"])
+def test_a_drain_ends_before_the_time_that_is_given(notice_ms: int | str, tmp_path: Path) -> None:
+    """The number 0 is one that is set, too. drain.timeout.ms is 30 s."""
+    drains = int(notice_ms) // 1000 + 30
+    more: dict[str, Any] = {"settings": {"drain.notice.ms": notice_ms}}
+    for given, wanted in ((0, drains + 30), (drains + 1, drains + 1), (drains, None)):
+        more["agents"] = {"terminationGracePeriodSeconds": given}
+        done = with_more("scram", more, tmp_path)
+        if wanted is None:
+            assert f"above {drains}," in done.stderr
+        else:
+            assert Rendered.of(done).the("agent")[1]["terminationGracePeriodSeconds"] == wanted
 
 
 PLACE = "s3://BUCKET/PREFIX?region=REGION"
@@ -208,7 +250,17 @@ def test_pods_may_reach_the_ports_that_urls_name_or_those_behind_a_service(tmp_p
         rendered = Rendered.of(with_more("watched", more, tmp_path))
         for each in ("agent", "compactor", "drill"):
             rules = rendered.one("NetworkPolicy", f"{RELEASE}-{each}")["spec"]["egress"]
-            assert [[at["port"] for at in rule["ports"]] for rule in rules] == [[53, 53], [postgres], stores]
+            assert [[at["port"] for at in rule["ports"]] for rule in rules[1:]] == [[postgres], stores]
+
+
+def test_every_pod_may_ask_for_names_also_where_dns_has_another_port_behind_its_service() -> None:
+    policies = render("watched-values.yaml").all("NetworkPolicy")
+    assert len(policies) == 6
+    for each in policies:
+        first = each["spec"]["egress"][0]
+        ports = sorted((at["port"], at["protocol"]) for at in first["ports"])
+        assert "to" not in first
+        assert ports == [(53, "TCP"), (53, "UDP"), (5353, "TCP"), (5353, "UDP")]
 
 
 @pytest.mark.parametrize("name", WRONG)

@@ -353,6 +353,8 @@ def test_a_drill_is_the_owners_and_reads_the_places_of_the_cluster(tmp_path: Pat
     assert container["resources"]["limits"] == {"memory": "4Gi"}
     job = cron["spec"]["jobTemplate"]["spec"]
     assert (cron["spec"]["schedule"], job["backoffLimit"], pod["restartPolicy"]) == ("23 4 * * 0", 0, "Never")
+    # one at a time, and one that never starts fails before the next day's
+    assert cron["spec"]["concurrencyPolicy"] == "Forbid" and 6 * 3600 <= job["activeDeadlineSeconds"] < 24 * 3600
     labels = job["template"]["metadata"]["labels"]
     assert rendered.one("NetworkPolicy", f"{RELEASE}-drill")["spec"]["podSelector"]["matchLabels"] == labels
 
@@ -441,6 +443,38 @@ def test_pods_are_placed_as_the_values_say(tmp_path: Path) -> None:
             900_000,
         )
         assert settings.log_level == "debug"
+
+
+def test_the_other_pods_are_placed_and_marked_as_the_values_say() -> None:
+    given = yaml.safe_load((CHART / "ci" / "placement-values.yaml").read_text())["others"]
+    names = {"nodeSelector", "tolerations", "priorityClassName"}
+    marks = {"podLabels": "labels", "podAnnotations": "annotations"}
+    of_sets: dict[str, dict[str, Any]] = {"placement-values.yaml": given, "watched-values.yaml": {}}
+    for values, others in of_sets.items():
+        found: set[str] = set()
+        for workload, pod, container in render(values).workloads():
+            if container["name"] in ("agent", "compactor"):
+                continue
+            found.add(container["name"])
+            assert {name: pod[name] for name in names & pod.keys()} == {
+                name: others[name] for name in names & {*others}
+            }
+            metadata = workload["spec"].get("jobTemplate", workload)["spec"]["template"]["metadata"]
+            assert metadata["labels"]["app.kubernetes.io/component"] == container["name"]
+            own = {name for name in metadata["labels"] if name.startswith("app.kubernetes.io/")}
+            for mark, at in marks.items():
+                said = {name: value for name, value in metadata.get(at, {}).items() if name not in own}
+                assert said == others.get(mark, {})
+        assert found == {"migrate", "drill", "client", "probe"}
+
+
+def test_pods_run_as_the_images_user_or_as_the_cluster_says() -> None:
+    always = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    usual = dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), 10001)
+    of_sets = {"watched-values.yaml": usual, "placement-values.yaml": {"fsGroup": 1_000_660_000}}
+    for values, told in of_sets.items():
+        pods = [pod["securityContext"] for _, pod, _ in render(values).workloads()]
+        assert pods == 6 * [always | told]
 
 
 def test_a_changed_setting_replaces_pods_and_a_changed_number_of_agents_does_not() -> None:

@@ -138,9 +138,9 @@ imagePullSecrets: {{ toYaml . | nindent 2 }}
 {{- end }}
 securityContext:
   runAsNonRoot: true
-  runAsUser: 10001
-  runAsGroup: 10001
-  fsGroup: 10001
+  {{- with .Values.podSecurityContext }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
   seccompProfile: {type: RuntimeDefault}
 {{- end }}
 

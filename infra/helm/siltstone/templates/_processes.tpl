@@ -1,5 +1,18 @@
 {{/* What agents and compactors have in common. Each takes: list PROCESS (agent, compactor) VALUES $ */}}
 
+{{/* Of pods that are neither: list COMPONENT $ */}}
+{{- define "siltstone.otherMetadata" -}}
+{{- $others := (index . 1).Values.others -}}
+labels: {{ include "siltstone.selector" (index . 1) | nindent 2 }}
+  app.kubernetes.io/component: {{ index . 0 }}
+  {{- with $others.podLabels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- with $others.podAnnotations }}
+annotations: {{ toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
 {{- define "siltstone.podMetadata" -}}
 {{- $process := index . 0 -}}
 {{- $values := index . 1 -}}
@@ -27,9 +40,10 @@ its merges back.
 {{- define "siltstone.graceSeconds" -}}
 {{- $process := index . 0 -}}
 {{- $settings := (index . 2).Values.settings | default dict -}}
-{{- $notice := ternary (index $settings "drain.notice.ms" | default "100000" | int64) 0 (eq $process "agent") -}}
-{{- $timeout := index $settings "drain.timeout.ms" | default "30000" | int64 -}}
-{{- $drain := div (add $notice $timeout 999) 1000 -}}
+{{/* not by `default`, to which the number 0 is empty */}}
+{{- $notice := ternary (index $settings "drain.notice.ms") "100000" (hasKey $settings "drain.notice.ms") | int64 -}}
+{{- $timeout := ternary (index $settings "drain.timeout.ms") "30000" (hasKey $settings "drain.timeout.ms") | int64 -}}
+{{- $drain := div (add (ternary $notice 0 (eq $process "agent")) $timeout 999) 1000 -}}
 {{- $given := (index . 1).terminationGracePeriodSeconds | int64 -}}
 {{- if and $given (le $given $drain) }}
 {{- fail (printf "%ss.terminationGracePeriodSeconds: above %d, the seconds in which a process drains (drain.notice.ms, drain.timeout.ms)" $process $drain) }}
@@ -37,19 +51,24 @@ its merges back.
 {{ $given | default (add $drain 30) }}
 {{- end }}
 
+{{/* On which nodes pods run: VALUES */}}
+{{- define "siltstone.nodes" -}}
+{{- with .priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- range $name := list "nodeSelector" "tolerations" "affinity" }}
+{{- with get $ $name }}
+{{ $name }}: {{ toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{- define "siltstone.placement" -}}
 {{- $process := index . 0 -}}
 {{- $values := index . 1 -}}
 {{- $root := index . 2 -}}
 terminationGracePeriodSeconds: {{ include "siltstone.graceSeconds" . }}
-{{- with $values.priorityClassName }}
-priorityClassName: {{ . }}
-{{- end }}
-{{- range $name := list "nodeSelector" "tolerations" "affinity" }}
-{{- with get $values $name }}
-{{ $name }}: {{ toYaml . | nindent 2 }}
-{{- end }}
-{{- end }}
+{{- include "siltstone.nodes" $values }}
 topologySpreadConstraints:
 {{- range $of, $key := dict "zone" "topology.kubernetes.io/zone" "host" "kubernetes.io/hostname" }}
   - maxSkew: 1
