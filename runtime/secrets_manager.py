@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
@@ -12,17 +12,26 @@ from typing import Any, Final, cast
 from runtime.errors import SiltstoneError
 
 TIMEOUT_S: Final = 5.0
+DENIED: Final = "AccessDeniedException"
 CURRENT: Final = "AWSCURRENT"
 PREVIOUS: Final = "AWSPREVIOUS"
 ARN: Final = re.compile(r"arn:[a-z-]+:secretsmanager:([a-z0-9-]+):\d{12}:secret:\S+")
 
 
 class SecretUnreadableError(SiltstoneError):
-    """The secret cannot be read now, or has no password. Nothing was changed."""
+    """The secret cannot be read or written now, or has no password."""
 
 
 class EmptySecretError(SecretUnreadableError):
     """The secret has no value yet, or is not there: Secrets Manager does not tell which."""
+
+
+class SecretMalformedError(SecretUnreadableError):
+    """The secret has a value without a password."""
+
+
+class SecretDeniedError(SecretUnreadableError):
+    """This process may not do that with the secret."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +43,18 @@ class ReadSecret:
 
 
 async def read_secret(arn: str) -> ReadSecret:
-    """`arn` matches ARN; the secret is JSON with `password`. Raises SecretUnreadableError, EmptySecretError."""
+    """`arn` matches ARN; the secret is JSON with `password`. Raises SecretUnreadableError: EmptySecretError,
+    SecretMalformedError, SecretDeniedError, or itself for what may pass."""
     async with _client(arn) as client:
         current = await _value(client, arn, CURRENT)
         if current is None:
             remedy = "run `siltstone migrate`, and let AGENT_PGPASSWORD_SECRET or COMPACTOR_PGPASSWORD_SECRET name it"
             raise EmptySecretError(f"the secret {arn} has no value yet, or is not there", remedy=remedy)
-        passwords = [_password_in(current["SecretString"])]
+        passwords = [_password_in(arn, current)]
         previous = await _value(client, arn, PREVIOUS)  # None: it was never changed
         if previous is not None:
-            with suppress(KeyError, ValueError):  # whatever it was, it is no password any more
-                passwords.append(_password_in(previous["SecretString"]))
+            with suppress(SecretMalformedError):  # whatever it was, it is no password any more
+                passwords.append(_password_in(arn, previous))
         return ReadSecret(tuple(passwords), int(current["CreatedDate"].timestamp() * 1000))
 
 
@@ -73,9 +83,11 @@ async def _client(arn: str) -> AsyncGenerator[Any]:
     except (BotoCoreError, ClientError, KeyError, ValueError, OSError) as error:
         # The text of a ValueError may hold a part of the secret.
         why = str(error) if isinstance(error, (BotoCoreError, ClientError)) else type(error).__name__
-        raise SecretUnreadableError(
+        is_denied = isinstance(error, ClientError) and error.response.get("Error", {}).get("Code") == DENIED
+        raise (SecretDeniedError if is_denied else SecretUnreadableError)(
             f"cannot use the secret {arn}: {why}",
-            remedy="the secret must be JSON with `password`, and this process needs secretsmanager:GetSecretValue",
+            remedy="this process must reach Secrets Manager, and needs secretsmanager:GetSecretValue"
+            " (`siltstone migrate` secretsmanager:PutSecretValue too)",
         ) from None
 
 
@@ -87,10 +99,16 @@ async def _value(client: Any, arn: str, stage: str) -> dict[str, Any] | None:
         return None
 
 
-def _password_in(text: str) -> str:
-    """Raises ValueError, KeyError."""
-    read: object = json.loads(text)
-    password = cast("dict[str, object]", read)["password"] if isinstance(read, dict) else None
+def _password_in(arn: str, version: Mapping[str, Any]) -> str:
+    """Raises SecretMalformedError."""
+    try:
+        read: object = json.loads(version.get("SecretString", ""))  # it has none if its value is binary
+    except ValueError:
+        read = None  # the error's text may hold a part of the secret
+    password = cast("dict[str, object]", read).get("password") if isinstance(read, dict) else None
     if not isinstance(password, str) or not password:
-        raise ValueError("no password")
+        raise SecretMalformedError(
+            f"cannot use the secret {arn}: it is not JSON with `password`",
+            remedy='write {"password": ...} into it; or run `siltstone migrate --new-passwords` for a new one',
+        )
     return password

@@ -16,6 +16,7 @@ pytest_plugins = [
     "tests.fixtures.log_lines",
     "tests.fixtures.postgres",
     "tests.fixtures.s3",
+    "tests.fixtures.aws_secrets",
     "tests.fixtures.skips",
     "tests.fixtures.spark",
     "tests.fixtures.watchdog",

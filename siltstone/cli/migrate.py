@@ -76,8 +76,8 @@ def migrate(
     something need the schema's owner.
 
     --new-passwords writes new passwords into these secrets, and tells Postgres. Programs that read them from there
-    (?password_secret=ARN in metadata.url) go on without a restart. The role of metadata.url needs CREATEROLE; without
-    the right to set a password it changes none.
+    (?password_secret=ARN in metadata.url) go on without a restart. The role of metadata.url needs CREATEROLE; a
+    password that it may not set stays as it is.
 
     --reader grants an existing role the rights on the metadata that `siltstone.read_topic` and Spark need. Reading
     objects needs rights on the object store.
@@ -101,8 +101,13 @@ def migrate(
     secret_arns = {
         kind: os.environ.get(f"{kind.upper()}_PGPASSWORD_SECRET", "") if roles[kind] else "" for kind in PASSWORDS
     }
-    _check_secrets(secret_arns, new_passwords=new_passwords)
+    _check_secrets(roles, secret_arns, new_passwords=new_passwords)
     if data is not None:
+        if new_passwords:
+            raise BadInputError(
+                "--new-passwords does not go with --data; nothing was changed",
+                remedy="leave it out: no secret holds a password of `siltstone dev`",
+            )
         from siltstone.embedded.attach import attach
 
         with attach(data) as attached:
@@ -114,7 +119,7 @@ def migrate(
     _act(url, roles=roles, dry_run=dry_run, secret_arns=secret_arns, new_passwords=new_passwords)
 
 
-def _check_secrets(secret_arns: Mapping[str, str], *, new_passwords: bool) -> None:
+def _check_secrets(roles: Mapping[str, str], secret_arns: Mapping[str, str], *, new_passwords: bool) -> None:
     """Raises BadInputError."""
     for kind, arn in secret_arns.items():
         if arn and ARN.fullmatch(arn) is None:
@@ -126,6 +131,18 @@ def _check_secrets(secret_arns: Mapping[str, str], *, new_passwords: bool) -> No
         raise BadInputError(
             "--new-passwords has no secret to write to; nothing was changed",
             remedy="give --agent ROLE and AGENT_PGPASSWORD_SECRET=ARN; the same for compactors",
+        )
+    missing = [f"{kind.upper()}_PGPASSWORD_SECRET" for kind, arn in secret_arns.items() if roles[kind] and not arn]
+    if new_passwords and missing:
+        raise BadInputError(
+            f"--new-passwords needs a secret for each role: {missing[0]} is not set; nothing was changed",
+            remedy="set it to the ARN of the secret, or leave out the role that is to keep its password",
+        )
+    named = [arn for arn in secret_arns.values() if arn]
+    if len(set(named)) < len(named):
+        raise BadInputError(
+            "one secret is given for two roles; nothing was changed",
+            remedy="make a secret for each: AGENT_PGPASSWORD_SECRET and COMPACTOR_PGPASSWORD_SECRET",
         )
 
 
@@ -171,11 +188,15 @@ def _act(
 
 def _grant(url: str, kind: str, role: str, *, secret_arn: str, new_password: bool) -> None:
     from metadata.migrations.grants import RIGHTS, grant
+    from metadata.migrations.role_passwords import other_databases
 
     rights = RIGHTS[kind]
     of = asyncio.run(_give_password(url, role, rights, secret_arn=secret_arn, new=new_password))
     left = asyncio.run(grant(url, role, rights))
     say(f"{kind}: {role} {CAN[kind]}" + (f", with the password of {of}" if of else ""))
+    if of and (others := asyncio.run(other_databases(url, role))):
+        told = "a cluster there that uses this role must get the password too"
+        say(f"warning: {role} has rights in other databases of this server; {told}: {', '.join(others)}", err=True)
     if left:
         say(f"the role of metadata.url may not do this for {role}; run it as a role that may:", err=True)
         say(";\n".join(left) + ";", err=True)
