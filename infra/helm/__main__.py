@@ -37,7 +37,7 @@ def render() -> str:
 
 
 def _taken(declared: Declared, default: Value) -> dict[str, Any]:
-    """What a value may be. Text comes from `--set-string`, and from quotes in YAML."""
+    """The schema of a value. Text comes from `--set-string`, and from quotes in YAML."""
     if declared.choices:
         return {"enum": list(declared.choices)}
     if isinstance(default, bool):

@@ -10,7 +10,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from siltstone.ops.probe.records import Outcome, Sent
 from storage.memory import MemoryStore
 from storage.objects import Body
 from tests.fixtures.acls import allow
-from tests.fixtures.agents import Dial, StartAgent, read_all
+from tests.fixtures.agents import Dial, RunningAgent, StartAgent, read_all
 from tests.fixtures.faults import Processes, create_topic
 from tests.fixtures.s3 import free_port
 from tests.fixtures.waiting import wait_until
@@ -169,26 +169,37 @@ async def test_what_somebody_deleted_is_not_lost_and_a_topic_that_is_gone_is_cre
         assert ok(await prober.round_trip()), "offsets begin at 0 again in the new topic"
 
 
+@asynccontextmanager
+async def topic_made_again(running: RunningAgent, client: KafkaClient) -> AsyncIterator[Prober]:
+    """A probe after two round trips, whose topic was deleted and made again since: its log seems to have gone back."""
+    async with probing(running.address) as prober:
+        for _ in range(2):
+            assert ok(await prober.round_trip())
+        await client.delete_topic(TOPIC)
+        await client.create_topic(TOPIC, partitions=1)
+        yield prober
+
+
+def before_it_asks(prober: Prober, monkeypatch: pytest.MonkeyPatch, work: Callable[[], Awaitable[None]]) -> None:
+    """Let this happen just before the probe asks whether the topic was replaced."""
+    ask = prober._replaced
+
+    async def work_and_ask() -> Any:
+        await work()
+        return await ask()
+
+    monkeypatch.setattr(prober, "_replaced", work_and_ask)
+
+
 @pytest.mark.parametrize("is_there", [True, False])
 async def test_a_topic_that_somebody_replaced_has_lost_no_record(
     dial: Dial, start_agent: StartAgent, monkeypatch: pytest.MonkeyPatch, is_there: bool
 ) -> None:
     running = await start_agent()
     client = await dial.kafka(running.address)
-    async with probing(running.address) as prober:
-        for _ in range(2):
-            assert ok(await prober.round_trip())
-        await client.delete_topic(TOPIC)
-        await client.create_topic(TOPIC, partitions=1)
+    async with topic_made_again(running, client) as prober:
         if not is_there:
-            # given that it is deleted again before the probe asks why the log seems to have gone back
-            ask = prober._replaced
-
-            async def delete_and_ask() -> Any:
-                await client.delete_topic(TOPIC)
-                return await ask()
-
-            monkeypatch.setattr(prober, "_replaced", delete_and_ask)
+            before_it_asks(prober, monkeypatch, lambda: client.delete_topic(TOPIC))
         replaced = await prober.round_trip()
         assert replaced.outcome is Outcome.REPLACED, replaced
         assert f"the topic {TOPIC} was deleted while the probe wrote to it" in str(replaced.error)
@@ -199,26 +210,18 @@ async def test_a_topic_that_somebody_replaced_has_lost_no_record(
 async def test_a_lost_record_is_lost_where_no_agent_tells_of_the_topic(
     dial: Dial, start_agent: StartAgent, monkeypatch: pytest.MonkeyPatch, answers: bool
 ) -> None:
+    async def refuse(*_: object) -> None:
+        raise KafkaError(int(ErrorCode.TOPIC_AUTHORIZATION_FAILED), "Metadata")
+
+    async def refuse_or_stop() -> None:
+        if answers:
+            monkeypatch.setattr(KafkaClient, "topic", refuse)
+        else:
+            await running.agent.stop()
+
     running = await start_agent()
-    client = await dial.kafka(running.address)
-    async with probing(running.address) as prober:
-        for _ in range(2):
-            assert ok(await prober.round_trip())
-        await client.delete_topic(TOPIC)
-        await client.create_topic(TOPIC, partitions=1)
-        ask = prober._replaced
-
-        async def refuse_or_stop_and_ask() -> Any:
-            if answers:
-                monkeypatch.setattr(KafkaClient, "topic", refuse)
-            else:
-                await running.agent.stop()
-            return await ask()
-
-        async def refuse(*_: object) -> None:
-            raise KafkaError(int(ErrorCode.TOPIC_AUTHORIZATION_FAILED), "Metadata")
-
-        monkeypatch.setattr(prober, "_replaced", refuse_or_stop_and_ask)
+    async with topic_made_again(running, await dial.kafka(running.address)) as prober:
+        before_it_asks(prober, monkeypatch, refuse_or_stop)
         lost = await prober.round_trip()
         assert lost.outcome is Outcome.LOST, lost
 

@@ -35,7 +35,7 @@ class Trouble:
 
     what: str
     watches: Mapping[str, str]
-    """What it asks for (`NAMESPACE METRIC` of AWS, or as `sources` names it) -> the statistic of it."""
+    """Its metrics (`NAMESPACE METRIC` of AWS, or as `sources` names them) -> the statistic of each."""
     comparison: str = ABOVE
     least: float = 0
     most: float = 0

@@ -72,7 +72,7 @@ def runs_agents(service: Resource, tasks: dict[str, Resource]) -> bool:
 
 
 def rollout_of(service: Resource) -> dict[str, Any]:
-    """What ECS says when it begins to roll out the service."""
+    """The event of ECS when it begins to roll out the service."""
     arn = f"{str(service.values.get('cluster')).replace(':cluster/', ':service/')}/{service.values.get('name')}"
     return {**ROLLOUT, "resources": [arn]}
 
@@ -103,7 +103,7 @@ def command_of(target: Resource) -> object:
 
 
 def failures_are_told(stack: Stack) -> Iterator[Violation]:
-    """Of a task that AWS started and that failed, a topic hears; of one that ended well, none does."""
+    """A topic hears of a task that AWS started and that failed; no topic hears of one that ended well."""
     told = {
         str(target.values.get("rule"))
         for target in stack.of("aws_cloudwatch_event_target")
@@ -123,7 +123,7 @@ def failures_are_told(stack: Stack) -> Iterator[Violation]:
 
 
 def ended(target: Resource, how: dict[str, Any]) -> dict[str, Any]:
-    """What ECS says of the end of a task that EventBridge started."""
+    """The event of ECS when a task ends that EventBridge started."""
     started_by = f"events-rule/{target.values.get('rule')}"
     return {
         **TASK,
@@ -132,7 +132,7 @@ def ended(target: Resource, how: dict[str, Any]) -> dict[str, Any]:
 
 
 def tasks_are_started_in_this_cluster(stack: Stack) -> Iterator[Violation]:
-    """Where a right to start tasks names a cluster, it is the one in which EventBridge is to start them."""
+    """A right to start tasks that names a cluster names the one in which EventBridge is to start them."""
     started = {
         str(target.values.get("arn"))
         for target in stack.of("aws_cloudwatch_event_target")

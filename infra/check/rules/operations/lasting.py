@@ -61,7 +61,7 @@ def hosts_are_replaced_and_go(stack: Stack) -> Iterator[Violation]:
 
 
 def everything_is_tagged_and_bounded(stack: Stack) -> Iterator[Violation]:
-    """Where some resources carry the operator's tags, or a boundary, all do."""
+    """All resources carry the operator's tags, or a boundary, if some do."""
     everything = list(stack.all())
     wanted = {
         name
