@@ -103,30 +103,9 @@ def test_what_is_missing_or_unsafe_is_refused_by_its_name(name: str, tmp_path: P
     assert done.returncode != 0 and says in done.stderr, done.stderr
 
 
-SCHEDULES = {
-    # schedule: what the refusal says, "" where Kubernetes takes it
-    "23 4 * * 0": "",
-    "*/15 0-6,22 1 jan-MAR,12 SUN": "",
-    "5/20 23 31 12 6": "",
-    "@weekly": "",
-    "99 99 * * 0": "drill.schedule: 99 is no minute; 0 to 59",
-    "0 24 * * *": "drill.schedule: 24 is no hour; 0 to 23",
-    "0 4 0 * *": "drill.schedule: 0 is no day of the month; 1 to 31",
-    "0 4 1 1,13 *": "drill.schedule: 1,13 is no month; 1 to 12",
-    "0 4 * * 7": "drill.schedule: 7 is no day of the week; 0 to 6",
-    "0 4 * * fri-mon": "drill.schedule: fri-mon is no day of the week",
-    "0 sun * * *": "drill.schedule: sun is no hour",
-    "*/0 4 * * *": "drill.schedule: */0 is no minute",
-    "1- 4 * * *": "drill.schedule: 1- is no minute",
-    "1, 4 * * *": "drill.schedule: 1, is no minute",
-}
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_a_schedule_is_taken_if_kubernetes_can_read_it(schedule: str, tmp_path: Path) -> None:
-    done = with_more("watched", {"drill": {"schedule": schedule}}, tmp_path)
-    says = SCHEDULES[schedule]
-    assert (done.returncode == 0) == (not says) and says in done.stderr, done.stderr
+@pytest.mark.parametrize("schedule", ["23 4 * * 0", "*/15 0-6,22 1 jan-MAR,12 SUN", "5/20 23 31 12 6", "@weekly"])
+def test_schedules_that_kubernetes_takes_are_taken(schedule: str, tmp_path: Path) -> None:
+    Rendered.of(with_more("watched", {"drill": {"schedule": schedule}}, tmp_path))
 
 
 def test_names_that_only_look_like_those_refused_are_taken(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ class Idle:
         )
 
     async def hours_pass(self, hours: int) -> list[bool]:
-        """What the rounds at the end of each hour say: whether they wrote anything."""
+        """Each hour ends with a round. Returns whether each round wrote anything."""
         written: list[bool] = []
         for _ in range(hours):
             self._hours += 1

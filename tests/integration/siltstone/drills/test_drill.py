@@ -19,6 +19,7 @@ from metadata.postgres.backup.scratch import LOCK_CLASS
 from metadata.postgres.connection import connect
 from metadata.rules.packed_index import iter_index
 from runtime.runtime import Runtime
+from siltstone.kafka.client import KafkaClient
 from siltstone.ops.drill.run import Drill, Drilled, ScratchLostError
 from storage.objects import Body, Deleted, MultipartUpload, ObjectStat, ObjectStore
 from storage.wrappers.wrapper import WrappedStore
@@ -107,6 +108,14 @@ async def live(store_url: str, postgres_url: str) -> AsyncIterator[Live]:
 DIRECTORY = pytest.mark.parametrize("store_url", ["directory"], indirect=True)
 
 
+async def client_of_a_topic(live: Live, start_agent: StartAgent, dial: Dial) -> KafkaClient:
+    """A client of a new agent; the topic `t` has one partition."""
+    agent = await start_agent(store=live.store, metadata=live.metadata)
+    client = await dial.kafka(agent.address)
+    await client.create_topic("t", partitions=1)
+    return client
+
+
 @DIRECTORY
 async def test_a_cluster_at_work_is_fit_and_its_bucket_hears_of_no_change(
     live: Live, start_agent: StartAgent, start_compactor: StartCompactor, dial: Dial
@@ -193,9 +202,7 @@ async def test_what_came_after_the_last_increment_is_counted_and_its_age_decides
 async def test_a_lost_object_makes_a_hole_whose_filling_stays_in_memory(
     live: Live, start_agent: StartAgent, dial: Dial
 ) -> None:
-    agent = await start_agent(store=live.store, metadata=live.metadata)
-    client = await dial.kafka(agent.address)
-    await client.create_topic("t", partitions=1)
+    client = await client_of_a_topic(live, start_agent, dial)
     for _ in range(3):
         await live.send(client, "t", 10)
     await live.catalog.round()
@@ -217,9 +224,7 @@ async def test_a_lost_object_makes_a_hole_whose_filling_stays_in_memory(
 async def test_a_lost_object_of_a_merge_is_named_however_young_the_newest_increment(
     live: Live, start_agent: StartAgent, start_compactor: StartCompactor, dial: Dial
 ) -> None:
-    agent = await start_agent(store=live.store, metadata=live.metadata)
-    client = await dial.kafka(agent.address)
-    await client.create_topic("t", partitions=1)
+    client = await client_of_a_topic(live, start_agent, dial)
     for _ in range(4):
         await live.send(client, "t", 10)
     written = time.monotonic()
@@ -251,9 +256,7 @@ async def test_a_lost_object_of_a_merge_is_named_however_young_the_newest_increm
 async def test_damaged_bytes_are_found_by_reading(
     live: Live, start_agent: StartAgent, dial: Dial, tmp_path: Path
 ) -> None:
-    agent = await start_agent(store=live.store, metadata=live.metadata)
-    client = await dial.kafka(agent.address)
-    await client.create_topic("t", partitions=1)
+    client = await client_of_a_topic(live, start_agent, dial)
     await live.send(client, "t", 10)
     await live.catalog.round()
     [file] = await live.metadata.operators.files()
@@ -271,9 +274,7 @@ async def test_damaged_bytes_are_found_by_reading(
 async def test_a_catalogue_that_is_missing_or_damaged_is_named(
     live: Live, start_agent: StartAgent, dial: Dial, tmp_path: Path
 ) -> None:
-    agent = await start_agent(store=live.store, metadata=live.metadata)
-    client = await dial.kafka(agent.address)
-    await client.create_topic("t", partitions=1)
+    client = await client_of_a_topic(live, start_agent, dial)
     await live.send(client, "t", 10)
     # given no catalogue at all
     drilled = await live.drill()
@@ -322,9 +323,7 @@ class FirstListing(WrappedStore):
 async def test_a_finding_that_a_second_try_does_not_confirm_is_none(
     live: Live, start_agent: StartAgent, dial: Dial
 ) -> None:
-    agent = await start_agent(store=live.store, metadata=live.metadata)
-    client = await dial.kafka(agent.address)
-    await client.create_topic("t", partitions=1)
+    await client_of_a_topic(live, start_agent, dial)
     await live.catalog.round()
 
     async def nothing() -> None:
@@ -402,9 +401,7 @@ async def test_the_inputs_of_a_merge_stand_in_for_an_output_that_is_missing_in_a
 async def test_an_older_snapshot_is_not_taken_where_it_knows_less_and_brings_nothing_back(
     live: Live, gone: str, start_agent: StartAgent, dial: Dial
 ) -> None:
-    agent = await start_agent(store=live.store, metadata=live.metadata)
-    client = await dial.kafka(agent.address)
-    await client.create_topic("t", partitions=1)
+    client = await client_of_a_topic(live, start_agent, dial)
     await live.send(client, "t", 10)
     await live.catalog.snapshot()
     await live.send(client, "t", 10)
