@@ -185,6 +185,25 @@ async def test_deleting_is_per_key_and_an_absent_key_counts_as_deleted(store: Ob
     assert await keys_of(store) == ["d/two"]
 
 
+async def test_a_reader_beside_a_deletion_gets_the_whole_object_or_hears_that_there_is_none(store: ObjectStore) -> None:
+    body = os.urandom(2**20)
+
+    async def read(key: str) -> None:
+        with pytest.raises(ObjectNotFoundError):
+            while True:
+                assert await store.get(key) == body
+                await asyncio.sleep(0)
+
+    for number in range(5):
+        key = f"deleted-{number}"
+        await put(store, key, body)
+        async with asyncio.TaskGroup() as readers:
+            for _ in range(8):
+                readers.create_task(read(key))
+            await asyncio.sleep(0.02)
+            await store.delete_many([key])
+
+
 async def test_deleting_nothing_is_nothing(store: ObjectStore) -> None:
     assert list((await store.delete_many([])).keys) == []
 

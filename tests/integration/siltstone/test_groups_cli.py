@@ -147,7 +147,7 @@ def test_a_group_is_listed_and_described_with_its_lag(run: Any, stack: Stack, to
 
 
 def test_groups_of_every_agent_are_listed(run: Any, stack: Stack, topic: str) -> None:
-    names = [f"group-{uuid.uuid4().hex[:8]}" for _ in range(8)]
+    names = [f"group-{uuid.uuid4().hex[:8]}" for _ in range(24)]  # so many that no agent has all of them by chance
     for name in names:
         commit(stack, name, topic, 1)
     listed = {each["group_id"]: each["coordinator"] for each in json.loads(run("groups", "list", "--json").stdout)}

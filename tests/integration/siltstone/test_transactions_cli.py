@@ -140,7 +140,7 @@ def test_ids_are_listed_by_state_by_age_and_by_pattern(run: Any, stack: Stack, t
 
 
 def test_the_coordinator_that_is_shown_is_the_one_that_agents_name(run: Any, stack: Stack) -> None:
-    names = [f"id-{uuid.uuid4().hex[:8]}" for _ in range(8)]
+    names = [f"id-{uuid.uuid4().hex[:8]}" for _ in range(24)]  # so many that no agent has all of them by chance
     for each in names:
         begun(stack, each)
     found = rows(run)
