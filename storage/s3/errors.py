@@ -105,7 +105,9 @@ def _answered(error: ClientError, *, place: str, doing: str, key: str, writes: b
     response = cast("dict[str, Any]", error.response)
     code = str(response.get("Error", {}).get("Code", ""))
     status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-    said = f"{status} {code} to {doing} {key!r} in {place}"
+    # A proxy's page has no code; the client then repeats the status.
+    answer = str(status) if code in {"", str(status)} else f"{status} {code}"
+    said = f"{answer} to {doing} {key!r} in {place}"
     # By code before status: a 403 may mean a wrong clock or missing rights, and these have different remedies.
     if code == "NoSuchBucket" or code in _REMEDIES:
         return StoreMisconfiguredError(said, remedy=_REMEDIES[code].replace("SETTING", setting))

@@ -174,6 +174,7 @@ ANSWERS_TO_GET = [
     (404, "NoSuchBucket", StoreMisconfiguredError),
     (500, "InternalError", StoreUnavailableError),
     (503, "SlowDown", StoreUnavailableError),
+    (502, "", StoreUnavailableError),
     (403, "AccessDenied", StoreMisconfiguredError),
 ]
 
@@ -203,6 +204,12 @@ async def test_each_answer_to_a_get_has_its_meaning(opened: Opened) -> None:
                 with pytest.raises(ObjectStoreError) as caught:
                     await call
                 assert type(caught.value) is expected, (status, code)
+
+
+async def test_an_answer_without_a_code_is_told_by_its_status_alone() -> None:
+    async with scripted_server(answer_by_key) as url, by_client(url) as store:
+        with pytest.raises(StoreUnavailableError, match=r"^502 to get '502-' in bucket"):
+            await store.get("502-")
 
 
 async def test_a_connection_that_breaks_after_the_body_leaves_a_put_in_doubt_and_a_get_unavailable(
