@@ -40,6 +40,12 @@ class HungError(AbandonedError):
     pass
 
 
+class PurgedError(AbandonedError):
+    """An abort dropped records that no agent had acknowledged, though one may have stored them. librdkafka gives their
+    sequence numbers to its next records (`rd_kafka_toppar_purge_queues` advances `epoch_base_msgid`), so a broker,
+    also Kafka's, answers those as duplicates of the aborted ones and stores none. A new epoch is the cure."""
+
+
 def in_time(call: Callable[[], object]) -> None:
     """Make a call of librdkafka that may never return: it waits for a coordinator that has gone, also beyond the time
     that it is given (librdkafka's issues 5456 and 5511). Then its client is killed, as an operator would do: it is left
@@ -115,13 +121,14 @@ class Seat(ABC):
         producer.flush(self.chance.choice((0, 0, CALL_S)))
 
     def end(self, producer: Producer, transaction: Transaction) -> bool:
-        """As chance has it. Returns whether it is committed. Raises KafkaException, and then it may be."""
+        """As chance has it. Returns whether it is committed. Raises KafkaException, after which it may be, and
+        AbandonedError."""
         self.doing = f"ends {transaction.name}"
         ending = self.plan.ending_of(self.chance)
         if ending is Ending.ABANDON:
             raise AbandonedError
         if ending is Ending.ABORT:
-            until_done(producer.abort_transaction)
+            self._abort(producer, transaction)
             self.plan.history.count("first: aborted")
             return False
         transaction.asked_s = time.monotonic()
@@ -130,17 +137,22 @@ class Seat(ABC):
         self.plan.history.count("first: committed")
         return True
 
-    def recover(self, producer: Producer, error: KafkaException) -> None:
-        """Abort after an error that says so. Raises KafkaException: the producer is of no use any more."""
+    def recover(self, producer: Producer, transaction: Transaction, error: KafkaException) -> None:
+        """Abort after an error that says so. Raises KafkaException, PurgedError: the producer is of no use any more."""
         why = error.args[0]
         self.doing = f"recovers from {why}"
         self.plan.history.count(f"first: {why.name()}, {'fatal' if why.fatal() else 'not fatal'}")
         if not why.txn_requires_abort():
             raise error
-        until_done(producer.abort_transaction)
+        self._abort(producer, transaction)
         self.plan.history.count("first: aborted after an error")
 
     # ---- inside
+
+    def _abort(self, producer: Producer, transaction: Transaction) -> None:
+        until_done(producer.abort_transaction)
+        if len(transaction.offsets) < len(transaction.sent):
+            raise PurgedError
 
     def _run(self) -> None:
         try:
@@ -171,6 +183,8 @@ class Seat(ABC):
             self.plan.history.count(f"first: a life ends, {error.args[0].name()}, it {self.doing.split()[0]}")
         except HungError:
             self.plan.history.count(f"first: librdkafka hangs, it {self.doing.split()[0]}")
+        except PurgedError:
+            self.plan.history.count("first: aborted, with records that were not acknowledged")
         except AbandonedError:
             self.plan.history.count("first: abandoned")
 
@@ -189,7 +203,7 @@ class Source(Seat):
                     self.send(producer, transaction, self.plan.new_records(self.chance, transaction))
                 self.end(producer, transaction)
             except KafkaException as error:
-                self.recover(producer, error)
+                self.recover(producer, transaction, error)
             time.sleep(self.plan.pause_s(self.chance))
 
 
@@ -227,7 +241,7 @@ class Mover(Seat):
                     if not self._move(producer, consumer, transaction, taken):
                         self._rewind(consumer, taken)
                 except KafkaException as error:
-                    self.recover(producer, error)
+                    self.recover(producer, transaction, error)
                     if transaction.asked_s < time.monotonic():
                         return  # it may be committed: the next life asks the group where to go on
                     self._rewind(consumer, taken)
