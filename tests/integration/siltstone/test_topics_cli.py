@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import uuid
 from collections.abc import Iterator
@@ -13,8 +14,10 @@ from click.shell_completion import ShellComplete
 
 from runtime.clock import SystemClock
 from siltstone.cli import main
+from siltstone.cli.options import completion
 from siltstone.demo.stack import Stack, running_stack
 from tests.fixtures.commands import runner
+from tests.integration.siltstone.test_groups_cli import until_agents_agree
 
 
 @pytest.fixture(scope="module")
@@ -23,6 +26,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     data.mkdir()
     options = ["--agents", "2", "--compactors", "0", "--set", "produce.linger.ms=5"]
     with running_stack(data, SystemClock(), options=options) as stack:
+        asyncio.run(until_agents_agree(stack.bootstrap.split(",")))
         yield stack
 
 
@@ -61,6 +65,7 @@ def test_a_shell_completes_the_names_of_topics(
 
     monkeypatch.setenv("SILTSTONE_BOOTSTRAP", "127.0.0.1:1")
     assert offered("topics", "describe") == []  # no agent is there
+    monkeypatch.setattr(completion, "TIMEOUT_MS", 30_000)  # a busy machine may take longer than anybody would wait
     monkeypatch.setenv("SILTSTONE_BOOTSTRAP", stack.bootstrap)
     assert topic in offered("topics", "describe") and topic in offered("consume", "--json")
     assert topic in offered("produce", "--bootstrap", stack.bootstrap)
