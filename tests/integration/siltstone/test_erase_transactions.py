@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from metadata.urls import open_metadata
+from siltstone.cli.erase import request
 from storage.local import LocalStore
 from tests.fixtures.agents import Dial, StartAgent
 from tests.fixtures.compactors import StartCompactor
@@ -122,7 +123,12 @@ async def test_an_aborted_tombstone_is_no_deletion_and_aborted_values_go_too(
     assert [each[1:] for each in await world.values("users") if each[1] in names] == [("bob", "bob@old")]
 
 
-async def test_with_before_the_command_waits_for_open_transactions_before_it_judges(world: World) -> None:
+async def test_with_before_the_command_waits_for_open_transactions_before_it_judges(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    tell = request.tell
+    monkeypatch.setattr(request, "tell", lambda line: (said.append(line), tell(line)))
     await world.create("users", COMPACTED)
     await world.write("users", ("ada", "old"), ("bob", "old"))
     writer, (slow, bad) = await producers(world, "users", "slow", "bad")
@@ -130,7 +136,8 @@ async def test_with_before_the_command_waits_for_open_transactions_before_it_jud
     await heard(world)
     keys = ("--key", "ada", "--key", "bob", "--before", str(T_MS))
     asking: asyncio.Task[Any] = asyncio.create_task(world.erase("users", *keys, "--yes", "--json"))
-    await asyncio.sleep(1)
+    await until(lambda: asking.done() or any("waiting on" in line for line in said))
+    await asyncio.sleep(1)  # it looks twice a second
     assert not asking.done() and await world.metadata.erasures.erasures() == []
     await writer.end([(slow, True), (bad, False)])
     await heard(world)
