@@ -97,7 +97,7 @@ def test_one_of_two_agents_goes_under_load_and_no_client_sees_an_error(postgres_
         print(
             f"left, {closed - left:.2f} s later closed, gone after {gone - closed:.2f} s, on after {resumed - gone:.2f}"
         )
-        assert resumed - closed < 5
+        assert resumed - closed < 20
         assert "not drained in time" not in goes.log
     finally:
         processes.stop()
