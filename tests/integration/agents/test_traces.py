@@ -173,9 +173,9 @@ async def test_a_collector_that_does_not_answer_holds_nothing_up() -> None:
                 began = time.monotonic()
                 await agent.client.produce("t", 0, BATCH)
                 await agent.client.fetch("t", 0, 0, max_wait_ms=0)
-                assert time.monotonic() - began < 2
+                assert time.monotonic() - began < 5, "one export by itself would wait for 10 s"
             assert collector.requests >= 1
-            assert await agent.stop() < 6, "the exporter by itself would wait for 30 s"
+            assert await agent.stop() < 10, "the exporter by itself would wait for 30 s"
 
 
 async def test_spans_for_a_collector_that_is_not_there_are_dropped_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,9 +186,10 @@ async def test_spans_for_a_collector_that_is_not_there_are_dropped_in_time(monke
     began = time.monotonic()
     for _ in range(200):
         tracing.start("request").end()
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 5, "one export by itself would try for 6 s"
+    began = time.monotonic()
     await asyncio.to_thread(tracing.flush, 200)
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 5
 
 
 @pytest.fixture
