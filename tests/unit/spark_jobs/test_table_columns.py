@@ -190,7 +190,7 @@ def test_a_value_costs_what_it_holds_and_not_what_all_before_it_held() -> None:
             seen.add(kind)
         return time.process_time() - begun
 
-    assert seconds(8_000) < 0.5
+    assert min(seconds(8_000) for _ in range(3)) < 0.5
     seen = Seen()
     for number in range(SEEN_MAX + 10):
         seen.add(kind_of({f"k{number}": 1}))

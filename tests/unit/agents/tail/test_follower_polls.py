@@ -170,7 +170,7 @@ async def test_a_hint_during_a_poll_or_the_rest_after_it_makes_one_more_poll(mon
     await until(lambda: follower._topic_cache.topic("t") is not None)
     assert metadata.asked == metadata.answered == 2
     # and of the rest behind a poll the same is true
-    monkeypatch.setattr(module, "HINT_INTERVAL_MS", 300.0)
+    monkeypatch.setattr(module, "HINT_INTERVAL_MS", 2_000.0)
     await store.agents.notify()
     await until(lambda: metadata.answered == 3)
     await store.agents.create_topic("u", partitions=1, configs={})

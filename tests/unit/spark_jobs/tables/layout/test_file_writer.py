@@ -46,7 +46,7 @@ class Shelf:
 def batches(chance: random.Random, users: int) -> list[Any]:
     found: list[Any] = []
     offset = 0
-    for _ in range(40):
+    for _ in range(80):
         rows = [
             {"offset": offset + at, "user": chance.choice([None, *range(users)]), "text": f"{chance.random():.12f}"}
             for at in range(chance.randrange(1, 60))
