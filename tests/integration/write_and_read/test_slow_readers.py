@@ -12,6 +12,7 @@ import agents.server
 from siltstone.kafka.client import KafkaClient
 from tests.fixtures.agents import Dial, RawConnection, RunningAgent, StartAgent, read_all, records_of
 from tests.fixtures.record_batches import some_records
+from tests.fixtures.waiting import until
 from wire.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
 from wire.records import build_batch
 
@@ -51,6 +52,7 @@ async def test_answers_nobody_takes_are_bounded_and_others_are_served(dial: Dial
         for raw in mute:
             for _ in range(3):
                 await raw.begin(fetch((0, 0, 50 * MIB)), 11)
+        await until(lambda: held(running) > 0)
         await asyncio.sleep(0.3)
         _, peak = tracemalloc.get_traced_memory()
         assert 0 < held(running) <= 48 * MIB
@@ -78,6 +80,7 @@ async def test_a_client_that_does_not_read_is_cut_soon_when_others_wait_for_what
     mute = await dial.raw(running.address)
     await mute.begin(fetch((0, 0, 50 * MIB)), 11)
     # given: the mute one holds the whole budget, and nobody minds
+    await until(lambda: held(running) == 20 * MIB)
     await asyncio.sleep(0.5)
     assert held(running) == 20 * MIB
     assert running.metric("connections") == 2
