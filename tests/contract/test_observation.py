@@ -245,7 +245,7 @@ async def test_a_vacuum_that_takes_long_is_no_long_transaction(postgres_url: str
     # given a vacuum that rests after each page
     world = PostgresWorld(postgres_url)
     await world.service.open()
-    await run_sql(postgres_url, "CREATE TABLE wide AS SELECT repeat('x', 5000) FROM generate_series(1, 2000)")
+    await run_sql(postgres_url, "CREATE TABLE wide AS SELECT repeat('x', 1500) FROM generate_series(1, 2000)")
     cleaner = await open_connection(postgres_url, connect_timeout_s=10, command_timeout_s=60, settings={})
     await cleaner.execute("SET vacuum_cost_delay = 100; SET vacuum_cost_limit = 1")
     vacuum = asyncio.create_task(cleaner.execute("VACUUM wide"))

@@ -100,17 +100,19 @@ async def test_no_run_that_fails_comes_between_the_steps_of_another(
 
 
 async def test_sessions_that_a_server_soon_ends_wait_for_secrets_manager(
-    role: str, database: str, secrets: Secrets, monkeypatch: pytest.MonkeyPatch
+    role: str, database: str, postgres_server: str, secrets: Secrets, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await secrets.put(password="p0")
-    await run_sql(database, f"ALTER DATABASE {database.rpartition('/')[2]} SET idle_session_timeout = 200")
+    name = database.rpartition("/")[2]
+    await run_sql(postgres_server, f"ALTER DATABASE {name} SET idle_session_timeout = 500")
 
     async def read_slowly(arn: str) -> ReadSecret:
-        await asyncio.sleep(0.6)
+        await asyncio.sleep(1.5)
         return await read_secret(arn)
 
     monkeypatch.setattr(role_passwords, "read_secret", read_slowly)
     assert await set_password_of_secret(database, role, AGENT, secrets.arn, new=True, drawn="p1", salt=SALT)
+    await run_sql(postgres_server, f"ALTER DATABASE {name} RESET idle_session_timeout")
     assert await works(database, role, "p1")
 
 

@@ -145,7 +145,7 @@ async def test_a_snapshot_in_another_database_is_not_told(postgres_url: str) -> 
 
 async def test_a_vacuum_that_takes_long_is_not_told(postgres_url: str) -> None:
     # given a vacuum that rests after each page
-    await run_sql(postgres_url, "CREATE TABLE wide AS SELECT repeat('x', 5000) FROM generate_series(1, 2000)")
+    await run_sql(postgres_url, "CREATE TABLE wide AS SELECT repeat('x', 1500) FROM generate_series(1, 2000)")
     cleaner = await session_on(postgres_url)
     await cleaner.execute("SET vacuum_cost_delay = 100; SET vacuum_cost_limit = 1")
     vacuum = asyncio.create_task(cleaner.execute("VACUUM wide"))

@@ -124,7 +124,7 @@ async def test_a_driver_that_does_not_heed_sigterm_is_killed() -> None:
     driver = await start_child([sys.executable, "-c", DRIVER, "deaf"], os.environ, grace_s=0.2)
     pids = await pids_of(driver)
     await driver.cancel()
-    assert not any(map(is_alive, pids))
+    await until(lambda: not any(map(is_alive, pids)))
 
 
 async def test_a_driver_ends_when_the_process_that_started_it_is_killed() -> None:

@@ -49,7 +49,7 @@ async def test_what_a_killed_drill_left_is_dropped_and_databases_of_others_stay(
 
 
 async def test_a_server_that_soon_ends_idle_sessions_leaves_the_drill_its_lock(postgres_url: str) -> None:
-    await run_sql(postgres_url, f"ALTER DATABASE {postgres_url.rpartition('/')[2]} SET idle_session_timeout = 200")
+    await run_sql(postgres_url, f"ALTER DATABASE {postgres_url.rpartition('/')[2]} SET idle_session_timeout = 500")
     async with scratch_database(postgres_url, ids=SystemIds(), say=print) as scratch:
-        await asyncio.sleep(0.6)
+        await asyncio.sleep(1.5)
         assert not scratch.lost.is_set()
