@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -33,6 +34,8 @@ ROWS_AT_ONCE = 64
 MEMORY = "50%"
 """DuckDB's share of the memory. Above it, sorts and groups go to disk; the rest is for reading."""
 INSTALL_SQL = "in Siltstone's clone: pip install -c constraints.txt '.[sql]'"
+INTERRUPT_AGAIN_S = 0.1
+_SETTINGS = "SET TimeZone = 'UTC'; SET enable_progress_bar = false; SET lock_configuration = true"
 _READ_BY = {".csv": "read_csv", ".json": "read_json", ".parquet": "read_parquet"}
 _AS_TEXT = "coalesce(try(decode({0})), {0}::VARCHAR)"
 T = TypeVar("T")
@@ -62,9 +65,9 @@ def answered(urls: Urls, text: str, *, as_bytes: bool, reads_files: bool) -> Gen
         stack.callback(lambda: [topic.close() for topic in topics])
         connection = stack.enter_context(_connected(spill, reads_files=reads_files))
         asking = _Asking(connection, topics, stack.enter_context(ThreadPoolExecutor(1, "siltstone-sql")))
-        with asking.translated():
-            query = parse_query(connection, text)
-            _make_views(connection, query, urls, topics, as_bytes=as_bytes)
+        asking.run(lambda: connection.execute(_SETTINGS))
+        query = asking.run(lambda: parse_query(connection, text))
+        _make_views(asking, query, urls, as_bytes=as_bytes)
         asking.run(lambda: connection.execute(query.text))
         names = _distinct([str(column[0]) for column in connection.description or ()])
         yield Answer(names=names, rows=asking.rows(), is_explain=query.is_explain)
@@ -72,10 +75,11 @@ def answered(urls: Urls, text: str, *, as_bytes: bool, reads_files: bool) -> Gen
 
 @dataclass(frozen=True, slots=True)
 class _Asking:
-    """A query at work, in a thread of its own: DuckDB notices Ctrl-C in the calling thread only now and then."""
+    """A query at work, in a thread of its own: DuckDB notices Ctrl-C in the calling thread only now and then, and then
+    tells it as an error among others."""
 
     connection: DuckDBPyConnection
-    topics: Sequence[OpenTopic]
+    topics: list[OpenTopic]
     thread: ThreadPoolExecutor
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
@@ -84,16 +88,20 @@ class _Asking:
 
     def run(self, work: Callable[[], T]) -> T:
         """Raises BadQueryError, TopicReadError, KeyboardInterrupt."""
-        running = self.thread.submit(work)
         with self.translated():
             try:
-                return running.result()
+                return self.thread.submit(work).result()
             except KeyboardInterrupt:
-                self.connection.interrupt()
-                for topic in self.topics:  # a read may wait for a store that does not answer
-                    topic.close()
-                wait([running])
+                self._end()
                 raise
+
+    def _end(self) -> None:
+        self.connection.interrupt()
+        for topic in self.topics:  # a read may wait for a store that does not answer
+            topic.close()
+        ended = self.thread.submit(lambda: None)
+        while wait([ended], INTERRUPT_AGAIN_S).not_done:
+            self.connection.interrupt()  # again: DuckDB forgets one that came before its query
 
     @contextmanager
     def translated(self) -> Generator[None]:
@@ -128,25 +136,27 @@ def _connected(spill: str, *, reads_files: bool) -> Generator[DuckDBPyConnection
         },
     )
     try:
-        connection.execute("SET TimeZone = 'UTC'; SET enable_progress_bar = false; SET lock_configuration = true")
         yield connection
     finally:
         connection.close()
 
 
-def _make_views(
-    connection: DuckDBPyConnection, query: Query, urls: Urls, topics: list[OpenTopic], *, as_bytes: bool
-) -> None:
-    connection.execute(f"CREATE SCHEMA {LATEST_SCHEMA}")
+def _make_views(asking: _Asking, query: Query, urls: Urls, *, as_bytes: bool) -> None:
+    asking.run(lambda: asking.connection.execute(f"CREATE SCHEMA {LATEST_SCHEMA}"))
     for number, table in enumerate(query.tables):
         _check_case(table, query.tables[:number])
-        dataset = _opened(table, urls, topics)
+        dataset = _opened(table, urls, asking.topics)
         source = f"topic {number}"  # with a space, as no topic's name has
-        connection.register(source, dataset)
         name = '"' + table.topic.replace('"', '""') + '"'
         schema = LATEST_SCHEMA if table.is_latest else "main"
         columns = _columns(as_bytes=as_bytes)
-        connection.execute(f'CREATE VIEW {schema}.{name} AS SELECT {columns} FROM "{source}"')  # noqa: S608 -- quoted
+        view = f'CREATE VIEW {schema}.{name} AS SELECT {columns} FROM "{source}"'  # noqa: S608 -- quoted
+        asking.run(partial(_register, asking.connection, source, dataset, view))
+
+
+def _register(connection: DuckDBPyConnection, source: str, dataset: TopicDataset, view: str) -> None:
+    connection.register(source, dataset)
+    connection.execute(view)
 
 
 def _columns(*, as_bytes: bool) -> str:

@@ -307,3 +307,22 @@ def test_ctrl_c_ends_a_query(words: Sequence[str], postgres_url: str, query: str
         process.wait()
     assert (process.returncode, told) == (130, b"stopped before the end\n")
     assert pins(postgres_url) == 0
+
+
+def test_ctrl_c_while_duckdb_asks_us_for_columns_is_no_error_of_the_query(
+    words: Sequence[str], postgres_url: str
+) -> None:
+    environ = {**os.environ, "SILTSTONE_METADATA_URL": words[1], "SILTSTONE_OBJECT_STORE_URL": words[3]}
+    script = (
+        "import os, signal\n"
+        "from siltstone.cli import main\n"
+        "from siltstone.reading import dataset\n"
+        "def schema(_):\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    return dataset.SCHEMA\n"
+        "dataset.TopicDataset.schema = property(schema)\n"
+        "main(['sql', 'select count(*) from bookings'])\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, timeout=60, check=False)
+    assert (ran.returncode, ran.stderr) == (130, b"stopped before the end\n")
+    assert pins(postgres_url) == 0
