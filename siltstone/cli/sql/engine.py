@@ -34,7 +34,7 @@ ROWS_AT_ONCE = 64
 MEMORY = "50%"
 """DuckDB's share of the memory. Above it, sorts and groups go to disk; the rest is for reading."""
 INSTALL_SQL = "in Siltstone's clone: pip install -c constraints.txt '.[sql]'"
-INTERRUPT_AGAIN_S = 0.1
+LOOK_S = 0.1
 _SETTINGS = "SET TimeZone = 'UTC'; SET enable_progress_bar = false; SET lock_configuration = true"
 _READ_BY = {".csv": "read_csv", ".json": "read_json", ".parquet": "read_parquet"}
 _AS_TEXT = "coalesce(try(decode({0})), {0}::VARCHAR)"
@@ -90,7 +90,11 @@ class _Asking:
         """Raises BadQueryError, TopicReadError, KeyboardInterrupt."""
         with self.translated():
             try:
-                return self.thread.submit(work).result()
+                running = self.thread.submit(work)
+                # In short waits: Python overlooks a signal that comes just before a wait, until the wait ends.
+                while not wait([running], LOOK_S).done:
+                    pass
+                return running.result()
             except KeyboardInterrupt:
                 self._end()
                 raise
@@ -100,7 +104,7 @@ class _Asking:
         for topic in self.topics:  # a read may wait for a store that does not answer
             topic.close()
         ended = self.thread.submit(lambda: None)
-        while wait([ended], INTERRUPT_AGAIN_S).not_done:
+        while wait([ended], LOOK_S).not_done:
             self.connection.interrupt()  # again: DuckDB forgets one that came before its query
 
     @contextmanager
