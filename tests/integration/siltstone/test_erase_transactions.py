@@ -36,7 +36,7 @@ def record(key: str, value: str | None, at_ms: int = OLD_MS) -> NewRecord:
 
 
 async def producers(world: World, topic: str, *names: str) -> tuple[TransactionalWriter, list[Producer]]:
-    """Of another agent, which no client is sent to."""
+    """A writer and its producers at another agent, which no client is sent to."""
     found = next(each for each in await world.metadata.agents.list_topics() if each.name == topic)
     writer = await TransactionalWriter.start(world.metadata, world.store, found)
     made = [await writer.producer(name) for name in names]
